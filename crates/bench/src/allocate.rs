@@ -137,7 +137,7 @@ impl Plan {
         })
     }
 
-    /// Of the words that ask for it.
+    /// Makes a plan from the arguments of a line.
     ///
     /// # Errors
     /// They contradict each other.
@@ -245,7 +245,7 @@ fn recreate(place: &mut Place, recipe: Option<&Recipe>) -> Result<(), CommandErr
     }
 }
 
-/// One run on a file system that has come to rest, which it leaves as it was.
+/// Makes one run on a file system that has come to rest, which it leaves as it was.
 fn settled(path: &Path, method: Method, size: u64) -> Result<results::Run, CommandError> {
     let file = RemovedOnInterrupt::new(path);
     let directory = path.parent().unwrap_or(Path::new("."));

@@ -33,12 +33,12 @@ pub enum Contestant {
 pub enum CacheBudget {
     /// A number of MiB.
     Mebibytes(u64),
-    /// As much as there are.
+    /// Room for all tables that there are.
     Unlimited,
 }
 
 impl CacheBudget {
-    /// As `l2-cache-size` takes it.
+    /// Returns the limit for `l2-cache-size`.
     pub fn bytes(self) -> u64 {
         match self {
             CacheBudget::Mebibytes(count) => count << 20,
@@ -57,9 +57,9 @@ impl CacheBudget {
 /// The state of a raw file before the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RawFile {
-    /// One hole.
+    /// A file of one hole.
     Sparse,
-    /// One hole, in a file whose space the file system allocates in units of this many bytes (XFS).
+    /// A file of one hole, whose space the file system allocates in units of this many bytes (XFS).
     Hinted(u64),
     /// Space, never written (`fallocate`).
     Allocated,
@@ -152,7 +152,7 @@ impl Contestant {
 /// Backing of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Nothing.
+    /// No backing.
     None,
     /// A raw file, written throughout.
     Raw,
@@ -170,9 +170,9 @@ pub enum Subclusters {
 /// The state of an image before the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// As `create` leaves it.
+    /// An image as `create` leaves it.
     Fresh,
-    /// As `create -o preallocation=` leaves it.
+    /// An image as `create -o preallocation=` leaves it.
     Preallocated(&'static str),
     /// Written throughout, in order, by the engine that is measured.
     Filled,
@@ -185,7 +185,7 @@ pub enum Before {
 /// Where on the host clusters lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// In the order of the disk.
+    /// Clusters in the order of the disk.
     Contiguous,
     /// The same, but three of ten have changed places.
     Scattered,
@@ -226,7 +226,7 @@ impl Shape {
         }
     }
 
-    /// As `create -o` takes it.
+    /// Returns the options for `create -o`.
     pub fn options(&self) -> String {
         let extended = match self.subclusters {
             Subclusters::On => "on",
@@ -247,7 +247,7 @@ impl Shape {
         }
     }
 
-    /// For tables.
+    /// Returns the name for tables.
     pub fn name(&self) -> String {
         let state = match (self.before, self.backing) {
             (Before::Fresh, Backing::None) => "empty".to_string(),
@@ -306,7 +306,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// For tables and filters.
+    /// Returns the name for tables and filters.
     pub fn name(&self) -> String {
         let mut name = format!("{}, depth {}", self.shape.name(), self.load.depth);
         match (self.shape.before, self.load.direction) {

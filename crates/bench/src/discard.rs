@@ -74,7 +74,7 @@ fn trace(direction: Direction, disk_bytes: u64) -> Trace {
     }
 }
 
-/// One run: served, written, discarded, flushed, closed, checked.
+/// Makes one run: served, written, discarded, flushed, closed, checked.
 ///
 /// # Errors
 /// The server fails, or the image is not sound.

@@ -33,7 +33,7 @@ impl<'a> Document<'a> {
         &self.0["conditions"]
     }
 
-    /// In the order of measurement.
+    /// Returns the rows in the order of measurement.
     pub fn rows(self) -> impl Iterator<Item = DocumentRow<'a>> + Clone {
         self.0["rows"]
             .as_array()
@@ -115,7 +115,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Each once, in the order of their first place.
+/// Returns each name once, in the order of their first place.
 pub fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut found = Vec::new();
     for name in names {

@@ -85,7 +85,7 @@ fn cell(scale: &Scale, shape: Shape, (depth, direction): (u64, Direction)) -> Ce
     }
 }
 
-/// One run on the image of the cell, which is made if it is not the last one's.
+/// Makes one run on the image of the cell, which is made if it is not the last one's.
 ///
 /// # Errors
 /// A program fails, or the image is not sound.

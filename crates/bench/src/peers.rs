@@ -1,4 +1,4 @@
-//! Which of QEMU's programs take part in a table.
+//! Choice of QEMU's programs that take part in a table.
 
 use std::process::Command;
 
@@ -7,15 +7,15 @@ use cowslip_console::error::CommandError;
 use crate::run::run;
 use crate::server::Kind;
 
-/// Leaves all out.
+/// Name that leaves all out.
 const NONE: &str = "none";
 
 /// A program of QEMU's that can take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// In process, as `bench FILE` is.
+    /// `qemu-img bench`: in process, as `bench FILE` is.
     QemuImg,
-    /// One NBD server.
+    /// An NBD server.
     StorageDaemon,
     /// The other.
     QemuNbd,

@@ -21,7 +21,7 @@ pub const fn column(title: &'static str, decimals: usize) -> Column {
     Column { title, decimals }
 }
 
-/// One run of one contestant.
+/// A run of one contestant.
 #[derive(Clone, Debug)]
 pub struct Measurement {
     /// Operations a second: what contestants are compared by.
@@ -95,7 +95,7 @@ pub struct Shares {
     pub subclusters: f64,
 }
 
-/// One contestant in one cell.
+/// A contestant in one cell.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The file system.
@@ -156,7 +156,7 @@ pub struct Ratios([Option<f64>; RATIOS.len()]);
 /// A comparison with others of a cell, the best of which counts.
 struct Comparison {
     title: &'static str,
-    /// For programs.
+    /// Name for programs.
     name: &'static str,
     is_with: fn(Contestant, Contestant) -> bool,
 }
@@ -198,7 +198,7 @@ pub const RATIO_TITLES: [(&str, &str); RATIOS.len()] = {
 };
 
 impl Ratios {
-    /// With their titles.
+    /// Returns the ratios with their titles.
     pub fn titled(self) -> impl Iterator<Item = (&'static str, Option<f64>)> {
         RATIOS.iter().map(|ratio| ratio.title).zip(self.0)
     }
@@ -234,7 +234,7 @@ pub enum End<'a> {
 }
 
 impl End<'_> {
-    /// Of measurements with this outcome, whose failure is said in these words.
+    /// Returns the end of measurements with this outcome, whose failure is said in these words.
     pub fn of(words: Option<&str>, cells: Cells) -> End<'_> {
         match words {
             Some(words) => End::Failed(words),
@@ -249,7 +249,7 @@ impl End<'_> {
 pub struct Report {
     /// Arguments, and the machine.
     pub conditions: Value,
-    /// In the order of measurement.
+    /// Rows in the order of measurement.
     pub rows: Vec<Row>,
     /// Notes below the table.
     pub notes: Vec<String>,
@@ -258,12 +258,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of the medians.
+    /// Returns the ratios of the medians.
     pub fn ratios(&self, row: &Row) -> Ratios {
         self.ratios_of(row, &|row| Some(row.iops()))
     }
 
-    /// Of the runs in one repetition, which followed one another.
+    /// Returns the ratios of the runs in one repetition, which followed one another.
     fn ratios_of_run(&self, row: &Row, run: usize) -> Ratios {
         self.ratios_of(row, &|row| Some(row.runs.get(run)?.iops))
     }

@@ -26,9 +26,9 @@ pub enum Kind {
 /// How image files are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageCache {
-    /// Through the page cache: the file system knows no O_DIRECT.
+    /// I/O through the page cache: the file system knows no O_DIRECT.
     Use,
-    /// With O_DIRECT.
+    /// I/O with O_DIRECT.
     Bypass,
 }
 

@@ -59,7 +59,7 @@ pub struct Turn {
 /// How one run is made.
 pub type Measure = fn(&Stage<'_>, &Cell, Turn) -> Result<Measurement, CommandError>;
 
-/// One place with all that its cells share.
+/// A place, with the state that all its cells share.
 pub struct Stage<'a> {
     place: &'a Place,
     scale: &'a Scale,
@@ -158,12 +158,12 @@ impl<'a> Stage<'a> {
         self.scale.requests_at(depth, request_bytes)
     }
 
-    /// From one request to the next where there is no other order, in bytes.
+    /// Returns the distance of requests without another order, in bytes.
     pub fn step_bytes(&self, request_bytes: u64) -> u64 {
         scattering_step(self.scale.disk_bytes, request_bytes)
     }
 
-    /// From now on this is the image that several runs share: an interruption removes it.
+    /// Makes this the image that several runs share: an interruption removes it.
     pub fn share(&self, image: &Path) {
         *self.shared.borrow_mut() = Some(RemovedOnInterrupt::new(image));
     }
@@ -480,7 +480,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// As [`Stage::check`], but by our `check`.
+    /// Checks as [`Stage::check`], but by our `check`.
     ///
     /// # Errors
     /// The image is not sound.
@@ -562,7 +562,7 @@ fn check_by(checker: &Path, image: &Path) -> Result<(), CommandError> {
     run(&mut command).map(drop)
 }
 
-/// In the unit of tables.
+/// Converts to the unit of tables.
 pub fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

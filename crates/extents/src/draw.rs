@@ -89,7 +89,7 @@ impl Pieces {
 /// Content of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
-    /// Nothing: a hole above, nobody's that is known below.
+    /// No extent: a hole above, no known file below.
     Empty,
     /// Data, at this shade of the other half.
     Data(u8),
@@ -99,7 +99,7 @@ pub enum Cell {
     Metadata,
     /// Data without a place.
     Unplaced,
-    /// Another of the named files.
+    /// Extents of another of the named files.
     Other,
 }
 

@@ -21,7 +21,7 @@ const DEPTH: usize = 3;
 /// When pictures are drawn in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// On a terminal.
+    /// Colours on a terminal.
     Auto,
     /// Whatever the output is.
     Always,
@@ -42,7 +42,7 @@ pub struct Show {
 }
 
 impl Show {
-    /// As the command line, the terminal and the environment have it.
+    /// Returns the choice of the command line, the terminal and the environment.
     pub fn of(format: OutputFormat, map: bool, draw: When) -> Show {
         let is_terminal = std::io::stdout().is_terminal();
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -89,7 +89,7 @@ pub struct List {
 }
 
 impl Out {
-    /// Nothing written yet.
+    /// Returns an output with nothing written yet.
     pub fn new(show: Show) -> Out {
         Out { show, files: 0 }
     }

@@ -8,7 +8,7 @@ use crate::join::Join;
 use crate::sequential::Sequential;
 use crate::summary::Summary;
 
-/// Of a file of the host.
+/// Report on a file of the host.
 #[derive(Clone, Copy)]
 pub struct FileReport<'a> {
     /// The file.
@@ -23,7 +23,7 @@ pub struct FileReport<'a> {
     pub changed: bool,
 }
 
-/// Of the image in it.
+/// Report on the image in it.
 #[derive(Clone, Copy)]
 pub struct ImageReport<'a> {
     /// Its header.

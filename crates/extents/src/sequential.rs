@@ -44,7 +44,7 @@ impl Piece {
 pub enum Reason {
     /// The image's clusters are in another order than the guest's.
     OutOfOrder,
-    /// Only metadata lies between them in the image file.
+    /// Metadata alone lies between them in the image file.
     Metadata,
     /// Between them the file is a hole; the device leaves room for it, unless other clusters were
     /// there.

@@ -44,7 +44,7 @@ pub fn flag_names(flags: Flags) -> impl Iterator<Item = &'static str> {
 /// Characters of a column of a list.
 const COLUMN: usize = 16;
 
-/// One line of a list, written in place: there may be millions.
+/// A line of a list, written in place: there may be millions.
 struct Line<'a> {
     out: &'a mut String,
     /// Blanks that a further column wants before it.

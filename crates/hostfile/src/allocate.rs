@@ -59,7 +59,7 @@ const LIBRARY_PIECE_BYTES: u64 = 16 << 20;
 const BATCH: usize = 4096;
 /// Limit of the bytes that an interrupted server has written and not counted yet.
 const UNCOUNTED_BYTES: u64 = 256 << 10;
-/// No file is longer.
+/// Limit of a file's length.
 const LEN_MAX: u64 = i64::MAX as u64;
 /// Blocks of file systems, as a rule.
 const BLOCK_BYTES: u64 = 4096;
@@ -233,7 +233,7 @@ impl Plan {
         }
     }
 
-    /// For methods that would write over data: only what is beyond the end is filled.
+    /// Restricts the plan to the space beyond the end, for methods that would write over data.
     fn leave_hidden_holes(&mut self) -> Result<()> {
         let has = self.allocated_bytes.unwrap_or(0);
         if self.len.saturating_sub(has) > UNCOUNTED_BYTES {

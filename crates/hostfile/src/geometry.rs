@@ -12,9 +12,9 @@ use rustix::io::Errno;
 /// Demands of direct I/O, in powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DirectAlignment {
-    /// Of memory.
+    /// Alignment of memory.
     pub(super) memory_bytes: u32,
-    /// Of offsets and lengths.
+    /// Alignment of offsets and lengths.
     pub(super) offset_bytes: u32,
 }
 

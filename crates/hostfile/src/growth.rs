@@ -64,9 +64,9 @@ pub struct Situation {
 pub struct Steps {
     /// The first step.
     pub first_bytes: u64,
-    /// Up to here a step is as long as all before it.
+    /// Size up to which a step is as long as all before it.
     pub doubling_bytes: u64,
-    /// From there on it is this part of the file's length: 2 for a half.
+    /// Divisor of the file's length that gives the later steps: 2 for a half.
     pub file_fraction: u64,
     /// A step is longer than that where space is ample: this part of what is free, which nobody
     /// misses. `u64::MAX` for none.
@@ -131,7 +131,7 @@ impl Steps {
 /// How much is allocated ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Nothing.
+    /// No space ahead.
     None,
     /// Steps of this many bytes.
     Fixed(u64),
@@ -180,7 +180,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Of a file of this length, with nothing behind its end.
+    /// Returns the state of a file of this length, with nothing behind its end.
     pub fn new(rule: Rule, file_bytes: u64) -> Ahead {
         Ahead {
             rule,
@@ -244,7 +244,7 @@ impl Ahead {
 /// Where a file was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// At its end: only what lay behind is gone.
+    /// Cut at its end: only space behind is gone.
     AtEnd,
     /// Before its end.
     Shorter,

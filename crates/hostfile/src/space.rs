@@ -92,7 +92,7 @@ pub async fn fill(file: &AlignedFile, range: Range<u64>, how: Fill, job: &Job) -
 /// Report of a call to the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
-    /// Nothing: the same range is filled again.
+    /// No report: the same range is filled again.
     Silent,
     /// Completion.
     Reported,

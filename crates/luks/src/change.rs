@@ -1,5 +1,5 @@
-//! One key slot more, or less: which slots those are, and what is written for it. The file is read
-//! here; who has it open writes the stages, with a barrier after each.
+//! Adding and erasing key slots: the slots to change, and the writes for it. The file is read here;
+//! the caller, which has it open, writes the stages, with a barrier after each.
 //!
 //! | change | stages |
 //! | --- | --- |
@@ -30,16 +30,16 @@ use crate::{Error, Result, Workers};
 /// A change of a volume's key slots.
 #[derive(Clone, Debug)]
 pub enum KeyChange {
-    /// One more passphrase opens the volume.
+    /// Adds a passphrase that opens the volume.
     Add(NewKey),
-    /// Some passphrases open it no more.
+    /// Erases passphrases.
     Erase(ErasedKeys),
 }
 
 /// A passphrase that shall open a volume.
 #[derive(Clone, Debug)]
 pub struct NewKey {
-    /// One that opens it now.
+    /// A passphrase that opens it now.
     pub current: Passphrase,
     /// The new one.
     pub passphrase: Passphrase,

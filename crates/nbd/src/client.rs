@@ -168,7 +168,7 @@ enum State {
     Open,
     /// `DISC` is to be sent once all that is queued has been.
     Leaving,
-    /// No request will be sent or answered any more.
+    /// The connection has ended: no request will be sent or answered any more.
     Ended(ClientError),
 }
 
@@ -292,7 +292,7 @@ impl Client {
         })
     }
 
-    /// Has the server load a range into its cache.
+    /// Makes the server load a range into its cache.
     pub fn cache(&self, offset: u64, len: u64) -> ClientPending<()> {
         self.start(Command::Cache, CommandFlags::empty(), (offset, len), |to| {
             (Wanted::Done(to), None)

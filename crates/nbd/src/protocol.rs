@@ -72,7 +72,7 @@ macro_rules! flags {
         impl $name {
             $($(#[$flag_meta])* pub const $flag: $name = $name(1 << $bit);)*
 
-            /// No flag set.
+            /// Returns the empty set of flags.
             pub const fn empty() -> $name {
                 $name(0)
             }
@@ -170,9 +170,9 @@ flags! {
         FUA = 0,
         /// Zeroes keep their space.
         NO_HOLE = 1,
-        /// One content chunk at most.
+        /// The reply has one content chunk at most.
         DF = 2,
-        /// One extent at most.
+        /// The reply has one extent at most.
         REQ_ONE = 3,
         /// Fail rather than write zeroes out.
         FAST_ZERO = 4,
@@ -192,7 +192,7 @@ flags! {
 flags! {
     /// The state of an extent in the context `base:allocation`.
     AllocationFlags: u32 {
-        /// Nothing is allocated there.
+        /// The range is not allocated.
         HOLE = 0,
         /// The range reads as zeroes.
         ZERO = 1,
@@ -347,7 +347,7 @@ const ERROR_CHUNK: u16 = 1 << 15;
 codes! {
     /// Content of a chunk of a structured reply.
     ChunkCode: u16 {
-        /// Nothing; ends the reply.
+        /// No content; ends the reply.
         None = 0,
         /// Data of a read.
         OffsetData = 1,

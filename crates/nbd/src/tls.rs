@@ -70,11 +70,11 @@ impl fmt::Debug for Identity<'_> {
 /// Whether the other side has to prove who it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PeerCheck {
-    /// By a certificate of one of the authorities; a server's for its name, too.
+    /// The peer needs a certificate of one of the authorities; a server's for its name, too.
     #[default]
     Required,
-    /// No. A client without it is safe from those who listen, not from those who answer in the
-    /// server's place.
+    /// The peer is not checked. A client without the check is safe from eavesdroppers, not from
+    /// other servers that answer in the server's place.
     Off,
 }
 
@@ -464,8 +464,8 @@ impl ClientCredentials {
         })
     }
 
-    /// For a server whose certificate has to be for `hostname`: a name, or an address. One that has
-    /// the key needs no name.
+    /// Returns the means to speak to a server whose certificate has to be for `hostname`: a name,
+    /// or an address. A server that has the key needs no name.
     ///
     /// # Errors
     /// No certificate can be for that.
@@ -511,7 +511,7 @@ impl ClientTls {
     }
 }
 
-/// Which side a certificate is for.
+/// The side that a certificate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// The one that is connected to.

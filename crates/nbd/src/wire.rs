@@ -21,7 +21,7 @@ pub(crate) enum Wire {
 }
 
 impl Wire {
-    /// As [`Stream::read`].
+    /// Reads as [`Stream::read`].
     pub(crate) async fn read(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
         match self {
             Wire::Plain(stream) => stream.read(buf).await,
@@ -29,7 +29,7 @@ impl Wire {
         }
     }
 
-    /// As [`Stream::write_all`].
+    /// Writes as [`Stream::write_all`].
     pub(crate) async fn write_all(&self, bufs: Vec<Buf>) -> io::Result<()> {
         match self {
             Wire::Plain(stream) => stream.write_all(bufs).await,

@@ -196,7 +196,7 @@ impl Drop for Entered {
 /// queue drops its tasks, cancels what could wait for ever (sockets) and waits for the rest.
 pub struct Queue {
     core: Rc<Core>,
-    /// One thread's: the ring takes submissions from one thread only.
+    /// Ties the queue to one thread: the ring takes submissions from one thread only.
     _local: PhantomData<*const ()>,
 }
 

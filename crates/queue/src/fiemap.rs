@@ -82,7 +82,7 @@ impl Flags {
     }
 }
 
-/// One mapping record.
+/// A mapping record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Offset in the file in bytes.
@@ -98,7 +98,7 @@ pub struct Record {
 /// Whether data that has not been written back is written back first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Sync {
-    /// No: extents without a place yet are reported as such.
+    /// Data is not written out: extents without a place yet are reported as such.
     #[default]
     No,
     /// Yes, with the first batch (`FIEMAP_FLAG_SYNC`).

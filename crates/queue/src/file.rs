@@ -44,7 +44,7 @@ pub enum Route {
 pub enum Persistence {
     /// Data may linger in volatile caches.
     Cached,
-    /// As if a data sync of these bytes had followed (`RWF_DSYNC`).
+    /// Data is durable, as if a data sync of these bytes had followed (`RWF_DSYNC`).
     Durable,
 }
 

@@ -1,4 +1,4 @@
-//! One-shot completions: what an I/O operation returns before it is done.
+//! One-shot completions: the result of an I/O operation that is still under way.
 //!
 //! The two halves may live on different threads. The value arrives exactly once; a [`Completer`]
 //! that is dropped without a value is a bug of its driver and panics in the waiting task.
@@ -223,8 +223,8 @@ fn poll_slot<T>(slot: &Slot<T>, waker: &Waker) -> Poll<Option<T>> {
 impl<T> Unpin for Pending<T> {}
 
 impl<T> Pending<T> {
-    /// As [`Future::poll`], for who has to go on whatever has become of the operation: `None` if
-    /// its driver went away without completing it.
+    /// Polls as [`Future::poll`], for callers that have to go on after any outcome of the
+    /// operation: `None` if its driver went away without completing it.
     ///
     /// # Panics
     /// If it was ready before.

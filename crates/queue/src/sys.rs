@@ -117,8 +117,8 @@ fn transferred(result: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// One call about locks that belong to the open file (`F_OFD_*`); `kind` is `F_RDLCK` or its kin.
-/// What the kernel answers is in the value returned.
+/// Makes one call about locks that belong to the open file (`F_OFD_*`); `kind` is `F_RDLCK` or its
+/// kin. Returns the kernel's answer.
 pub(crate) fn file_lock(
     fd: BorrowedFd<'_>,
     command: libc::c_int,

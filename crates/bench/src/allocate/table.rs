@@ -22,7 +22,7 @@ pub struct Table {
 const STATE: usize = 8;
 
 impl Table {
-    /// For these places and methods.
+    /// Returns a table for these places and methods.
     pub fn new(places: &[String], methods: &[Method]) -> Table {
         let longest = |names: &mut dyn Iterator<Item = usize>| names.max().unwrap_or(0);
         Table {

@@ -20,7 +20,7 @@ pub enum Subclusters {
 }
 
 impl Subclusters {
-    /// As `extended_l2` takes it.
+    /// Returns the value for `extended_l2`.
     pub fn word(self) -> &'static str {
         match self {
             Subclusters::On => "on",
@@ -32,7 +32,7 @@ impl Subclusters {
 /// The outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Checked {
-    /// Nothing was found.
+    /// No findings.
     Clean,
     /// Findings.
     Bad(String),
@@ -50,7 +50,7 @@ impl Checked {
     }
 }
 
-/// One server with one kind of overlay.
+/// A server with one kind of overlay.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Owner of the server.

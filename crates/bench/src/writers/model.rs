@@ -28,7 +28,7 @@ use simulate::{Allocation, Constants, Outcome, Pattern, Scene, simulate};
 const RUNS: &str = include_str!("model/runs.json");
 /// A model that is off by more is called a sketch.
 const SKETCH_FROM: f64 = 0.25;
-/// Of fewer rows no half can be held against the other.
+/// Number of rows from which on one half can be compared with the other.
 const ROWS_MIN: usize = 8;
 /// Bytes that are simulated of a file under a rule without large steps; the rest goes on in the
 /// same way.
@@ -255,7 +255,7 @@ struct Row {
     perfect: f64,
     over_perfect: f64,
     peak_unused_gib: f64,
-    /// Of what is written.
+    /// Peak of unused space, in percent of the written bytes.
     peak_unused_percent: f64,
     short_of_space: u64,
     /// A part was simulated, and the rest taken to be like it.

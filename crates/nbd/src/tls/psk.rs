@@ -297,7 +297,7 @@ impl Connection {
         Ok(piece.len())
     }
 
-    /// Goes on with the handshake as far as what has arrived reaches.
+    /// Continues the handshake as far as the received bytes reach.
     fn shake(&mut self) -> io::Result<()> {
         match self.stream.do_handshake() {
             Ok(()) => {
