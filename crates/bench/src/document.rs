@@ -137,7 +137,7 @@ impl<'a> DocumentRow<'a> {
         text(self.0, "cell")
     }
 
-    /// Who.
+    /// Returns the contestant's name.
     pub fn contestant(self) -> &'a str {
         text(self.0, "contestant")
     }

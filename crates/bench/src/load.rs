@@ -73,7 +73,7 @@ pub struct Load {
     pub depth: usize,
     /// Direction of the requests.
     pub direction: Direction,
-    /// Where.
+    /// Places of the requests.
     pub order: Order,
     /// Requests to a flush; 0 for none.
     pub flush_interval: u64,

@@ -102,7 +102,7 @@ pub struct Row {
     pub filesystem: String,
     /// The cell's name.
     pub cell: String,
-    /// Who.
+    /// Contestant.
     pub contestant: Contestant,
     /// Its runs.
     pub runs: Vec<Measurement>,

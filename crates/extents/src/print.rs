@@ -21,11 +21,11 @@ const DEPTH: usize = 3;
 /// When pictures are drawn in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Colours on a terminal.
+    /// Only on a terminal.
     Auto,
     /// Whatever the output is.
     Always,
-    /// No colours.
+    /// Never.
     Never,
 }
 

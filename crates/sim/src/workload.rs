@@ -67,7 +67,7 @@ pub struct Request {
     pub id: WriteId,
     /// Its operation.
     pub verb: Verb,
-    /// Where, on the disk or in the VM state; empty for a flush.
+    /// Its range, on the disk or in the VM state; empty for a flush.
     pub granules: Granules,
 }
 

@@ -124,7 +124,7 @@ fn short(bytes: u64) -> String {
 pub struct Cell {
     /// How it is written.
     pub pattern: Pattern,
-    /// What.
+    /// Target.
     pub target: Target,
     /// Number of files that are written at a time.
     pub writers: usize,

@@ -39,7 +39,7 @@ pub struct Shared {
 pub struct Writers<'a> {
     /// Pattern.
     pub cell: &'a Cell,
-    /// Where.
+    /// Directory of the files.
     pub directory: &'a Path,
     /// How much each writes.
     pub bytes: u64,

@@ -12,28 +12,28 @@ pub const SPACE_ATOM_BYTES: u64 = 4096;
 pub enum Effect {
     /// Bytes written.
     Write {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
-        /// What.
+        /// Bytes.
         data: Buf,
     },
     /// A range that reads as zeroes from now on; the end of file moves up to its end.
     Zero {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
         /// How much.
         len: u64,
     },
     /// A range that reads as zeroes from now on; the end of file stays.
     Punch {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
         /// How much.
         len: u64,
     },
     /// The end of file moves up to this, if it was before.
     Allocate {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
         /// How much.
         len: u64,
