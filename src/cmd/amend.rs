@@ -225,7 +225,7 @@ impl Changes {
 
     /// Carries them out; `done` counts those that have come to their end.
     async fn carry_out(self, image: &Image, job: &Job, done: &mut u32) -> Result<(), Error> {
-        // What is refused is refused before anything is changed.
+        // Refusals come before any change.
         if self.amendment != Amendment::default() {
             let size = self.size.unwrap_or(image.size());
             image.may_amend(&self.amendment, size).await?;

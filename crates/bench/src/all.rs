@@ -398,7 +398,7 @@ pub fn report(options: &ReportOptions) -> Result<u8, CommandError> {
     let mut documents = Vec::new();
     for path in &options.results {
         match results_of(path)? {
-            // What `bench all` prints.
+            // The output of `bench all`.
             Value::Array(several) => documents.extend(several),
             one => documents.push(one),
         }

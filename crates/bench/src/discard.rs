@@ -97,7 +97,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let usage = HostUsage::of(file.path())?;
     stage.dispose(turn.contestant, file.path())?;
     let timed = match taken.writing {
-        // What is timed is the discards.
+        // The discards alone are timed.
         Some(_) => trace.count(Verb::Discard),
         None => trace.len(),
     };

@@ -242,7 +242,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The flushes that nobody waits for, until no request is left.
+    /// The flushes that run beside the requests, until no request is left.
     async fn flushes_beside(&self) -> cowslip::Result<()> {
         if self.load.pause == Pause::Drain {
             return Ok(());

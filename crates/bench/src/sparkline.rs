@@ -50,7 +50,7 @@ pub fn rates(
     let mut steps: Vec<(f64, f64)> = counts.iter().map(|c| (*c as f64, step_seconds)).collect();
     let last = seconds - step_seconds * steps.len().checked_sub(1)? as f64;
     steps.last_mut()?.1 = last.clamp(0.0, step_seconds);
-    // What is left of a step says little about a rate.
+    // The rest of a step says little about a rate.
     if let [.., before, last] = &mut steps[..]
         && last.1 * 2.0 < step_seconds
     {

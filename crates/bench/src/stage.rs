@@ -244,7 +244,7 @@ impl<'a> Stage<'a> {
         let mut create = Command::new(&self.cowslip);
         create.args(["create", "-q", "-f", "qcow2", "-o", &shape.options()]);
         let outcome = run(create.arg(&path).arg("1M"));
-        // What was refused was not made.
+        // An image that was refused was not made.
         drop(fs::remove_file(&path));
         outcome.is_ok()
     }
@@ -273,7 +273,7 @@ impl<'a> Stage<'a> {
         let (source, target) = (self.file("clone-source"), self.file("clone-target"));
         let outcome = fs::write(&source, [1; 4096]).and_then(|()| reflink(&source, &target));
         for file in [source, target] {
-            // What was not made needs no removing.
+            // An image that was not made needs no removing.
             drop(fs::remove_file(file));
         }
         outcome.is_ok()

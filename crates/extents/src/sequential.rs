@@ -123,7 +123,7 @@ impl Sequential {
 }
 
 fn is_seek(last: &Piece, next: &Piece) -> bool {
-    // What overlaps the end because that is not known exactly is no step back.
+    // An overlap with the end, which is not known exactly, is no step back.
     let earliest_end = last.end() - last.slack.min(last.len);
     next.physical < earliest_end || next.physical > last.end().saturating_add(SKIP_BYTES)
 }

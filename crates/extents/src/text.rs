@@ -280,7 +280,7 @@ fn histogram(buckets: &[Bucket], bars: Bars) -> Vec<String> {
         Bars::Blocks => "█",
     };
     let lines = buckets.iter().map(|bucket| {
-        // What there is has a bar, however few.
+        // Every count has a bar, however small.
         let width = (u128::from(bucket.count) * u128::from(BAR)).div_ceil(u128::from(most.max(1)));
         let bar = mark.repeat(width as usize);
         let pad = " ".repeat(BAR as usize - width as usize);

@@ -274,7 +274,7 @@ impl Plan {
             self.move_end(reach).await?;
         }
         job.check()?;
-        // What is only promised so far, as by NFS and by delayed allocation, is settled now.
+        // Space that is only promised so far, as by NFS and by delayed allocation, is settled now.
         job.enter(Stage::Flush);
         self.file.flush().await?;
         let outcome = self.verify().await?;

@@ -153,7 +153,7 @@ impl Rule {
         // A length that leaps does not make a step longer than the longest.
         let bytes = wanted.max(now.needed_bytes.min(steps.max_bytes));
         let bytes = bytes.min(steps.limit_bytes(now.free_bytes));
-        // What is needed is allocated by the writes themselves.
+        // The needed space is allocated by the writes themselves.
         (bytes >= steps.first_bytes.min(wanted) && bytes > 0).then_some(bytes)
     }
 }

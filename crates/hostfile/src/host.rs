@@ -487,7 +487,7 @@ impl BlockFile for HostBlockFile {
     }
 
     fn allocated_bytes(&self) -> Option<u64> {
-        // What `st_blocks` counts, whatever the file system's block size.
+        // The unit of `st_blocks`, whatever the file system's block size.
         const STAT_BLOCK_BYTES: u64 = 512;
         match self.kind {
             Kind::Regular => {

@@ -170,7 +170,7 @@ fn change(
     let wants: Vec<u64> = bytes(wanted).collect();
     let release_all_but = |kept: &[u64], from: &[u64]| {
         for byte in from.iter().filter(|byte| !kept.contains(byte)) {
-            // What cannot be released is released when the file is closed.
+            // Locks that cannot be released go when the file is closed.
             drop(locks.release(*byte));
         }
     };

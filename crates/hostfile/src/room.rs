@@ -35,7 +35,7 @@ pub fn wait_for_free_bytes(file: impl AsFd, needed_bytes: u64) -> Option<u64> {
 fn rooms(file: impl AsFd) -> Option<(u64, u64)> {
     let system = rustix::fs::fstatvfs(file).ok()?;
     let free = match rustix::process::geteuid().is_root() {
-        // What is reserved is reserved for root.
+        // The reserved space is reserved for root.
         true => system.f_bfree,
         false => system.f_bavail,
     };

@@ -42,7 +42,7 @@ pub struct Cut {
 /// Content that may lie between the length that a file had and the one that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// Zeroes that were written; nobody looks.
+    /// Zeroes that were written; the range is not read.
     Ours,
     /// Nothing of ours was written there: bytes that are not zero belong to another writer.
     Others,
@@ -57,7 +57,7 @@ pub enum Outcome {
     InUse,
     /// Untouched: it has another length, or holds data that is not ours.
     Changed,
-    /// Untouched: it has so much data beyond the length that nobody knows in time whose it is.
+    /// Untouched: it has too much data beyond the length to find out in time whose it is.
     Unknown,
     /// The file has the length, but the cut took so long that the kernel has let in a waiting
     /// opener: bytes that it has appended meanwhile may be lost.
@@ -152,7 +152,7 @@ fn cut_under_lease(
     ftruncate(file, cut.to)?;
     before(Step::Punch);
     let Range { start, end } = cut.punch;
-    // What is not punched has space, and is otherwise as it was.
+    // The rest has space, and is otherwise as it was.
     if start < end && lease.may_finish()? {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match fallocate(file, flags, start, end - start) {

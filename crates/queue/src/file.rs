@@ -203,7 +203,7 @@ impl File {
     }
 
     fn write_on_pool(&self, write: Write) {
-        // What waits for the device does so without the lock, and together.
+        // Operations that wait for the device do so without the lock, and together.
         let line = self
             .line
             .clone()

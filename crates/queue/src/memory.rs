@@ -136,7 +136,7 @@ impl Drop for Memory {
         if let Keeper::Kept(allocation) = &mut self.keeper
             && let Some(allocation) = allocation.take()
         {
-            // What has no room is freed outside of the lock.
+            // Memory beyond the limit is freed outside of the lock.
             let displaced = spares().keep(allocation);
             drop(displaced);
         }

@@ -9,8 +9,7 @@
 //! | stage     | waker in it | value in it | who may touch it      | who frees it                     |
 //! |-----------|-------------|-------------|-----------------------|----------------------------------|
 //! | `IDLE`    | no          | no          | the `Pending`: waker  | nobody yet                       |
-//! | `WAITING` | yes         | no          | the next to change it | nobody yet
-//! |
+//! | `WAITING` | yes         | no          | who changes it next   | nobody yet                       |
 //! | `BUSY`    | maybe       | maybe       | the `Completer`       | nobody; it lasts a few copies    |
 //! | `DONE`    | no          | yes         | the `Pending`         | the `Pending`                    |
 //! | `BROKEN`  | no          | no          | the `Pending`         | the `Pending`                    |

@@ -385,7 +385,7 @@ impl Run {
         let files = &self.chains[chain];
         let file = self.rng.pick(files);
         if self.snapshot.is_some() {
-            // What is below is the snapshot's, too, and stays.
+            // The layers below are the snapshot's, too, and stay.
             return Ok(match self.rng.below(8) {
                 0 | 1 => Deed::Write,
                 2 | 3 => Deed::Width(1 << self.rng.between(2, 6)),

@@ -511,7 +511,7 @@ impl BlockFile for SimFile {
         self.check_end(offset + len);
         let mut effects = Effect::Punch { offset, len }.atoms(512);
         if !self.capabilities.punches_holes {
-            // What such a discard leaves behind is unspecified: old bytes here, zeroes there.
+            // The content after such a discard is unspecified: old bytes here, zeroes there.
             let mut state = self.disk.lock();
             effects.retain(|_| state.rng.chance(50));
         } else {

@@ -136,7 +136,7 @@ impl Options {
         match (self.coverage, self.require_coverage, self.no_coverage) {
             (_, true, _) => Wanted::Required,
             (_, _, true) => Wanted::No,
-            // What was asked for is printed; a soak demands it as well.
+            // The requested output is printed; a soak demands it as well.
             _ if complete => Wanted::Required,
             (true, ..) => Wanted::Printed,
             _ => Wanted::No,

@@ -393,7 +393,7 @@ impl Model {
         self.vm_state(|state| state.end_flush(begun));
         if self.sizes.1 < begun && self.sizes.0.len() > 1 {
             self.sizes.0 = vec![self.size];
-            // What was cut off never comes back.
+            // Content that was cut off never comes back.
             for granules in self.between(self.size, u64::MAX / 2) {
                 for granule in granules {
                     *self.versions(granule) = smallvec![settled(ZERO)];
@@ -468,7 +468,7 @@ impl Model {
                 for version in versions.iter_mut() {
                     version.ended = version.ended.min(now);
                     version.refuted = NEVER;
-                    // What survives is not ordered any more, and nothing of it will end again.
+                    // Surviving writes are not ordered any more, and none of them will end again.
                     version.request = 0;
                     version.issued = 0;
                     version.durable = false;

@@ -192,7 +192,7 @@ pub fn trial(mistake: Mistake, trying: &Trying) {
         let report = run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
         println!("crashes {}", report.totals.crashes);
         if let Some(what) = report.failure {
-            // What the engine does wrong by itself proves nothing.
+            // A failure of the engine without the mistake proves nothing.
             plant(None);
             let fails_anyway = run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
             plant(Some(mistake));

@@ -333,7 +333,7 @@ fn device_bytes(config: &Config, rng: &mut Rng) -> u64 {
     );
     let room = match config.room {
         Room::Scarce => used * rng.between(40, 150) / 100 + metadata,
-        // What crashes leak, and what is freed only later, is missing.
+        // Clusters that crashes leak, or that are freed only later, are missing.
         _ => used * copies * 3 + 8 * metadata + (1 << 20),
     };
     // The end cuts through a cluster, where that is not the unit of the device.

@@ -209,7 +209,7 @@ impl Run<'_> {
             Some(Err(error)) => return Err(format!("the image does not open: {error}")),
             Some(Ok(subject)) => subject,
         };
-        // What was behind was repaired first.
+        // Lagging structures were repaired first.
         self.lag.counts = false;
         self.watch(&subject);
         // The reads of the check are no part of the recovery: nothing happens to them.
@@ -298,7 +298,7 @@ impl Run<'_> {
     }
 
     fn end_attempt(&mut self, subject: Option<Subject>) -> Result<Attempt, String> {
-        // What a failed flush has lost is only seen by who looks at the medium.
+        // The loss of a failed flush is seen on the medium only.
         let flush_failed = self.disk.faults().flush_failed;
         let how = match self.rng.chance(10) && !flush_failed {
             true => Ending::Kill(0),

@@ -536,7 +536,7 @@ impl<'a> Run<'a> {
     fn end(&mut self, round: &Round, mut served: Served, subject: Subject) -> Result<(), String> {
         let flush_failed = self.disk.faults().flush_failed;
         let mut ending = match (round.ending, served.stop) {
-            // What a failed flush has lost is only seen by who looks at the medium.
+            // The loss of a failed flush is seen on the medium only.
             _ if flush_failed => Ending::Crash(0),
             (ending, Stop::PowerOff) => ending,
             _ if self.rng.chance(50) => Ending::Close,

@@ -132,7 +132,7 @@ impl Entry {
     pub fn take_size(&mut self, (size, space): (u64, u64), now: Instant) -> u64 {
         let mut grown = size.saturating_sub(self.size);
         let spaced = space.saturating_sub(self.space);
-        // What lies ahead was counted when it was allocated.
+        // Space ahead was counted when it was allocated.
         let ahead_end = self.size + self.held_bytes();
         let needs_space = size.saturating_sub(ahead_end.next_multiple_of(BLOCK_MAX_BYTES));
         if spaced < needs_space && needs_space > LEAP_BYTES {
@@ -224,7 +224,7 @@ impl Entry {
         }
         self.handle = Some(handle);
         let (file, used) = opened?;
-        // Nobody is going to write, but for those who come back each time.
+        // No process is going to write, but for those that come back each time.
         if used == Use::InUse || at_close(Some(self.closes)) == AtClose::Keep {
             self.file = Some(file);
         }
@@ -336,7 +336,7 @@ impl Entry {
                         why: target::KEPT_BY_SYSTEM.to_string(),
                     });
                 }
-                // Who was kept for has stopped coming.
+                // The program that it was kept for has stopped coming.
                 if std::mem::take(&mut self.is_kept) {
                     self.closes = 0;
                 }

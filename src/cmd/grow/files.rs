@@ -194,7 +194,7 @@ impl Files {
             }
             return true;
         }
-        // What is that small is written at once, as a rule.
+        // Growth of that size is written at once, as a rule.
         if !change.is_modified || size < Steps::DYNAMIC.first_bytes {
             return false;
         }

@@ -280,7 +280,7 @@ where
 
 /// A number beside an axis that goes to `most`.
 fn axis_number(value: f64, most: f64) -> String {
-    // What would not fit.
+    // Texts that would not fit.
     let units = [(1e13, 1.0, ""), (1e10, 1e9, " G"), (1e7, 1e6, " M")];
     if let Some((least, unit, name)) = units.into_iter().find(|(least, ..)| most >= *least) {
         return match (least > 1e12, value < 1e3) {

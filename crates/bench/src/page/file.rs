@@ -68,7 +68,7 @@ impl PageFile {
             fs::rename(temporary, &self.path)
         };
         write().inspect_err(|_| {
-            // What was not made needs no removing.
+            // A file that was not made needs no removing.
             drop(fs::remove_file(temporary));
         })
     }

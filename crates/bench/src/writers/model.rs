@@ -201,7 +201,7 @@ struct Candidate {
 fn candidates() -> Vec<Candidate> {
     let plain = cell::SEED_STEPS;
     let steps = |steps| Allocation::Direct(Rule::Dynamic(steps));
-    // What XFS's longest extent is not.
+    // Steps with another limit than XFS's longest extent.
     let steps_of_8_gib = steps(Steps {
         max_bytes: plain.max_bytes,
         ..Steps::DYNAMIC
@@ -459,7 +459,7 @@ mod tests {
     fn the_runs_that_come_with_the_model_fit_it() {
         let runs: Runs = serde_json::from_str(RUNS).unwrap();
         let fit = fit(&runs).unwrap();
-        // What docs/writers.md says of it.
+        // The figures of docs/writers.md.
         assert_eq!(fit.rows.len(), 48);
         let percent = |error: f64| (error * 100.0).round();
         assert_eq!(

@@ -295,7 +295,7 @@ impl Server {
         let timeout = async {
             sleep(shared.options.drain_timeout).await;
             control.advance(Phase::Aborting);
-            // What was started still runs to its end.
+            // Tasks that were started still run to their ends.
             std::future::pending::<()>().await;
         };
         first(drained, timeout).await;

@@ -469,7 +469,7 @@ fn status(
 /// Memory that a request occupies for what is read or written.
 fn payload_bytes(request: &Request) -> usize {
     match request.command {
-        // What is longer is refused and needs none.
+        // Longer requests are refused and need none.
         Command::Read | Command::Write if request.len <= u64::from(PAYLOAD_BYTES_MAX) => {
             usize::try_from(request.len).expect("payload is at most 32 MiB")
         }
@@ -521,7 +521,7 @@ async fn read_requests(connection: &Rc<Connection>, mut inbox: Inbox) -> Result<
             }
         }
         if connection.failed.borrow().is_some() {
-            // What has arrived is for nobody any more.
+            // Received bytes have no reader any more.
             return Ok(());
         }
         let request = decode(&inbox.arrived()[..header_bytes])

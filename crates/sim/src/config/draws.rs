@@ -132,7 +132,7 @@ impl Config {
             true => Room::Scarce,
             false => Room::Fixed,
         };
-        // What lies beyond is counted by nobody, and there is no file to extend.
+        // Clusters beyond the end have no counts, and there is no file to extend.
         self.crammed = None;
         let below_shows = self.layout.version == 2 && !self.below.is_empty();
         if self.data == Data::ExternalRaw || below_shows {

@@ -238,8 +238,8 @@ pub(super) struct State {
     pub flush_issued: Option<Structures>,
     /// Issues and completions from the next failure on until the power fails.
     pub power_after_fault: Option<u64>,
-    /// Operations issued after that: nobody hears of them.
-    unheard: Vec<Answer>,
+    /// Results of operations issued after that, which are never delivered.
+    undelivered: Vec<Answer>,
     clock: u64,
     moves: u64,
 }
@@ -265,7 +265,7 @@ impl State {
             last_event: None,
             flush_issued: None,
             power_after_fault: None,
-            unheard: Vec::new(),
+            undelivered: Vec::new(),
             clock: 0,
             moves: 0,
         }
@@ -317,7 +317,7 @@ impl State {
 
     pub fn issue(&mut self, asked: Asked) {
         if !self.has_power() {
-            return self.unheard.push(asked.answer);
+            return self.undelivered.push(asked.answer);
         }
         let issued = self.tick();
         let id = self.counters.issued;
@@ -549,7 +549,7 @@ impl State {
                         file.volatile.read(offset, &mut bytes);
                         buf.copy_from_slice(0, &bytes);
                     }
-                    // What a failed read leaves behind is anything.
+                    // The buffer of a failed read may hold anything.
                     Err(_) => buf.fill(0xe1),
                 }
                 to.complete((outcome, buf));
@@ -713,7 +713,7 @@ impl State {
         self.power_left = None;
         self.power_flushes = None;
         self.power_after_fault = None;
-        self.unheard.clear();
+        self.undelivered.clear();
         while !self.pending.is_empty() {
             let effects = std::mem::take(&mut self.pending[0].effects);
             for effect in effects {

@@ -331,7 +331,7 @@ pub fn simulate(scene: &Scene, constants: &Constants, seed: u64) -> Outcome {
         outcome: Outcome::default(),
         unused: 0,
     };
-    // What each writer has yet to begin, and its file.
+    // Bytes that each writer has yet to begin, and its file.
     let mut writers: Vec<(u64, File)> = Vec::new();
     for _ in 0..scene.writers {
         let file = run.new_file(scene.bytes);
@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn ext4_gives_a_direct_file_windows() {
-        // What real files of 8, 32 and 128 MiB have beside others: 8, 11 and 23 extents.
+        // Extents of real files of 8, 32 and 128 MiB beside others: 8, 11 and 23.
         for (mebibytes, extents) in [(8, 8), (32, 11), (128, 23)] {
             let scene = Scene {
                 bytes: mebibytes << 20,
