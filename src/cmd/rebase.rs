@@ -19,7 +19,7 @@ use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
 use crate::open::{
     self, Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, foreign,
-    open_image, sharing, warn_of_guessed_raw,
+    format_named, open_image, sharing, warn_of_guessed_raw,
 };
 use crate::output::{DoneArgs, Program, is_called_as_qemu, usage_error};
 
@@ -96,7 +96,7 @@ impl Args {
     }
 
     fn backing_format(&self) -> Result<Option<Format>, CommandError> {
-        let parse = |name: &str| match (Format::from_name(name), foreign::format_refused(name)) {
+        let parse = |name: &str| match (format_named(name), foreign::format_refused(name)) {
             (Some(format), _) => Ok(format),
             // Nobody looks at the file then.
             (None, Some(_)) if self.backing_unsafe => Ok(Format::Raw),
