@@ -5,6 +5,7 @@
 //! it does not accept, so callers need not check. Many requests are under way at a time; they
 //! complete in any order, and overlapping ones take effect in any order.
 
+use crate::errno::EIO;
 use std::fmt;
 use std::ops::Range;
 use std::pin::Pin;
@@ -134,7 +135,6 @@ fn read_only<T: Send + 'static>(name: &str) -> DiskFuture<'static, T> {
 /// EIO, as in QEMU.
 #[doc(hidden)]
 pub fn within(size: u64, offset: u64, len: u64) -> Result<()> {
-    const EIO: i32 = 5;
     match offset.checked_add(len) {
         Some(end) if end <= size => Ok(()),
         _ => Err(Error::io(

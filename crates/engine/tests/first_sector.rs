@@ -5,6 +5,7 @@
 //! is carried out in every order that the file's operations can have, with one request dropped or
 //! none.
 
+use cowslip::errno::EPERM;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -20,7 +21,6 @@ use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image, IoVec, IoVecMut, Job};
 use cowslip_queue::{Pending, pending};
 
-const EPERM: i32 = 1;
 /// Fills the disk before: no header has such bytes.
 const FILL: u8 = 0xee;
 const DISK_BYTES: usize = 8192;

@@ -4,6 +4,7 @@
 //! What is done is the plain file's part of a preallocation. Which bytes belong to whom, and in
 //! what order they become part of an image, is for the caller. Nothing here takes anything back.
 
+use cowslip_block::errno::ENOSPC;
 use std::future::Future;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -50,7 +51,6 @@ impl Fill {
 /// # Errors
 /// `ENOSPC`, with both numbers. Where the room is not known, nothing is refused.
 pub async fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
-    const ENOSPC: i32 = 28;
     match file.free_bytes_in_the_end(needed_bytes).await {
         Some(free) if free < needed_bytes => Err(Error::io(
             format!(

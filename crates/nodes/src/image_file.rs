@@ -1,5 +1,6 @@
 //! [`ImageFile`]: an image as a file, for another image or a filter above it.
 
+use cowslip_block::errno::{EIO, ENOSPC};
 use std::io;
 use std::sync::Arc;
 
@@ -7,10 +8,6 @@ use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space, Stor
 use cowslip::image::{Format, ZeroOptions};
 use cowslip::{BufMut, Error, Image, IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
-
-/// The system's errors for writes beyond the end, and for failures without a number.
-const ENOSPC: i32 = 28;
-const EIO: i32 = 5;
 
 /// Extents that are asked for at a time.
 const EXTENTS_MAX: usize = 1024;

@@ -1,5 +1,6 @@
 //! The requests of a session: each is performed on the subject, and told to the model.
 
+use cowslip::errno::ENOSPC;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -123,7 +124,6 @@ impl Session {
 
     /// A request failed: that is a finding unless the disk was told to fail, or is full.
     fn failed(&self, what: &str, error: &cowslip::Error) {
-        const ENOSPC: i32 = 28;
         let is_full = self.may_be_full
             && matches!(error, Error::Io { source, .. } if source.raw_os_error() == Some(ENOSPC));
         if is_full {

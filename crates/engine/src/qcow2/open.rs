@@ -1,5 +1,6 @@
 //! Opening an image: the header, the roots, and what must hold before it may be written.
 
+use crate::errno::{EACCES, EIO};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -33,9 +34,6 @@ use crate::statistics::WriteStatistics;
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::units::round_up;
 use crate::{Error, Result};
-
-const EIO: i32 = 5;
-const EACCES: i32 = 13;
 
 /// An image that is about to be opened.
 pub struct Opening<'a> {

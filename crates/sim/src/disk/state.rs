@@ -5,6 +5,7 @@
 //! moves next is drawn from the seed. The volatile content is what reads see; every effect is also
 //! logged until a flush covers it. A flush covers what had completed when it was issued.
 
+use cowslip::errno::ENOTSUP;
 use std::io;
 
 use cowslip::file::{Capabilities, FileExtent};
@@ -243,8 +244,6 @@ pub(super) struct State {
     clock: u64,
     moves: u64,
 }
-
-const ENOTSUP: i32 = 95;
 
 impl State {
     pub fn new(rng: Rng, trace: Trace) -> State {

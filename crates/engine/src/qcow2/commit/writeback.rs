@@ -26,6 +26,7 @@
 //! table entries (or a new table, barrier, header), barrier; only then is the space they count
 //! handed out. So no cluster is taken that could not be counted.
 
+use crate::errno::{EDQUOT, ENOSPC};
 use std::ops::Range;
 
 use futures_util::future::join_all;
@@ -78,8 +79,6 @@ pub(in crate::qcow2) fn durability(asked: Durability, mapping_is_durable: bool) 
 /// Returns whether an error says that there is no space. Of a write: nothing is lost then, and a
 /// retry may succeed. A flush that fails so has latched the image.
 pub(in crate::qcow2) fn is_no_space(error: &Error) -> bool {
-    const ENOSPC: i32 = 28;
-    const EDQUOT: i32 = 122;
     matches!(error, Error::Io { source, .. }
         if matches!(source.raw_os_error(), Some(ENOSPC | EDQUOT)))
 }

@@ -27,6 +27,7 @@ mod steps;
 mod tree;
 mod unflag;
 
+use crate::errno::ENOENT;
 use crate::job::Job;
 use crate::qcow2::header::incompatible;
 use crate::qcow2::offline::inspect::{SnapshotInfo, inspect};
@@ -256,7 +257,6 @@ impl Qcow2 {
 
 /// Returns the error for a snapshot that does not exist.
 fn not_found(name: &str, choice: &SnapshotChoice) -> Error {
-    const ENOENT: i32 = 2;
     Error::io(
         format!("Can't find snapshot {choice} in '{name}'"),
         std::io::Error::from_raw_os_error(ENOENT),

@@ -9,6 +9,7 @@
 //! uses the area holds `Qcow2::vm_state` meanwhile, and so does one that changes the size. A resize
 //! that moves the start of the area moves the state with it, since its offsets must stay the same.
 
+use crate::errno::{EFBIG, EIO};
 use std::ops::Range;
 
 use cowslip_queue::{IoVec, IoVecMut};
@@ -23,8 +24,6 @@ use crate::{Error, Result};
 /// No guest offset is beyond this, as in QEMU: the largest multiple of 1 GiB that a signed offset
 /// can be.
 const GUEST_END: u64 = (i64::MAX as u64) & !((1 << 30) - 1);
-
-const EFBIG: i32 = 27;
 
 impl Qcow2 {
     /// Reads from the area.
@@ -52,7 +51,6 @@ impl Qcow2 {
 
     /// Returns where a range of the area is among the guest offsets.
     fn vm_state_place(&self, offset: u64, len: u64) -> Result<Range<u64>> {
-        const EIO: i32 = 5;
         let begin = self.geometry().vm_state_offset(self.size());
         let start = begin.checked_add(offset);
         let end = start.and_then(|start| start.checked_add(len));

@@ -1,5 +1,6 @@
 //! A write of guest data: the numbered steps, in their order.
 
+use crate::errno::EIO;
 use cowslip_queue::IoVec;
 
 use super::admit::{Batch, Origin, Request};
@@ -11,8 +12,6 @@ use crate::qcow2::mapping::inflight::Left;
 use crate::qcow2::plan::{self, Freed};
 use crate::qcow2::{Qcow2, State};
 use crate::{Error, Result};
-
-const EIO: i32 = 5;
 
 /// Called by a write that has all its space.
 pub(crate) type OnAllocated<'a> = dyn Fn() + Sync + 'a;

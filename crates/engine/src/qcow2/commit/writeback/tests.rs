@@ -7,6 +7,7 @@ mod disk;
 mod marks;
 mod space;
 
+use crate::errno::{EDQUOT, EIO, ENOSPC};
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -24,10 +25,6 @@ use crate::image::{Durability, OpenOptions};
 use crate::policy::DiscardPolicy;
 use crate::qcow2::offline::check::{self, CheckOptions, Finding};
 use crate::qcow2::offline::create::{CreateOptions, create};
-
-const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
-const EDQUOT: i32 = 122;
 
 /// The operation of a file that fails once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
