@@ -4,6 +4,7 @@
 mod counts;
 mod cycle;
 mod disk;
+mod latches;
 mod marks;
 mod space;
 
