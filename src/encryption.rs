@@ -1,5 +1,5 @@
 //! Encrypted images as command lines have them: the options of their keys and of changing them, how
-//! long opening a key slot shall take, and what `info` tells of a LUKS header.
+//! long opening a key slot shall take, and the fields of `info` on a LUKS header.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use crate::error::CommandError;
 use crate::open::{object, workers};
 
-/// What opening a key slot takes on a machine like this one.
+/// Time that opening a key slot takes on a machine like this one.
 const ITER_TIME_DEFAULT_MS: u64 = 2000;
 /// Iterations at least, however short that time is.
 const ITERATIONS_MIN: u64 = 1000;
@@ -150,7 +150,7 @@ impl EncryptionOptions {
         }
     }
 
-    /// What is made of it.
+    /// Makes the encryption.
     ///
     /// # Errors
     /// There is no such secret, or the system has no random bytes.
@@ -173,7 +173,7 @@ fn no_secret(prefix: &str) -> CommandError {
     ))
 }
 
-/// What `amend` shall do with key slots.
+/// Changes of key slots by `amend`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotOptions {
     is_added: bool,
@@ -221,7 +221,7 @@ impl SlotOptions {
             is_added,
             new_secret: value("new-secret").map(str::to_string),
             old_secret: value("old-secret").map(str::to_string),
-            // QEMU tells a negative one as the same 32 bits.
+            // QEMU prints a negative one as the same 32 bits.
             slot: slot.map(|slot| u64::try_from(slot).unwrap_or(u64::from(slot as u32))),
             iter_time_ms: iter_time.map(|time| u64::try_from(time).unwrap_or(0)),
         })
@@ -259,7 +259,7 @@ impl SlotOptions {
     }
 }
 
-/// What changing keys takes.
+/// Returns the means of changing keys.
 pub fn means() -> KeyMaterial {
     KeyMaterial {
         random: Arc::new(fill_random),
@@ -314,7 +314,7 @@ fn iterations_per_ms(hash: Hash, spec: &Spec) -> u64 {
     }
 }
 
-/// A header as `info` tells it, in QEMU's order; in an image of another format it says its own.
+/// A header as in `info`, in QEMU's order; in an image of another format it says its own.
 pub fn described(header: &Header, format: Option<&str>) -> Value {
     let name_of = |choices: &[(&'static str, KeySize)]| {
         let found = choices

@@ -15,7 +15,7 @@ pub enum Value {
     None,
     /// The rest of the argument, or the next argument.
     Required,
-    /// What is behind `=`, or none.
+    /// The text behind `=`, or none.
     Attached,
 }
 
@@ -54,7 +54,7 @@ impl Found {
     }
 }
 
-/// What is wrong with a command line, in the C library's words.
+/// Error in a command line, in the C library's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// A letter that is no option.
@@ -101,7 +101,7 @@ pub struct Scanner<'a> {
     stops_at_operand: bool,
     second_may_be_less: bool,
     next: usize,
-    /// What is left of a cluster of letters.
+    /// Rest of a cluster of letters.
     cluster: &'a str,
     operands: Vec<&'a str>,
 }
@@ -151,12 +151,12 @@ impl<'a> Scanner<'a> {
             && digits.starts_with(|first: char| first.is_ascii_digit())
     }
 
-    /// What has not been scanned.
+    /// Returns the arguments that have not been scanned.
     pub fn rest(&self) -> &'a [String] {
         &self.args[self.next..]
     }
 
-    /// What is no option, once the scan has ended.
+    /// Returns the operands, once the scan has ended.
     pub fn operands(self) -> Vec<&'a str> {
         self.operands
     }
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_in_the_c_librarys_words() {
+    fn mistakes_are_reported_in_the_c_librarys_words() {
         for (line, expected) in [
             ("-x 0", "<invalid option -- 'x'> | 0"),
             (

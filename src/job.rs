@@ -21,7 +21,7 @@ use crate::size;
 
 /// The longest wait for the pace before it is asked whether the job is cancelled.
 const WAIT_MAX: Duration = Duration::from_millis(100);
-/// What may be moved at once before the pace is kept.
+/// Amount that may be moved at once before the pace is kept.
 const BURST: Duration = Duration::from_millis(100);
 /// As in "999 MiB/s, 100000 s left".
 const BESIDE_WIDTH: usize = 24;
@@ -91,7 +91,7 @@ impl Speed {
     }
 }
 
-/// What is shown beside the percentage, always as wide, so that it covers what was there before.
+/// Returns the text beside the percentage, always as wide, so that it covers the text before it.
 fn beside(speed: Option<Speed>) -> String {
     match speed {
         _ if output::is_called_as_qemu() => String::new(),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_tells_when_it_will_end() {
+    fn the_rate_predicts_the_end() {
         let progress = |done_bytes| Progress {
             stage: cowslip::job::Stage::Allocate,
             done_bytes,

@@ -31,14 +31,14 @@ const SECTOR_BYTES: u64 = 512;
 /// Layers of a chain at most, as the engine has it: what lies in other images has no identity.
 const LAYERS_MAX: usize = 1000;
 
-/// A file and what it says of itself.
+/// Facts about a file of a chain.
 #[derive(Clone, Debug)]
-pub struct Layer {
+pub struct ImageFileInfo {
     /// The name that it was opened by.
     pub filename: String,
-    /// The name that says all of it, if the file's alone does not.
+    /// The full name, if the file's name alone is not enough to open it.
     pub full_name: Option<String>,
-    /// What holds the file.
+    /// Protocol of the file.
     pub protocol: Protocol,
     /// Its format, given or probed.
     pub format: Format,
@@ -52,17 +52,17 @@ pub struct Layer {
     pub extent_hint_bytes: Option<u64>,
     /// How space comes to read as zeroes there, the cheapest first.
     pub zero_methods: Vec<&'static str>,
-    /// Which bytes it shows.
+    /// Identity of its bytes.
     pub content: Option<ContentId>,
     /// Where its bytes are stored.
     pub storage: Storage,
-    /// What a qcow2 image says of itself.
+    /// Facts from a qcow2 image's structures.
     pub inspection: Option<Inspection>,
     /// The header of a LUKS volume, or of the keys in an encrypted image.
     pub keys: Option<luks::Header>,
 }
 
-/// What holds a file.
+/// Protocol of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
     /// The host's file system, or a protocol that is presented like one.
@@ -70,11 +70,11 @@ pub enum Protocol {
     File,
     /// An NBD server.
     Nbd,
-    /// The same, and no format stands over it.
+    /// An NBD server whose disk has no format over it.
     BareNbd,
 }
 
-/// What the file's system has for zeroes.
+/// Returns the names of the file's calls for zeroes.
 fn zero_methods(file: &dyn BlockFile) -> Vec<&'static str> {
     let has = file.capabilities();
     [
@@ -88,54 +88,60 @@ fn zero_methods(file: &dyn BlockFile) -> Vec<&'static str> {
     .collect()
 }
 
-/// How files are looked at.
+/// Options of inspecting files.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Look {
-    /// What other processes may do meanwhile.
+pub struct InspectOptions {
+    /// Access of other processes meanwhile.
     pub sharing: Sharing,
     /// Whether the first file is locked.
     pub locking: Locking,
-    /// What the first file has to be.
+    /// Kind that the first file has to have.
     pub driver: Driver,
-    /// Which further files the images may name.
+    /// Policy on further files that the images name.
     pub policy: BackingPolicy,
 }
 
-impl Layer {
-    /// Looks at a file; its format is probed if it is not given.
+impl ImageFileInfo {
+    /// Inspects a file; its format is probed if it is not given.
     ///
     /// # Errors
     /// Why it could not be opened, without the leading "Could not open".
-    pub async fn look(
+    pub async fn inspect(
         filename: &str,
         format: Option<Format>,
-        look: &Look,
-    ) -> Result<Layer, CommandError> {
-        let options = HostOptions {
-            locking: look.locking,
-            driver: look.driver,
+        options: &InspectOptions,
+    ) -> Result<ImageFileInfo, CommandError> {
+        let host_options = HostOptions {
+            locking: options.locking,
+            driver: options.driver,
             ..HostOptions::default()
         };
-        let file = open_host_file(filename.as_ref(), &options);
-        Layer::look_at(file, filename, format, look).await
+        let file = open_host_file(filename.as_ref(), &host_options);
+        ImageFileInfo::inspect_at(file, filename, format, options).await
     }
 
-    /// Looks at what the command line names.
+    /// Inspects the file that the command line names.
     ///
     /// # Errors
-    /// As [`Layer::look`].
-    pub async fn look_source(source: &Source, look: &Look) -> Result<Layer, CommandError> {
+    /// As [`ImageFileInfo::inspect`].
+    pub async fn inspect_source(
+        source: &Source,
+        options: &InspectOptions,
+    ) -> Result<ImageFileInfo, CommandError> {
         if source.image.copy_on_read.is_some() {
             return Err(CommandError::new("Block node is read-only"));
         }
-        let mut layer = Layer::look_named(source, look).await?;
+        let mut layer = ImageFileInfo::inspect_named(source, options).await?;
         source.check_file_options()?;
         source.check_image_options(layer.format)?;
         layer.full_name.clone_from(&source.full_name);
         Ok(layer)
     }
 
-    async fn look_named(source: &Source, look: &Look) -> Result<Layer, CommandError> {
+    async fn inspect_named(
+        source: &Source,
+        options: &InspectOptions,
+    ) -> Result<ImageFileInfo, CommandError> {
         let (name, format) = (&source.filename, source.format);
         let is_plain = source.filters.is_empty() && source.image.limits == Default::default();
         let uri = match &source.bottom {
@@ -152,7 +158,7 @@ impl Layer {
                     breakpoints: &breakpoints,
                 });
                 let file = opened.await?;
-                let mut layer = Layer::look_at(Ok(file), name, format, look).await?;
+                let mut layer = ImageFileInfo::inspect_at(Ok(file), name, format, options).await?;
                 layer.filename = uri;
                 layer.protocol = match is_bare {
                     true => Protocol::BareNbd,
@@ -162,20 +168,20 @@ impl Layer {
             }
             (None, Bottom::Host) if is_plain => {
                 let driver = source.host.driver;
-                Layer::look(name, format, &Look { driver, ..*look }).await
+                ImageFileInfo::inspect(name, format, &InspectOptions { driver, ..*options }).await
             }
             _ => {
                 let how = OpenHow {
-                    sharing: look.sharing,
+                    sharing: options.sharing,
                     ..open::how()
                 };
                 let file = open_file(source, &how).await?;
-                Layer::look_at(Ok(file), name, format, look).await
+                ImageFileInfo::inspect_at(Ok(file), name, format, options).await
             }
         }
     }
 
-    /// The name to tell of.
+    /// The name in messages.
     pub fn shown_name(&self) -> &str {
         self.full_name.as_ref().unwrap_or(&self.filename)
     }
@@ -192,13 +198,13 @@ impl Layer {
     }
 
     /// Looks at the backing file that `self` names.
-    async fn look_below(
+    async fn inspect_below(
         &self,
         (name, format): (&str, Option<Format>),
-        look: &Look,
-    ) -> Result<Layer, CommandError> {
+        options: &InspectOptions,
+    ) -> Result<ImageFileInfo, CommandError> {
         let request = self.request(name, Role::Backing);
-        let (file, format_of_gate) = match gate(look).reach(&request).await {
+        let (file, format_of_gate) = match gate(options).reach(&request).await {
             Ok(reached) => (Ok(reached.file), reached.format),
             Err(
                 cowslip::Error::Invalid(why)
@@ -212,7 +218,7 @@ impl Layer {
             }
             Err(error) => (Err(error), None),
         };
-        // The names to tell of: the file's, and the one that says all of it.
+        // The names in messages: the file's, and the one that says all of it.
         let (path, full_name) = match is_description(name) {
             true => {
                 let source = ImageSpec::named(name, None).resolve()?;
@@ -220,7 +226,8 @@ impl Layer {
             }
             false => (local_name(&resolve_name(&self.filename, name))?, None),
         };
-        let mut layer = Layer::look_at(file, &path, format.or(format_of_gate), look).await?;
+        let mut layer =
+            ImageFileInfo::inspect_at(file, &path, format.or(format_of_gate), options).await?;
         layer.full_name = full_name;
         Ok(layer)
     }
@@ -228,29 +235,29 @@ impl Layer {
     /// Looks at what an image would name, as [`resolve_name`] resolves it.
     ///
     /// # Errors
-    /// As [`Layer::look`].
-    pub async fn look_resolved(
+    /// As [`ImageFileInfo::inspect`].
+    pub async fn inspect_resolved(
         resolved: &str,
         format: Option<Format>,
-        look: &Look,
-    ) -> Result<Layer, CommandError> {
+        options: &InspectOptions,
+    ) -> Result<ImageFileInfo, CommandError> {
         if !is_description(resolved) {
-            return Layer::look(&local_name(resolved)?, format, look).await;
+            return ImageFileInfo::inspect(&local_name(resolved)?, format, options).await;
         }
         let mut source = ImageSpec::named(resolved, None).resolve()?;
         source.format = format.or(source.format);
-        Layer::look_source(&source, look).await
+        ImageFileInfo::inspect_source(&source, options).await
     }
 
-    async fn look_at(
+    async fn inspect_at(
         file: cowslip::Result<Arc<dyn BlockFile>>,
         name: &str,
         format: Option<Format>,
-        look: &Look,
-    ) -> Result<Layer, CommandError> {
+        options: &InspectOptions,
+    ) -> Result<ImageFileInfo, CommandError> {
         let refused = |error: cowslip::Error| CommandError::new(opening_reason(name, &error));
         let file = file.map_err(refused)?;
-        let layer = Layer::of_file(&file, name, format, look).await;
+        let layer = ImageFileInfo::of_file(&file, name, format, options).await;
         layer.map_err(refused)
     }
 
@@ -258,13 +265,13 @@ impl Layer {
         file: &Arc<dyn BlockFile>,
         name: &str,
         format: Option<Format>,
-        look: &Look,
-    ) -> cowslip::Result<Layer> {
+        options: &InspectOptions,
+    ) -> cowslip::Result<ImageFileInfo> {
         let format = match format {
             Some(format) => format,
             None => probe(&read_start(file.as_ref()).await?, name)?,
         };
-        let is_claimed = match look.sharing {
+        let is_claimed = match options.sharing {
             Sharing::Forced => false,
             Sharing::Frozen => true,
             Sharing::AsFormat | Sharing::FixedLength => format != Format::Raw,
@@ -277,7 +284,7 @@ impl Layer {
             Format::Qcow2 => Some(inspect(file).await?),
         };
         let disk_bytes = match format {
-            Format::Other(_) => Some(disk_bytes(file, format, &gate(look)).await?),
+            Format::Other(_) => Some(disk_bytes(file, format, &gate(options)).await?),
             Format::Raw | Format::Luks | Format::Qcow2 => None,
         };
         let len = file.len().await;
@@ -289,7 +296,7 @@ impl Layer {
             Some(place) => Some(luks::inspect(file, place).await?),
             None => None,
         };
-        Ok(Layer {
+        Ok(ImageFileInfo {
             filename: name.to_string(),
             full_name: None,
             protocol: Protocol::default(),
@@ -322,7 +329,7 @@ impl Layer {
         }
     }
 
-    /// Its backing file: the name, and the format if the image tells.
+    /// Its backing file: the name, and the format if the image has it.
     ///
     /// # Errors
     /// The format is not known.
@@ -339,15 +346,15 @@ impl Layer {
 }
 
 /// The way to the files that images name, for looking at them.
-fn gate(look: &Look) -> NodeGate {
+fn gate(options: &InspectOptions) -> NodeGate {
     NodeGate {
         host: HostGate {
             options: HostOptions::default(),
-            policy: look.policy,
+            policy: options.policy,
         },
         how: OpenHow {
-            sharing: look.sharing,
-            policy: look.policy,
+            sharing: options.sharing,
+            policy: options.policy,
             ..open::how()
         },
     }
@@ -355,30 +362,37 @@ fn gate(look: &Look) -> NodeGate {
 
 /// The files of a backing chain, with the data files of its images, as a set that must not be
 /// overwritten. A data file that cannot be opened is left out: nothing that can be opened is it.
-pub async fn read_set(chain: &[Layer], read_as: ReadAs, look: &Look) -> ReadSet {
+pub async fn read_set(
+    chain: &[ImageFileInfo],
+    read_as: ReadAs,
+    options: &InspectOptions,
+) -> ReadSet {
     let mut set = ReadSet::default();
     for layer in chain {
         set.add_stored(&layer.filename, layer.storage.clone(), read_as);
         let Some(name) = layer.header().and_then(Header::data_file_name) else {
             continue;
         };
-        if let Ok(data) = gate(look).reach(&layer.request(name, Role::Data)).await {
+        if let Ok(data) = gate(options).reach(&layer.request(name, Role::Data)).await {
             set.add(data.file.as_ref(), read_as);
         }
     }
     set
 }
 
-/// Looks whether somebody may be writing to a data file of these images.
+/// Checks that no other process writes to a data file of these images.
 ///
 /// # Errors
 /// The lock that says so.
-pub async fn refuse_written_data(chain: &[Layer], look: &Look) -> Result<(), CommandError> {
+pub async fn refuse_written_data(
+    chain: &[ImageFileInfo],
+    options: &InspectOptions,
+) -> Result<(), CommandError> {
     for layer in chain {
         let Some(name) = layer.header().and_then(Header::data_file_name) else {
             continue;
         };
-        if let Ok(data) = gate(look).reach(&layer.request(name, Role::Data)).await {
+        if let Ok(data) = gate(options).reach(&layer.request(name, Role::Data)).await {
             let claimed = claim_file(&data.file, Claim::DESCRIBE);
             claimed.map_err(|error| CommandError::new(opening_reason(name, &error)))?;
         }
@@ -390,20 +404,24 @@ pub async fn refuse_written_data(chain: &[Layer], look: &Look) -> Result<(), Com
 ///
 /// # Errors
 /// It cannot be looked at.
-pub async fn below(above: &Layer, look: &Look) -> Result<Option<Layer>, CommandError> {
+pub async fn below(
+    above: &ImageFileInfo,
+    options: &InspectOptions,
+) -> Result<Option<ImageFileInfo>, CommandError> {
     match above.backing()? {
         None => Ok(None),
-        Some(named) => above.look_below(named, look).await.map(Some),
+        Some(named) => above.inspect_below(named, options).await.map(Some),
     }
 }
 
 /// A layer and those below it, as far as they can be opened, and once each.
-pub async fn openable_chain(first: Layer, look: &Look) -> Vec<Layer> {
+pub async fn openable_chain(first: ImageFileInfo, options: &InspectOptions) -> Vec<ImageFileInfo> {
     let mut layers = vec![first];
     while layers.len() <= LAYERS_MAX
-        && let Ok(Some(layer)) = below(&layers[layers.len() - 1], look).await
+        && let Ok(Some(layer)) = below(&layers[layers.len() - 1], options).await
     {
-        let known = |other: &Layer| other.content.is_some() && other.content == layer.content;
+        let known =
+            |other: &ImageFileInfo| other.content.is_some() && other.content == layer.content;
         if layers.iter().any(known) {
             break;
         }
@@ -416,7 +434,10 @@ pub async fn openable_chain(first: Layer, look: &Look) -> Vec<Layer> {
 ///
 /// # Errors
 /// `Could not open 'x': why`, or a chain that returns to one of its files.
-pub async fn chain(first: Layer, look: &Look) -> Result<Vec<Layer>, CommandError> {
+pub async fn chain(
+    first: ImageFileInfo,
+    options: &InspectOptions,
+) -> Result<Vec<ImageFileInfo>, CommandError> {
     let mut layers = vec![first];
     loop {
         let above = &layers[layers.len() - 1];
@@ -428,9 +449,10 @@ pub async fn chain(first: Layer, look: &Look) -> Result<Vec<Layer>, CommandError
             return Ok(layers);
         };
         let resolved = resolve_name(&above.filename, name);
-        let layer = above.look_below((name, format), look).await;
+        let layer = above.inspect_below((name, format), options).await;
         let layer = layer.map_err(|why| failed(&resolved, why))?;
-        let known = |other: &Layer| other.content.is_some() && other.content == layer.content;
+        let known =
+            |other: &ImageFileInfo| other.content.is_some() && other.content == layer.content;
         if layers.iter().any(known) || layers.len() > LAYERS_MAX {
             let text = format!("Backing file '{resolved}' creates an infinite loop.");
             return Err(CommandError::new(text));

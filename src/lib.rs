@@ -26,7 +26,7 @@ mod text_file;
 // What the command has in common with its benches and viewers.
 use cowslip_console::{error, interrupt, options, output, size, time};
 
-use cmd::early::OptionValidator;
+use cmd::option_order::OptionValidator;
 use cmd::{CowslipVerb, QemuImgVerb};
 use output::Program;
 
@@ -37,7 +37,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Under QEMU's names the version begins as QEMU's does, because scripts look for it.
 const VERSION_AS_QEMU: &str = concat!("version 10.0.2 (cowslip ", env!("CARGO_PKG_VERSION"), ")");
 
-/// What the process behaves like.
+/// Program that the process behaves like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Personality {
     Cowslip,
@@ -96,7 +96,7 @@ struct QemuImgLine {
     verb: QemuImgVerb,
 }
 
-/// What all verbs may name by an ID.
+/// Objects that all verbs may name by an ID.
 #[derive(clap::Args)]
 struct Objects {
     /// Define an object: secret,id=ID,data=TEXT or secret,id=ID,file=PATH, with format=raw or
@@ -185,7 +185,7 @@ fn run_qemu_img(args: &[OsString], program: &Program) -> u8 {
     });
     let args: Vec<OsString> = match read {
         Some(Ok(words)) => words.into_iter().map(OsString::from).collect(),
-        Some(Err(refusal)) => return refusal.tell(program),
+        Some(Err(refusal)) => return refusal.report(program),
         // The parser says what is wrong with a line that is no text.
         None => args.to_vec(),
     };

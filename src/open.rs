@@ -15,11 +15,11 @@ use crate::error::CommandError;
 use crate::output;
 use crate::repair_text::repaired_when_opened;
 
-mod loaded;
+mod image_args;
 pub mod object;
-mod one;
 pub mod psk;
 mod refusal;
+mod snapshot_arg;
 mod temporary;
 pub mod tls;
 
@@ -29,9 +29,9 @@ pub use cowslip_nodes::{
     Access, CacheMode, ImageSpec, NodeGate, OpenHow, Source, foreign, local_name, open_alone,
     open_file, reopen_image, sharing,
 };
-pub use loaded::{chosen_snapshot, parse_choice};
-pub use one::{OneImage, only};
+pub use image_args::{OneImage, only};
 pub use refusal::{opening_failed, opening_reason, refused};
+pub use snapshot_arg::{chosen_snapshot, parse_choice};
 
 /// Options for reading an image by this program, with the default for everything else.
 pub fn how() -> OpenHow {

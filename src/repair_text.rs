@@ -8,25 +8,25 @@ use cowslip::qcow2::repair::{Event, Step};
 
 use crate::output::print_error;
 
-/// A line on standard error.
-pub fn tell(line: &dyn std::fmt::Display) {
+/// Prints a line on standard error.
+pub fn print_line(line: &dyn std::fmt::Display) {
     print_error(&format!("{line}\n"));
 }
 
-/// Tells a step of a repair.
-pub fn tell_step(event: &Event<'_>) {
+/// Prints a step of a repair.
+pub fn print_step(event: &Event<'_>) {
     match event {
         Event::Planned(step @ (Step::Refcount { .. } | Step::RefcountTable { .. })) => {
             if let Some(finding) = step.finding() {
-                tell(&finding);
+                print_line(&finding);
             }
         }
         // Covered by the line about the rebuilt refcounts.
         Event::Done(Step::RefcountTable { .. }) => {}
-        // QEMU takes its marks away without a word, and of snapshots it tells what becomes of their
+        // QEMU takes its marks away without a word, and of snapshots it says what becomes of their
         // entries.
         Event::Done(Step::Marks { .. } | Step::SnapshotTable { .. }) => {}
-        Event::Done(step) => tell(step),
+        Event::Done(step) => print_line(step),
         _ => {}
     }
 }
@@ -34,7 +34,7 @@ pub fn tell_step(event: &Event<'_>) {
 /// Repairs an image that was not closed cleanly when it is opened, and reports the repair.
 pub fn repaired_when_opened() -> DirtyImage {
     DirtyImage::Repair(RepairAtOpen {
-        watch: Some(RepairWatch(Arc::new(|event| tell_step(&event)))),
+        watch: Some(RepairWatch(Arc::new(|event| print_step(&event)))),
         ..RepairAtOpen::default()
     })
 }

@@ -465,7 +465,7 @@ fn memory_file_systems_tell_holes_alone_and_say_so() {
     std::os::unix::fs::FileExt::write_all_at(&file, &[1; 8192], 1 << 20).unwrap();
     file.set_len(2 << 20).unwrap();
     let text = run(cowslip().arg("extents").arg(&path));
-    assert!(text.contains("told by: SEEK_HOLE/SEEK_DATA"), "{text}");
+    assert!(text.contains("found by: SEEK_HOLE/SEEK_DATA"), "{text}");
     assert!(text.contains("places are not"), "{text}");
     let listed = report(dir.path(), &[path], &[]);
     let listed = &listed["files"][0];
@@ -547,7 +547,7 @@ fn bad_input_is_one_clear_line_each() {
 #[test]
 fn files_without_permission_are_refused() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: becoming somebody else needs root");
+        eprintln!("SKIPPED: becoming another user needs root");
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -37,7 +37,7 @@ fn streams(output: &Output) -> (String, Option<i32>) {
     )
 }
 
-fn told_by(program: fn() -> Command, directory: &Path, args: &[&str]) -> (String, Option<i32>) {
+fn output_of(program: fn() -> Command, directory: &Path, args: &[&str]) -> (String, Option<i32>) {
     let mut command = program();
     command.current_dir(directory).args(args);
     streams(&outcome(command.stdin(Stdio::null())))
@@ -83,8 +83,8 @@ fn mistakes_are_told_in_qemu_ios_words() {
     let at = directory.path();
     make_image(at);
     let same = |args: &[&str]| {
-        let theirs = told_by(qemu_io, at, args);
-        assert_eq!(told_by(our_io, at, args), theirs, "{args:?}");
+        let theirs = output_of(qemu_io, at, args);
+        assert_eq!(output_of(our_io, at, args), theirs, "{args:?}");
         theirs.0
     };
     for config in [
@@ -158,7 +158,7 @@ fn drivers_that_there_are_not_are_refused_by_name() {
     for driver in ["throttle", "blkverify", "quorum"] {
         let list = format!("driver={driver},file.filename=a");
         let args = ["--image-opts", "-c", "length", &list];
-        let (text, code) = told_by(our_io, directory.path(), &args);
+        let (text, code) = output_of(our_io, directory.path(), &args);
         assert!(
             text.contains(&format!("Driver '{driver}' is not supported; ")),
             "{text}"
@@ -170,7 +170,7 @@ fn drivers_that_there_are_not_are_refused_by_name() {
         .unwrap()
         .set_len(1 << 40)
         .unwrap();
-    let (text, _) = told_by(our_io, directory.path(), &["-c", "length", "blkdebug:c:a"]);
+    let (text, _) = output_of(our_io, directory.path(), &["-c", "length", "blkdebug:c:a"]);
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
@@ -320,7 +320,7 @@ fn cut_alike(at: &Path, (list, lines): (&str, &[&str]), status: i32) {
         let mut args = vec!["--image-opts"];
         lines.iter().for_each(|line| args.extend(["-c", line]));
         args.push(list);
-        let (text, code) = told_by(program, &place, &args);
+        let (text, code) = output_of(program, &place, &args);
         assert_eq!(code, Some(status), "{name} {list} {lines:?}: {text}");
         qemu_img(&["check", "-q"], &[&place.join("a")]);
         let map = ["map", "--output=json", "-f", "qcow2", "a"];
@@ -478,7 +478,7 @@ fn has_failed(at: &Path, rule: &str) -> bool {
     let mut args = vec!["--image-opts"];
     ALL_OVER.iter().for_each(|line| args.extend(["-c", line]));
     args.push(&list);
-    let (text, code) = told_by(our_io, at, &args);
+    let (text, code) = output_of(our_io, at, &args);
     assert!(matches!(code, Some(0 | 1)), "{rule}: {text}");
     for mut checker in [Command::new("qemu-img"), cowslip()] {
         let found = outcome(checker.current_dir(at).args(["check", "-f", "qcow2", "a"]));
@@ -504,7 +504,10 @@ fn after_a_fault_at_any_event_an_image_has_leaks_at_most() {
             assert!(failed || rule.contains("once"), "{rule} made nothing fail");
         }
     }
-    assert!(!has_failed(at, "event=l1_shrink_write_table"), "never told");
+    assert!(
+        !has_failed(at, "event=l1_shrink_write_table"),
+        "never reported"
+    );
 }
 
 #[test]
@@ -537,7 +540,7 @@ fn a_part_of_a_file_is_a_disk() {
     std::fs::write(at.join("a"), vec![9u8; 8192]).unwrap();
     let list = "driver=raw,offset=512,size=1k,file.filename=a";
     let lines = ["-c", "write -q -P 3 0 512", "-c", "read -q -P 9 512 512"];
-    let (text, code) = told_by(
+    let (text, code) = output_of(
         our_io,
         at,
         &[&["--image-opts"], &lines[..], &[list]].concat(),
@@ -547,6 +550,6 @@ fn a_part_of_a_file_is_a_disk() {
     assert!(bytes.len() == 8192 && bytes[..512].iter().all(|&byte| byte == 9));
     assert!(bytes[512..1024].iter().all(|&byte| byte == 3));
     assert!(bytes[1024..].iter().all(|&byte| byte == 9));
-    let (text, code) = told_by(our_io, at, &["--image-opts", "-c", "write -q 1k 512", list]);
+    let (text, code) = output_of(our_io, at, &["--image-opts", "-c", "write -q 1k 512", list]);
     assert_eq!(code, Some(1), "{text}");
 }

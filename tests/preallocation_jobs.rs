@@ -119,7 +119,7 @@ fn a_standard_output_that_fails_cancels_the_job() {
     ] {
         let path = dir.join(name);
         let before = state(&path);
-        // Somebody reads a little and goes away.
+        // The reader takes a little and goes away.
         let mut child = start(dir, line);
         let mut some = [0; 60];
         child.stdout.take().unwrap().read_exact(&mut some).unwrap();

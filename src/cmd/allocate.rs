@@ -67,11 +67,11 @@ pub struct Args {
     filename: String,
 }
 
-/// What the command line asks for.
+/// Request of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Auto,
-    /// What libc makes of it is found out.
+    /// The effect of libc's call is found out.
     PosixFallocate,
     This(Method),
 }
@@ -126,7 +126,7 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
             args.job.end();
             // The space is there, even if the report fails.
             let figures = cowslip_extents::figures(&request.path);
-            request.tell(&done, figures, start.elapsed().as_secs_f64())
+            request.report(&done, figures, start.elapsed().as_secs_f64())
         }
     }
 }
@@ -143,7 +143,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// What was done, and by which means.
+/// Outcome, with the method.
 struct Done {
     outcome: Outcome,
     /// `None` if there was nothing to do.
@@ -158,7 +158,7 @@ impl Request<'_> {
         let size = options::bytes_within("size", &args.size, 1..=size::SIZE_MAX)?;
         let path = local_name(&args.filename)?;
         let directory = directory_of(&path)?;
-        // Where no file can be made, the attempt itself will tell.
+        // Where no file can be made, the attempt itself will fail.
         if let Ok(false) = takes_length(&directory, size) {
             let why = match getrlimit(Resource::Fsize).current {
                 Some(most) if most < size => format!(
@@ -221,7 +221,7 @@ impl Request<'_> {
         })
     }
 
-    /// Whether a file that was made for this has been written by somebody else since.
+    /// Whether a file that was made for this has been written by another process since.
     async fn is_others(&self, file: &AlignedFile) -> bool {
         let ours = match self.args.keep_size {
             true => 0,
@@ -285,7 +285,7 @@ impl Request<'_> {
     }
 
     /// Says what it has come to; space that is not there is an error.
-    fn tell(
+    fn report(
         &self,
         done: &Done,
         figures: Result<Figures, CommandError>,
@@ -337,7 +337,7 @@ impl Request<'_> {
                 if extents == 1 { "" } else { "s" },
                 figures.perfect
             ),
-            None => format!("; {} does not tell extents", figures.file_system),
+            None => format!("; {} does not list extents", figures.file_system),
         });
         format!("{}: {filled}{space}{extents}\n", self.args.filename)
     }
@@ -463,7 +463,7 @@ fn words_of(makes: LibraryMakes) -> &'static str {
     }
 }
 
-/// What is known of the space that was allocated, beside that it is there.
+/// Returns notes on the space that was allocated, beside that it is there.
 fn notes(done: &Done, figures: &Result<Figures, CommandError>) -> Vec<String> {
     let mut notes = Vec::new();
     let (system, encoded_bytes) = match figures {
@@ -486,7 +486,7 @@ fn notes(done: &Done, figures: &Result<Figures, CommandError>) -> Vec<String> {
     }
     if done.outcome.by == HolesBy::Seeking {
         notes.push(format!(
-            "{system} tells no extents: that the space is there is known from the count of blocks only"
+            "{system} lists no extents: the space is known from the count of blocks only"
         ));
     }
     notes

@@ -88,14 +88,14 @@ const OF_KEYS: &[Known] = &[
     ),
 ];
 
-/// What stands before the options of keys in a qcow2 image.
+/// Prefix of the options of keys in a qcow2 image.
 const PREFIX: &str = "encrypt.";
 
 const fn known(name: &'static str, kind: Kind, help: &'static str) -> Known {
     Known { name, kind, help }
 }
 
-/// What is asked for, checked as far as no image is needed.
+/// Request, checked as far as no image is needed.
 #[derive(Debug)]
 struct Request {
     options: Vec<(String, String)>,
@@ -178,7 +178,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         return Ok(());
     }
     args.change.job.end();
-    args.change.done.tell(args.change.quiet, "", || {
+    args.change.done.report(args.change.quiet, "", || {
         let options = options.into_iter();
         let options = options.map(|(name, value)| (name, Value::from(value)));
         json!({
@@ -189,7 +189,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// What is changed, in this order.
+/// Changes, in this order.
 struct Changes {
     keys: Option<KeyChange>,
     size: Option<u64>,
@@ -240,7 +240,8 @@ impl Changes {
     }
 }
 
-/// What may be amended of a format, in the order of `create`, and all options that it has.
+/// Returns the options of a format that may be amended, in the order of `create`, and all of its
+/// options.
 fn tables(format: Format) -> Result<(Vec<Known>, Vec<Known>), CommandError> {
     match format {
         Format::Qcow2 => {
@@ -302,7 +303,7 @@ impl Request {
         })
     }
 
-    /// What becomes of the image's key slots, if something shall.
+    /// Returns the change of the image's key slots, if one is asked for.
     async fn key_change(
         &self,
         image: &Image,

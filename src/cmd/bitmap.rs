@@ -50,7 +50,7 @@ pub struct Args {
     words: Vec<String>,
 }
 
-/// What shall happen to the bitmap.
+/// Action on a bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Action {
     Add,
@@ -89,7 +89,7 @@ const MERGE: &str = "merge";
 const MERGE_HELP: &str =
     "Add what another bitmap has recorded, of this image or of the one that -b names";
 
-/// Actions in the order of the command line, which a derived parser does not tell.
+/// Actions in the order of the command line, which a derived parser does not keep.
 struct Actions(Vec<Action>);
 
 impl clap::Args for Actions {
@@ -193,7 +193,7 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
         changed?;
         Ok(closed?)
     })?;
-    args.done.tell(false, "", || {
+    args.done.report(false, "", || {
         let actions: Vec<&str> = args.actions.0.iter().map(Action::name).collect();
         json!({ "filename": filename, "bitmap": bitmap, "actions": actions })
     });

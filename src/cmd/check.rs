@@ -23,7 +23,7 @@ use crate::open::{
     opening_failed, sharing,
 };
 use crate::output::{self, OutputArgs, OutputFormat, Program, usage_error};
-use crate::repair_text::tell;
+use crate::repair_text::print_line;
 
 mod repair;
 
@@ -54,7 +54,7 @@ pub struct Args {
     trust: Trust,
     #[command(flatten)]
     output: OutputArgs,
-    /// What to repair: leaks or all
+    /// Damage to repair: leaks or all
     #[arg(short, long, value_name = "WHAT")]
     repair: Option<String>,
     /// Tell what a repair would do, why, and what may be lost, and change nothing
@@ -79,7 +79,7 @@ impl Reporter {
 
 impl Observer for Reporter {
     fn finding(&mut self, finding: &Finding) {
-        tell(finding);
+        print_line(finding);
     }
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
@@ -165,7 +165,7 @@ fn json_value(result: &CheckResult, repaired: &Summary, filename: &str) -> Value
     Value::Object(map)
 }
 
-/// The exit code that tells the outcome; complains where something could not be checked.
+/// The exit code of the outcome; complains where something could not be checked.
 fn exit_code(result: &CheckResult, program: &Program) -> u8 {
     if result.check_errors > 0 {
         program.complain("Check failed");

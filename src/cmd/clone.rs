@@ -19,7 +19,7 @@ use serde_json::json;
 use super::create::{NewFile, format_name};
 use crate::error::CommandError;
 use crate::job::JobArgs;
-use crate::layer::{self, Layer, Look};
+use crate::layer::{self, ImageFileInfo, InspectOptions};
 use crate::open::{self, ImageSpec, OpenHow, Source, block_on, open_alone, sharing};
 use crate::output::{DoneArgs, Program};
 
@@ -49,7 +49,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// What `create --reflink` asks for.
+    /// Returns the arguments that stand for `create --reflink`.
     pub fn by_create(source: String, target: String, job: JobArgs) -> Args {
         Args {
             format: None,
@@ -107,7 +107,7 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
         Ok(())
     })?;
     args.job.end();
-    args.done.tell(false, "", || {
+    args.done.report(false, "", || {
         json!({
             "source": args.source,
             "target": args.target,
@@ -144,17 +144,17 @@ async fn usable_header(file: &Arc<dyn BlockFile>, args: &Args) -> Result<Header,
 
 /// The files of the chain below the source, as far as they are there: the clone needs them too.
 async fn files_below(source: &Source, format: Format) -> ReadSet {
-    let look = Look {
+    let inspect_options = InspectOptions {
         sharing: Sharing::Forced,
-        ..Look::default()
+        ..InspectOptions::default()
     };
     let mut source = source.clone();
     source.format = Some(format);
-    let Ok(first) = Layer::look_source(&source, &look).await else {
+    let Ok(first) = ImageFileInfo::inspect_source(&source, &inspect_options).await else {
         return ReadSet::default();
     };
-    let chain = layer::openable_chain(first, &look).await;
-    layer::read_set(&chain, ReadAs::Source, &look).await
+    let chain = layer::openable_chain(first, &inspect_options).await;
+    layer::read_set(&chain, ReadAs::Source, &inspect_options).await
 }
 
 async fn clone_data_file(

@@ -105,7 +105,7 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
         let base = image.layers()[commit.depth].name.clone();
         let committed = image.commit(&commit, &source.gate(&how), &job).await;
         let closed = image.close().await;
-        // The first failure is the one to tell of.
+        // The first failure is the one to report.
         Ok(committed.and(closed).map(|()| base))
     })?;
     if let Err(Error::Cancelled) = outcome {
@@ -116,7 +116,7 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
     shown.end();
     args.change
         .done
-        .tell(args.change.quiet, "Image committed.\n", || {
+        .report(args.change.quiet, "Image committed.\n", || {
             json!({
                 "filename": spec.filename,
                 "base": base,

@@ -1,6 +1,6 @@
 //! `compare`: whether two disks hold the same, with qemu-img's words and exit codes.
 //!
-//! 0 is the same, 1 different, 2 could not open (or a mistake in the options), 3 could not tell
+//! 0 is the same, 1 different, 2 could not open (or a mistake in the options), 3 could not compare
 //! what is where, 4 could not read. What both disks say is zero, or have from one image, is not
 //! read.
 
@@ -72,7 +72,7 @@ pub struct Args {
     filenames: Vec<String>,
 }
 
-/// What the disks' sizes and contents come to.
+/// Result of a comparison of the disks' sizes and contents.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     sizes: [u64; 2],
@@ -122,7 +122,8 @@ impl Outcome {
     }
 }
 
-/// What is said of different sizes once what both have is the same, which is so from `at` on.
+/// Returns the warning of different sizes for disks that are equal up to `at`, the end of the
+/// shorter one.
 fn warning([first, second]: [u64; 2], at: u64) -> &'static str {
     match first != second && at >= first.min(second) {
         true => "Warning: Image size mismatch!\n",
@@ -147,7 +148,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 /// Why nothing has come of it.
 struct Failed {
     error: CommandError,
-    /// What is to be said all the same.
+    /// Note that is printed all the same.
     note: &'static str,
 }
 

@@ -40,7 +40,7 @@ use target::Target;
 
 /// A read of a server that is near takes a fraction of this; one that takes longer is waited for.
 const FAR: Duration = Duration::from_millis(4);
-/// What is read to find that out.
+/// Bytes that are read to find that out.
 const PROBE_BYTES: usize = 512;
 
 /// Command line of `convert`.
@@ -351,7 +351,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// What `-o`, `-B` and `-F` ask of a new target.
+    /// Returns the options of `-o`, `-B` and `-F` for a new target.
     fn options_of_creation(&self) -> Result<Vec<(String, String)>, CommandError> {
         let Request {
             args,
@@ -509,7 +509,7 @@ impl<'a> Request<'a> {
         !is_called_as_qemu() && !asks && is_raw && self.format == Some(Format::Raw)
     }
 
-    /// What a cancelled conversion leaves.
+    /// Describes the leftovers of a cancelled conversion.
     fn what_is_left(&self) -> String {
         let target = self.target;
         match self.args.no_create {

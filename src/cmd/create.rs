@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use crate::encryption::{EncryptionOptions, KeyOptions};
 use crate::error::CommandError;
 use crate::job::JobArgs;
-use crate::layer::{self, Layer, Look};
+use crate::layer::{self, ImageFileInfo, InspectOptions};
 use crate::open::{Trust, alloc_policy, block_on, foreign, parse_format};
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, json_text, print};
@@ -26,7 +26,7 @@ use cowslip_nbd::remote::ExportName;
 
 mod place;
 
-use place::tell_file_system;
+use place::set_file_system_options;
 pub use place::{NewFile, Place};
 
 /// Command line of `create`.
@@ -363,7 +363,7 @@ pub(super) fn options_of(format: Format) -> Vec<Known> {
     [own, of_file].concat()
 }
 
-/// What a program of this name lists.
+/// Returns the options that a program of this name lists.
 fn listed(options: Vec<Known>, program: &Program) -> Vec<Known> {
     let is_ours = |option: &Known| OWN_QCOW2_OPTIONS.iter().any(|own| own.name == option.name);
     let hides = program.name.starts_with("qemu-");
@@ -505,18 +505,18 @@ async fn look_at_backing(request: &mut Request, args: &Args) -> Result<ReadSet, 
 
 /// How a backing chain is looked at, whatever other processes do with it: nothing is read but sizes
 /// and names. If the new image or its data file is an export, nobody knows which file is behind it.
-/// The locks of its server tell, so then nobody may be writing to the chain.
-fn look_with(request: &Request, trust: &Trust) -> Look {
+/// The locks of its server count, so no other process may be writing to the chain then.
+fn inspect_options(request: &Request, trust: &Trust) -> InspectOptions {
     let data_file = options::value(&request.options, "data_file");
     let is_export = matches!(request.place, Place::Export(..))
         || data_file.is_some_and(|name| ExportName::of_file_name(name).is_some());
-    Look {
+    InspectOptions {
         sharing: match is_export {
             true => Sharing::Frozen,
             false => Sharing::Forced,
         },
         policy: trust.backing_policy,
-        ..Look::default()
+        ..InspectOptions::default()
     }
 }
 
@@ -527,16 +527,16 @@ pub(super) async fn openable_files(
     format: Option<&str>,
     trust: &Trust,
 ) -> ReadSet {
-    let look = Look {
+    let inspect_options = InspectOptions {
         sharing: Sharing::Forced,
-        ..look_with(request, trust)
+        ..inspect_options(request, trust)
     };
     let format = format.and_then(|name| parse_format(name).ok());
     let resolved = resolve_name(request.place.name(), name);
-    match Layer::look_resolved(&resolved, format, &look).await {
+    match ImageFileInfo::inspect_resolved(&resolved, format, &inspect_options).await {
         Ok(first) => {
-            let chain = layer::openable_chain(first, &look).await;
-            layer::read_set(&chain, ReadAs::Backing, &look).await
+            let chain = layer::openable_chain(first, &inspect_options).await;
+            layer::read_set(&chain, ReadAs::Backing, &inspect_options).await
         }
         Err(_) => ReadSet::default(),
     }
@@ -548,18 +548,18 @@ async fn open_chain(
     name: &str,
     format: Option<&str>,
     trust: &Trust,
-) -> Result<(Vec<Layer>, ReadSet), CommandError> {
-    let look = look_with(request, trust);
+) -> Result<(Vec<ImageFileInfo>, ReadSet), CommandError> {
+    let inspect_options = inspect_options(request, trust);
     let format = format.map(parse_format).transpose()?;
     let resolved = resolve_name(request.place.name(), name);
-    let first = Layer::look_resolved(&resolved, format, &look).await?;
-    let chain = layer::chain(first, &look).await;
+    let first = ImageFileInfo::inspect_resolved(&resolved, format, &inspect_options).await?;
+    let chain = layer::chain(first, &inspect_options).await;
     let chain =
         chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))?;
-    if look.sharing == Sharing::Frozen {
-        layer::refuse_written_data(&chain, &look).await?;
+    if inspect_options.sharing == Sharing::Frozen {
+        layer::refuse_written_data(&chain, &inspect_options).await?;
     }
-    let read = layer::read_set(&chain, ReadAs::Backing, &look).await;
+    let read = layer::read_set(&chain, ReadAs::Backing, &inspect_options).await;
     Ok((chain, read))
 }
 
@@ -698,7 +698,7 @@ pub(super) fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandE
     Ok(out)
 }
 
-/// What is said of an image's encryption, if it shall be.
+/// Reads the options of an image's encryption, if it is to be encrypted.
 ///
 /// # Errors
 /// Another way to encrypt than LUKS and QEMU's old one, or options of keys that are not.
@@ -748,7 +748,7 @@ pub(super) fn keys_of_qcow2<'a>(
     }
 }
 
-/// What is said of a LUKS volume's keys.
+/// Reads the options of a LUKS volume's keys.
 ///
 /// # Errors
 /// An algorithm that is not supported, or a header in another file.
@@ -776,7 +776,7 @@ pub(super) async fn make_files(
 ) -> Result<Vec<NewFile>, CommandError> {
     let open = async |place: &Place, read: &ReadSet, claim| {
         let (new, file) = place.make(read, claim, request.flush).await?;
-        tell_file_system(request, &*file)?;
+        set_file_system_options(request, &*file)?;
         Ok::<_, CommandError>((new, file))
     };
     if request.format == Format::Raw {

@@ -53,7 +53,7 @@ pub struct Args {
     operands: Vec<String>,
 }
 
-/// What the operands say.
+/// Values of the operands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Operands {
     input: Option<String>,
@@ -84,7 +84,8 @@ impl Operands {
         Ok(out)
     }
 
-    /// What of a disk of `size` bytes is copied; `None` if what is skipped is not there.
+    /// Returns the range of a disk of `size` bytes that is copied; `None` if the disk ends before
+    /// it.
     fn range(&self, size: u64) -> Option<std::ops::Range<u64>> {
         let block_bytes = self.block_bytes.unwrap_or(BLOCK_BYTES);
         let end = match self.count {

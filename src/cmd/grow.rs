@@ -1,8 +1,8 @@
 //! `grow`: space ahead of the ends of files that other programs write.
 //!
-//! The policy is the engine's ([`cowslip::growth`]). `watch.rs` tells what happens, `files.rs` and
+//! The policy is the engine's ([`cowslip::growth`]). `watch.rs` reports events, `files.rs` and
 //! `entry.rs` say what follows, `target.rs` does it, and has the reason why no byte is lost;
-//! `tell.rs` puts it in words.
+//! `report.rs` puts it in words.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -19,13 +19,13 @@ use crate::output::{self, Program};
 
 mod entry;
 mod files;
+mod report;
 mod target;
-mod tell;
 mod trim;
 mod watch;
 
 use files::{Files, Settings};
-use tell::{ReportStyle, Teller};
+use report::{ReportStyle, Reporter};
 use watch::{Batch, Watch};
 
 /// Between one look and the next, so that the writers' events come in batches: at a gigabyte a
@@ -111,15 +111,15 @@ pub fn run(args: &Args, program: &Program) -> u8 {
         (_, true) => ReportStyle::Nothing,
         _ => ReportStyle::Lines,
     };
-    let mut teller = Teller::new(style);
+    let mut reporter = Reporter::new(style);
     let outcome = match args.trim {
-        true => trim::run(&args.paths, &mut teller),
-        false => watched(args, &mut teller),
+        true => trim::run(&args.paths, &mut reporter),
+        false => watched(args, &mut reporter),
     };
     program.exit_code(outcome)
 }
 
-fn watched(args: &Args, teller: &mut Teller) -> Result<(), CommandError> {
+fn watched(args: &Args, reporter: &mut Reporter) -> Result<(), CommandError> {
     let mut watch = Watch::new(&args.paths)?;
     let signals = signals()?;
     let mut files = Files::new(Settings {
@@ -129,12 +129,12 @@ fn watched(args: &Args, teller: &mut Teller) -> Result<(), CommandError> {
     // Whatever ends it, what was allocated is given back first; a standard output that fails is
     // looked for below.
     output::brings_to_an_end(|| {});
-    teller.begin(&args.paths);
-    let outcome = attended(args, (&mut watch, &signals), &mut files, teller);
+    reporter.begin(&args.paths);
+    let outcome = attended(args, (&mut watch, &signals), &mut files, reporter);
     if !args.keep {
-        files.end(&watch, teller);
+        files.end(&watch, reporter);
     }
-    teller.end();
+    reporter.end();
     outcome
 }
 
@@ -143,7 +143,7 @@ fn attended(
     args: &Args,
     (watch, signals): (&mut Watch, &UnixStream),
     files: &mut Files,
-    teller: &mut Teller,
+    reporter: &mut Reporter,
 ) -> Result<(), CommandError> {
     let end = args.time.map(|time| Instant::now() + time);
     while !output::has_failed() {
@@ -155,8 +155,8 @@ fn attended(
         std::thread::sleep(PAUSE);
         let mut batch = Batch::default();
         watch.read(&mut batch)?;
-        files.take(watch, &batch, teller);
-        files.tick(watch, teller);
+        files.take(watch, &batch, reporter);
+        files.tick(watch, reporter);
         let is_over = end.is_some_and(|end| end <= Instant::now());
         if is_over || !watch.is_alive() || (args.once && files.are_done()) {
             break;
@@ -165,7 +165,7 @@ fn attended(
     Ok(())
 }
 
-/// What becomes readable when a signal has come that asks for the end.
+/// Returns a stream that becomes readable when a signal that asks for the end has come.
 fn signals() -> Result<UnixStream, CommandError> {
     let failed = |error: std::io::Error| {
         let words = cowslip::error::system_words(&error);

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::create::format_name;
 use crate::encryption::described;
 use crate::error::CommandError;
-use crate::layer::{Layer, Look, Protocol, chain};
+use crate::layer::{ImageFileInfo, InspectOptions, Protocol, chain};
 use crate::open::{OneImage, Trust, block_on, sharing};
 use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
 use crate::size;
@@ -20,7 +20,7 @@ use crate::time;
 
 /// Buffers of one request that the kernel takes (`UIO_MAXIOV`).
 const IOV_MAX: u64 = 1024;
-/// What a cipher works on.
+/// Unit of a cipher.
 const SECTOR_BYTES: u64 = 512;
 /// Where our buffers begin.
 const PAGE_BYTES: u64 = 4096;
@@ -55,20 +55,20 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
     let json = format == OutputFormat::Json;
     let spec = args.image.spec("info", program)?;
     let source = spec.resolve()?;
-    let look = Look {
+    let inspect_options = InspectOptions {
         sharing: sharing(
             args.force_share || source.common.force_share,
             Sharing::AsFormat,
         ),
         locking: source.host.locking,
         policy: args.trust.backing_policy,
-        ..Look::default()
+        ..InspectOptions::default()
     };
     let layers = block_on(Aio::Auto, async {
-        let layer = Layer::look_source(&source, &look).await;
+        let layer = ImageFileInfo::inspect_source(&source, &inspect_options).await;
         let layer = layer.map_err(|why| CommandError::opening(&source.given, why.to_string()))?;
         match args.backing_chain {
-            true => chain(layer, &look).await,
+            true => chain(layer, &inspect_options).await,
             false => Ok(vec![layer]),
         }
     })?;
@@ -77,7 +77,7 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
         ours: !program.name.starts_with("qemu-"),
         limits: args.limits,
     };
-    let described = |layer: &Layer| as_json(layer, detail);
+    let described = |layer: &ImageFileInfo| as_json(layer, detail);
     match (json, args.backing_chain) {
         (true, true) => print_json(&Value::Array(layers.iter().map(described).collect())),
         (true, false) => print_json(&described(&layers[0])),
@@ -92,7 +92,7 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
 /// How much is said beside what qemu-img says.
 #[derive(Clone, Copy)]
 struct Detail {
-    /// What we know of the file of the host.
+    /// Facts about the file of the host.
     ours: bool,
     /// Alignments and limits (`--limits`).
     limits: bool,
@@ -102,13 +102,13 @@ fn with_bytes(bytes: u64) -> String {
     format!("{} ({bytes} bytes)", size::human(bytes))
 }
 
-fn disk_size_text(layer: &Layer) -> String {
+fn disk_size_text(layer: &ImageFileInfo) -> String {
     layer
         .disk_size
         .map_or_else(|| "unavailable".to_string(), size::human)
 }
 
-fn as_text(layer: &Layer, detail: Detail) -> String {
+fn as_text(layer: &ImageFileInfo, detail: Detail) -> String {
     let mut lines = vec![
         format!("image: {}", layer.shown_name()),
         format!("file format: {}", shown_format(layer)),
@@ -133,7 +133,7 @@ fn as_text(layer: &Layer, detail: Detail) -> String {
 }
 
 /// The format, or the protocol where no format stands over it.
-fn shown_format(layer: &Layer) -> &'static str {
+fn shown_format(layer: &ImageFileInfo) -> &'static str {
     match layer.protocol {
         Protocol::BareNbd => "nbd",
         Protocol::File | Protocol::Nbd => format_name(layer.format),
@@ -141,7 +141,7 @@ fn shown_format(layer: &Layer) -> &'static str {
 }
 
 /// Describes the file, which is a child node of the image.
-fn child_text(layer: &Layer, detail: Detail, lines: &mut Vec<String>) {
+fn child_text(layer: &ImageFileInfo, detail: Detail, lines: &mut Vec<String>) {
     let protocol = child_format(layer);
     lines.push("Child node '/file':".to_string());
     lines.push(format!("    filename: {}", layer.filename));
@@ -166,14 +166,19 @@ fn child_text(layer: &Layer, detail: Detail, lines: &mut Vec<String>) {
 }
 
 /// The protocol's name.
-fn child_format(layer: &Layer) -> &'static str {
+fn child_format(layer: &ImageFileInfo) -> &'static str {
     match layer.protocol {
         Protocol::File => "file",
         Protocol::Nbd | Protocol::BareNbd => "nbd",
     }
 }
 
-fn qcow2_text(layer: &Layer, inspection: &Inspection, detail: Detail, lines: &mut Vec<String>) {
+fn qcow2_text(
+    layer: &ImageFileInfo,
+    inspection: &Inspection,
+    detail: Detail,
+    lines: &mut Vec<String>,
+) {
     let header = &inspection.header;
     if header.crypt_method != CryptMethod::None {
         lines.push("encrypted: yes".to_string());
@@ -224,7 +229,7 @@ fn file_limits() -> Value {
 }
 
 /// The same of an image: what it can discard and zero without moving bytes.
-fn image_limits(layer: &Layer) -> Value {
+fn image_limits(layer: &ImageFileInfo) -> Value {
     let mut limits = file_limits();
     let is_encrypted = |header: &Header| header.crypt_method != CryptMethod::None;
     if layer.keys.is_some() || layer.header().is_some_and(is_encrypted) {
@@ -265,8 +270,8 @@ pub fn snapshot_lines(snapshots: &[SnapshotInfo]) -> Vec<String> {
     lines
 }
 
-/// What only qcow2 images have, in QEMU's order.
-fn specific(layer: &Layer, inspection: &Inspection) -> Value {
+/// Returns the fields that only qcow2 images have, in QEMU's order.
+fn specific(layer: &ImageFileInfo, inspection: &Inspection) -> Value {
     let header = &inspection.header;
     let mut out = serde_json::Map::new();
     let mut put = |name: &str, value: Value| {
@@ -350,7 +355,7 @@ fn specific_text(value: &Value, level: usize, lines: &mut Vec<String>) {
     }
 }
 
-fn as_json(layer: &Layer, detail: Detail) -> Value {
+fn as_json(layer: &ImageFileInfo, detail: Detail) -> Value {
     let mut out = serde_json::Map::new();
     let mut put = |name: &str, value: Value| {
         out.insert(name.to_string(), value);
@@ -409,7 +414,7 @@ fn as_json(layer: &Layer, detail: Detail) -> Value {
     Value::Object(out)
 }
 
-fn child_json(layer: &Layer, detail: Detail) -> Value {
+fn child_json(layer: &ImageFileInfo, detail: Detail) -> Value {
     let mut out = json!({
         "children": [],
         "virtual-size": layer.file_len,
@@ -436,7 +441,7 @@ fn child_json(layer: &Layer, detail: Detail) -> Value {
     out
 }
 
-/// A snapshot as `info` tells it to programs.
+/// A snapshot in the JSON of `info`.
 pub fn snapshot_json(snapshot: &SnapshotInfo) -> Value {
     let mut out = serde_json::Map::new();
     if let Some(icount) = snapshot.icount {

@@ -85,7 +85,7 @@ const fn long(name: &'static str, letter: char, value: Value) -> Long {
     }
 }
 
-/// What the command line asks for.
+/// Request of the command line.
 struct Line {
     request: ImageRequest,
     /// `--image-opts`.

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::create::{format_named, keys_of_luks, keys_of_qcow2, options_of};
 use crate::error::CommandError;
-use crate::layer::{Layer, Look};
+use crate::layer::{ImageFileInfo, InspectOptions};
 use crate::open::{
     self, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing,
 };
@@ -21,7 +21,7 @@ use crate::options::{self, bytes_within};
 use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
 use crate::size::SIZE_MAX;
 
-/// What disks are a multiple of.
+/// Unit of the sizes of disks.
 const SECTOR_BYTES: u64 = 512;
 
 /// Command line of `measure`.
@@ -196,12 +196,12 @@ async fn bitmaps_of(
     spec: &ImageSpec,
 ) -> Result<Option<Vec<BitmapInfo>>, CommandError> {
     let source = spec.resolve()?;
-    let look = Look {
+    let inspect_options = InspectOptions {
         sharing: Sharing::Forced,
         policy: args.trust.backing_policy,
-        ..Look::default()
+        ..InspectOptions::default()
     };
-    let layer = Layer::look_source(&source, &look).await?;
+    let layer = ImageFileInfo::inspect_source(&source, &inspect_options).await?;
     let inspection = layer.inspection.filter(|found| found.header.version >= 3);
     Ok(inspection.map(|found| found.bitmaps))
 }
@@ -220,7 +220,7 @@ fn options_given(
     })
 }
 
-/// What of the options changes sizes; the others are not looked at, as qemu-img does not.
+/// Returns the options that change sizes; the others are not looked at, as in qemu-img.
 fn qcow2_options<'a>(
     size: u64,
     value: &impl Fn(&'static str) -> Option<&'a str>,

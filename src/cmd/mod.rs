@@ -23,7 +23,6 @@ pub mod compare;
 pub mod convert;
 pub mod create;
 pub mod dd;
-pub mod early;
 pub mod extents;
 pub mod generate;
 pub mod grow;
@@ -31,6 +30,7 @@ pub mod info;
 pub mod io;
 pub mod map;
 pub mod measure;
+pub mod option_order;
 pub mod rebase;
 pub mod resize;
 pub mod serve;
@@ -109,7 +109,7 @@ impl ImgVerb {
 /// Verbs under the name `qemu-img`.
 #[derive(Subcommand)]
 pub enum QemuImgVerb {
-    /// What `cowslip` has under the same names.
+    /// Verbs that `cowslip` has under the same names.
     #[command(flatten)]
     Img(ImgVerb),
     /// Run a simple image benchmark
@@ -129,7 +129,7 @@ impl QemuImgVerb {
 /// Verbs under the name `cowslip`.
 #[derive(Subcommand)]
 pub enum CowslipVerb {
-    /// What qemu-img does.
+    /// Verbs of qemu-img.
     #[command(flatten)]
     Img(ImgVerb),
     /// Measure an image with qemu-img's command line, or make a table of measurements
@@ -195,7 +195,7 @@ pub async fn run_io_lines(image: cowslip::Image, lines: &[&str]) -> bool {
     io::run_lines(image, lines).await
 }
 
-/// What a mode of discarding is called on command lines.
+/// Returns the policy for the name of a mode of discarding on command lines.
 fn discard_policy(mode: &str) -> Option<DiscardPolicy> {
     match mode {
         "ignore" | "off" => Some(DiscardPolicy::Ignore),

@@ -16,7 +16,7 @@ use serde_json::json;
 use super::ChangeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
-use crate::layer::{self, Layer, Look};
+use crate::layer::{self, ImageFileInfo, InspectOptions};
 use crate::open::{
     self, Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, block_on, foreign, format_named,
     open_image, sharing, warn_of_guessed_raw,
@@ -76,7 +76,7 @@ impl Args {
         ))
     }
 
-    /// What the header is to say.
+    /// Returns the backing file for the header.
     fn header(&self, format: Option<Format>) -> Result<BackingFile, CommandError> {
         match (self.name(), format) {
             ("", _) => Ok(BackingFile::None),
@@ -135,7 +135,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
         let asked = (args, &spec.resolve()?);
         let changed = change(&image, asked, &backing_how, &job).await;
         let closed = image.close().await;
-        // The first failure is the one to tell of.
+        // The first failure is the one to report.
         Ok(changed?.and(closed))
     })?;
     if let Err(Error::Cancelled) = outcome {
@@ -144,7 +144,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
     }
     outcome.map_err(|error| args.could_not_change(error))?;
     shown.end();
-    args.change.done.tell(args.change.quiet, "", || {
+    args.change.done.report(args.change.quiet, "", || {
         json!({
             "filename": spec.filename,
             "backing-filename": args.backing.as_deref().filter(|name| !name.is_empty()),
@@ -217,24 +217,25 @@ async fn refuse_loop(
     format: Option<Format>,
     how: &OpenHow,
 ) -> Result<(), CommandError> {
-    let look = Look {
+    let inspect_options = InspectOptions {
         sharing: Sharing::Forced,
         policy: how.policy,
-        ..Look::default()
+        ..InspectOptions::default()
     };
-    let Ok(first) = Layer::look_resolved(resolved, format, &look).await else {
+    let Ok(first) = ImageFileInfo::inspect_resolved(resolved, format, &inspect_options).await
+    else {
         return Ok(());
     };
-    let chain = layer::openable_chain(first, &look).await;
+    let chain = layer::openable_chain(first, &inspect_options).await;
     let own = image
         .layers()
         .first()
         .and_then(|layer| layer.content.clone());
-    let is_own = |layer: &Layer| layer.content.is_some() && layer.content == own;
+    let is_own = |layer: &ImageFileInfo| layer.content.is_some() && layer.content == own;
     if chain.iter().any(is_own) {
         return Err(args.could_not_change("the backing chain would be a loop"));
     }
-    let read = layer::read_set(&chain, ReadAs::Backing, &look).await;
+    let read = layer::read_set(&chain, ReadAs::Backing, &inspect_options).await;
     let checked = image.check_overwrites(&read);
     checked.map_err(|error| args.could_not_change(CommandError::from(error)))
 }

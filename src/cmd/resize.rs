@@ -37,7 +37,7 @@ pub struct Args {
     words: Vec<String>,
 }
 
-/// What size is asked for.
+/// Size that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Size(u64),
@@ -115,7 +115,7 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
         let size = checked_size(&image, wanted, (args, how), program)?;
         let resized = image.resize_as_job(size, how, &job).await;
         let closed = image.close().await;
-        // The first failure is the one to tell of.
+        // The first failure is the one to report.
         Ok(resized.and(closed).map(|()| (before, size)))
     })?;
     match outcome {
@@ -131,7 +131,7 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
             args.change.job.end();
             args.change
                 .done
-                .tell(args.change.quiet, "Image resized.\n", || {
+                .report(args.change.quiet, "Image resized.\n", || {
                     json!({
                         "filename": filename,
                         "virtual-size-before": before,

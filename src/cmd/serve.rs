@@ -85,11 +85,11 @@ pub struct Args {
     /// threads or io_uring; the better one that works, if not given
     #[arg(long)]
     aio: Option<String>,
-    /// What clients' discards do: unmap or ignore
+    /// Effect of clients' discards: unmap or ignore
     #[arg(long, default_value = "unmap")]
     discard: String,
-    /// What clients' writes of zeroes do: off (nothing special), on (they need no space that is not
-    /// there), or unmap (their space is given back)
+    /// Effect of clients' writes of zeroes: off (nothing special), on (they need no space that is
+    /// not there), or unmap (their space is given back)
     #[arg(long, default_value = "off", value_name = "MODE")]
     detect_zeroes: String,
     /// How space is allocated: contiguous (whole clusters, ahead of need), sparse (what is written
@@ -143,7 +143,7 @@ enum Daemonize {
     Yes,
 }
 
-/// What is served, and how.
+/// Images to serve, and how.
 #[derive(Clone, Debug)]
 struct Service {
     spec: ImageSpec,
@@ -153,7 +153,7 @@ struct Service {
     export_name: String,
     description: String,
     /// Clients may ask which layers of the backing chain data is in.
-    tells_depth: bool,
+    has_depth_context: bool,
     /// The persistent bitmaps that clients may ask for.
     bitmaps: Vec<String>,
     /// `None` is no limit.
@@ -185,7 +185,7 @@ impl Service {
             },
             export_name: String::new(),
             description: String::new(),
-            tells_depth: false,
+            has_depth_context: false,
             bitmaps: Vec::new(),
             clients_max: Some(1),
             lifetime: Lifetime::UntilLastClient,
@@ -252,7 +252,7 @@ impl Args {
         service.offset = self.offset;
         service.export_name = self.export_name;
         service.description = self.description;
-        service.tells_depth = self.allocation_depth;
+        service.has_depth_context = self.allocation_depth;
         service.bitmaps = self.bitmaps;
         service.clients_max = Some(self.clients).filter(|clients| *clients > 0);
         if !self.once {
@@ -270,7 +270,7 @@ impl Args {
     }
 }
 
-/// What serves over TLS: credentials by their ID, and whom they are for.
+/// Returns the credentials, by their ID, for serving over TLS, with the authorization.
 ///
 /// # Errors
 /// There are no such objects.
@@ -359,7 +359,7 @@ async fn serve_image(
     let maintained = Arc::clone(&image);
     cowslip_queue::spawn(async move { maintained.maintain().await });
     detached
-        .tell_ready()
+        .report_ready()
         .map_err(|error| CommandError::new(words(&error)))?;
     let Listening { listener, name } = listening;
     server.serve(vec![listener]).await;
@@ -368,7 +368,7 @@ async fn serve_image(
     closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))
 }
 
-/// What the metadata caches of a chain did and hold, for programs.
+/// Returns the statistics of the metadata caches of a chain, for programs.
 pub(super) fn cache_report(cache: &cowslip::image::CacheStatistics) -> serde_json::Value {
     serde_json::json!({
         "budget-bytes": cache.budget_bytes,
@@ -436,9 +436,9 @@ fn server(service: &Service, program: &Program, export: Export) -> Server {
     server.add_export(service.export_name.clone(), export);
     if service.talk == Verbosity::Everything {
         let program = program.clone();
-        let tells_all = !is_called_as_qemu();
+        let reports_all = !is_called_as_qemu();
         server.observe(move |event| {
-            if tells_all || has_gone_wrong(event) {
+            if reports_all || has_gone_wrong(event) {
                 program.complain(described(event));
             }
         });
@@ -446,7 +446,7 @@ fn server(service: &Service, program: &Program, export: Export) -> Server {
     server
 }
 
-/// Whether `qemu-nbd -v` tells of it: scripts compare what it says.
+/// Whether `qemu-nbd -v` reports it: scripts compare its output.
 fn has_gone_wrong(event: &ServerEvent) -> bool {
     match event {
         ServerEvent::Disconnected { reason, .. } => reason.is_some(),

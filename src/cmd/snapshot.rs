@@ -18,7 +18,7 @@ use super::info::{snapshot_json, snapshot_lines};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
-use crate::layer::{Layer, Look};
+use crate::layer::{ImageFileInfo, InspectOptions};
 use crate::open::{
     self, Access, ImageSpec, OneImage, OpenHow, Trust, block_on, open_image, sharing,
     warn_of_guessed_raw,
@@ -58,7 +58,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// What is asked for.
+/// Action on a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action<'a> {
     List,
@@ -68,7 +68,7 @@ enum Action<'a> {
 }
 
 impl<'a> Action<'a> {
-    /// What is done, and to which snapshot.
+    /// Returns the action's name, and the snapshot's.
     fn words(self) -> (&'static str, &'a str) {
         match self {
             Action::List => ("list", ""),
@@ -78,7 +78,7 @@ impl<'a> Action<'a> {
         }
     }
 
-    /// What could not be done, in QEMU's words.
+    /// Returns the error of an action that has failed, in QEMU's words.
     fn failed(self, error: &Error, format: Format) -> CommandError {
         let (verb, name) = self.words();
         let is_unknown = matches!(error, Error::Io { source, .. }
@@ -133,17 +133,17 @@ fn done(args: &Args, program: &Program) -> Result<(), CommandError> {
 
 fn list(args: &Args, spec: &ImageSpec) -> Result<(), CommandError> {
     let source = spec.resolve()?;
-    let look = Look {
+    let inspect_options = InspectOptions {
         sharing: sharing(
             args.force_share || source.common.force_share,
             Sharing::AsFormat,
         ),
         locking: source.host.locking,
         policy: args.trust.backing_policy,
-        ..Look::default()
+        ..InspectOptions::default()
     };
     let layer = block_on(Aio::Auto, async {
-        let layer = Layer::look_source(&source, &look).await;
+        let layer = ImageFileInfo::inspect_source(&source, &inspect_options).await;
         layer.map_err(|why| CommandError::opening(&source.given, why.to_string()))
     })?;
     let snapshots: &[SnapshotInfo] = match &layer.inspection {
@@ -180,7 +180,7 @@ fn change(
         let format = image.layers()[0].format;
         let changed = perform(&image, action, &job).await;
         let closed = image.close().await;
-        // The first failure is the one to tell of.
+        // The first failure is the one to report.
         Ok((changed.and(closed), format))
     })?;
     match outcome {

@@ -3,7 +3,7 @@
 
 use crate::output::Program;
 
-/// What came of it.
+/// Result of a request to trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traced {
     /// Events were asked for, which do not exist.

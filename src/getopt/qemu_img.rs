@@ -12,7 +12,7 @@
 
 use clap::{Arg, Command};
 
-use crate::cmd::early::Validated;
+use crate::cmd::option_order::Validated;
 use crate::error::CommandError;
 use crate::output::{Program, print_error};
 
@@ -77,7 +77,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Complains of the line, and returns the exit code.
-    pub fn tell(&self, program: &Program) -> u8 {
+    pub fn report(&self, program: &Program) -> u8 {
         let name = &program.name;
         let (who, what) = match self {
             Refusal::Value(error) => return program.fail(error),
@@ -342,7 +342,7 @@ mod tests {
 
     use super::*;
 
-    /// What the parser gets, or what is wrong.
+    /// Returns the arguments of the parser, or the error.
     fn read(line: &str) -> String {
         let words = ["qemu-img"].into_iter().chain(line.split_whitespace());
         let words: Vec<String> = words
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_mistake_is_told() {
+    fn the_first_mistake_is_reported() {
         for (line, expected) in [
             ("", "<no verb>"),
             ("--", "<no verb>"),

@@ -25,7 +25,7 @@ const SECRET_BYTES_MAX: u64 = 1 << 20;
 
 type Bytes = Zeroizing<Vec<u8>>;
 
-/// What was defined.
+/// Object that was defined.
 #[derive(Clone)]
 enum Object {
     Secret(Bytes),
@@ -33,7 +33,7 @@ enum Object {
     Authorization(Authorization),
 }
 
-/// What makes an object of one type of the options that describe it.
+/// Constructor of an object of one type from its options.
 type Make = fn(&[(String, String)]) -> Result<Object, CommandError>;
 
 static OBJECTS: Mutex<BTreeMap<String, Object>> = Mutex::new(BTreeMap::new());
@@ -113,7 +113,7 @@ pub fn client_credentials(id: &str) -> Result<ClientCredentials, CommandError> {
     }
 }
 
-/// What was defined, for images that name it.
+/// Objects that were defined, for images that name them.
 #[derive(Clone, Copy, Debug)]
 pub struct Defined;
 

@@ -20,9 +20,9 @@ use crate::options;
 
 /// The file of a directory.
 const FILE: &str = "keys.psk";
-/// Who a client is, if nothing is said.
+/// Name of a client by default.
 const USER: &str = "qemu";
-/// What is read of the system's list of users.
+/// Limit of the bytes that are read of the system's list of users.
 const PASSWD_BYTES_MAX: u64 = 4 << 20;
 
 /// The credentials that an object of type `tls-creds-psk` describes.
@@ -64,8 +64,8 @@ pub fn credentials(pairs: &[(String, String)]) -> Result<Credentials, CommandErr
     }
 }
 
-/// What a client needs that has been given a file of keys, but no object. Without a name it is the
-/// user who runs the program.
+/// Returns the credentials of a client that has been given a file of keys, but no object. Without a
+/// name it is the user who runs the program.
 ///
 /// # Errors
 /// A file that cannot be used, or no key for the user in it.

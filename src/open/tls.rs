@@ -34,7 +34,7 @@ pub enum Credentials {
     Client(ClientCredentials),
 }
 
-/// What is done with our own certificate before it is used.
+/// Examination of our own certificate before it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Examination {
     /// It is looked at as a peer would.
@@ -92,7 +92,8 @@ pub(super) fn no_priority() -> CommandError {
     )
 }
 
-/// What a client needs that has been given a directory of certificates, but no object.
+/// Returns the credentials of a client that has been given a directory of certificates, but no
+/// object.
 ///
 /// # Errors
 /// A file that cannot be used.
@@ -325,7 +326,7 @@ fn matches_glob(pattern: &[u8], text: &[u8]) -> bool {
     pattern[at..].iter().all(|&byte| byte == b'*')
 }
 
-/// What an object of type `authz-simple` describes.
+/// Returns the authorization that an object of type `authz-simple` describes.
 ///
 /// # Errors
 /// An option that there is not, or that is missing.
@@ -342,8 +343,8 @@ pub fn authorize_one(pairs: &[(String, String)]) -> Result<Authorization, Comman
     Ok(Authorization::Simple(identity))
 }
 
-/// What an object of type `authz-list` describes: `policy=`, and `rules.N.match=`,
-/// `rules.N.policy=`, `rules.N.format=`; in JSON a list of rules.
+/// Returns the authorization that an object of type `authz-list` describes: `policy=`, and
+/// `rules.N.match=`, `rules.N.policy=`, `rules.N.format=`; in JSON a list of rules.
 ///
 /// # Errors
 /// An option that there is not, or that is missing.

@@ -1,5 +1,5 @@
-//! Somebody else writes to the file while it is given space, and the allocation is interrupted: not
-//! a byte of his is lost.
+//! Another process writes to the file while it is given space, and the allocation is interrupted:
+//! not a byte of his is lost.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -59,7 +59,7 @@ fn expect(path: &Path, len: u64, at: u64, bytes: &[u8]) {
 /// With `--keep-size` only the program that appends moves the end of the file.
 pub fn what_is_appended_beyond_an_end_that_stays_is_kept(dir: &Path) {
     let said = interrupt(dir, "--keep-size", append);
-    assert!(said.contains("somebody else has written"), "{said}");
+    assert!(said.contains("another process has written"), "{said}");
     let path = dir.join("recording");
     expect(&path, BEFORE + (2 << 20), BEFORE, &[2; 2 << 20]);
 }
@@ -67,7 +67,7 @@ pub fn what_is_appended_beyond_an_end_that_stays_is_kept(dir: &Path) {
 /// An end that moves is where others append.
 pub fn what_is_appended_to_an_end_that_moves_is_kept(dir: &Path) {
     let said = interrupt(dir, "", append);
-    assert!(said.contains("somebody else has written"), "{said}");
+    assert!(said.contains("another process has written"), "{said}");
     let path = dir.join("recording");
     expect(&path, END + (2 << 20), END, &[2; 2 << 20]);
 }
@@ -78,7 +78,7 @@ pub fn what_is_written_behind_the_old_end_is_kept(dir: &Path) {
         let file = OpenOptions::new().write(true).open(path).unwrap();
         file.write_all_at(b"mine", 20 << 20).unwrap();
     });
-    assert!(said.contains("somebody else has written"), "{said}");
+    assert!(said.contains("another process has written"), "{said}");
     expect(&dir.join("recording"), END, 20 << 20, b"mine");
 }
 

@@ -190,7 +190,7 @@ pub const KNOWN: &[Known] = &[
     (
         |line| {
             line.ours
-                .contains("A temporary snapshot (-s) cannot be opened anew")
+                .contains("A temporary snapshot (-s) cannot be reopened")
         },
         "qemu-io looks for the file that it has removed, or begins another",
     ),

@@ -49,7 +49,7 @@ pub fn filefrag(files: &[PathBuf]) -> Vec<Vec<Extent>> {
                 flags: flags.map(str::to_string).collect(),
             });
     }
-    assert_eq!(out.len(), files.len(), "filefrag tells of each file");
+    assert_eq!(out.len(), files.len(), "filefrag reports each file");
     out
 }
 

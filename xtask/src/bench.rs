@@ -24,8 +24,8 @@ use crate::{peers, run};
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What is measured: random writes over NBD, unless it is `convert` (beside qemu-img and
-    /// nbdcopy)
+    /// Subject of the measurement: random writes over NBD, unless it is `convert` (beside qemu-img
+    /// and nbdcopy)
     #[arg(conflicts_with_all = ["check", "shown"])]
     table: Option<Table>,
     /// Measure `check` beside `qemu-img check` instead

@@ -7,6 +7,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/language.rs"]
+mod language;
+
 /// A source file of the workspace.
 struct Source {
     /// Its path, relative to the root, with slashes.

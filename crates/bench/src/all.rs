@@ -19,8 +19,8 @@ use crate::conditions::{command_line, quoted};
 use crate::deadline::Shares;
 use crate::page::file::PageFile;
 use crate::places::{Held, make_loop};
+use crate::reporter::{Made, Outlet, ReportStyle};
 use crate::tables::Plan;
-use crate::telling::{Made, Outlet, ReportStyle};
 use crate::{allocate, pages, writers};
 
 /// Minutes, if it is not said.
@@ -90,7 +90,7 @@ const SHARES: [Share; 9] = [
     },
 ];
 
-/// What `bench all` takes.
+/// Options of `bench all`.
 #[derive(clap::Args)]
 pub struct AllOptions {
     /// Write the results as a page: what one would attach to a mail. After an interruption it has
@@ -117,10 +117,10 @@ pub struct AllOptions {
     tables: Vec<String>,
 }
 
-/// What `bench report` takes.
+/// Options of `bench report`.
 #[derive(clap::Args)]
 pub struct ReportOptions {
-    /// What --json printed; `-` is standard input
+    /// Output of --json; `-` is standard input
     #[arg(required = true, value_name = "RESULTS")]
     results: Vec<PathBuf>,
     /// Write the page here
@@ -128,7 +128,7 @@ pub struct ReportOptions {
     html: PathBuf,
 }
 
-/// What makes a table.
+/// Maker of a table.
 enum Maker {
     /// Of images.
     Table(Box<Plan>),
@@ -163,13 +163,13 @@ impl Maker {
 /// A table that is to be made.
 struct Planned {
     maker: Maker,
-    /// What would make it alone.
+    /// Command line that would make it alone.
     words: Vec<String>,
     weight: u32,
 }
 
 impl AllOptions {
-    /// What a table is asked for.
+    /// Returns the arguments of a table.
     fn words_of(&self, share: &Share) -> Vec<String> {
         let words = if self.quick { share.quick } else { share.words };
         words.split(' ').map(str::to_string).collect()

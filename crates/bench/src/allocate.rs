@@ -23,7 +23,7 @@ use crate::conditions;
 use crate::deadline::{Shares, is_over};
 use crate::places::PlaceOptions;
 use crate::report::{Cells, End, document};
-use crate::telling::{Made, Outlet, Telling, made};
+use crate::reporter::{Made, Outlet, Reporter, made};
 
 mod age;
 mod method;
@@ -88,7 +88,7 @@ pub fn run(mut args: Args) -> Result<u8, CommandError> {
     outcome.map(|()| 0)
 }
 
-/// What is to be measured.
+/// Plan of the measurement.
 pub struct Plan {
     places: PlaceOptions,
     recipes: Vec<Recipe>,
@@ -240,7 +240,7 @@ impl Plan {
 
 fn recreate(place: &mut Place, recipe: Option<&Recipe>) -> Result<(), CommandError> {
     match recipe {
-        Some(recipe) => place.make_anew(recipe).map_err(CommandError::new),
+        Some(recipe) => place.remake(recipe).map_err(CommandError::new),
         None => Ok(()),
     }
 }
@@ -265,7 +265,7 @@ struct Bench {
     rows: Vec<Row>,
     planned: usize,
     table: table::Table,
-    telling: Telling,
+    reporter: Reporter,
     progress: Progress,
 }
 
@@ -284,7 +284,7 @@ impl Bench {
             rows: Vec::new(),
             planned: states.len() * plan.methods.len() * names.len(),
             table: table::Table::new(&names, &plan.methods),
-            telling: Telling::new(outlet),
+            reporter: Reporter::new(outlet),
             progress: Progress::of(runs as u64),
         }
     }
@@ -298,13 +298,13 @@ impl Bench {
 
     /// Methods of a place in one state are done.
     fn add(&mut self, rows: Vec<Row>) {
-        let text = match self.telling.wants_rows() {
+        let text = match self.reporter.wants_rows() {
             true => self.table.rows(&rows),
             false => String::new(),
         };
         self.rows.extend(rows);
         let interrupted = self.document(End::Interrupted);
-        self.telling.add(&text, interrupted, &self.progress);
+        self.reporter.add(&text, interrupted, &self.progress);
     }
 
     fn cells(&self) -> Cells {
@@ -323,6 +323,6 @@ impl Bench {
     /// Tells the end.
     fn finish(self, failure: Option<&str>) -> Result<serde_json::Value, CommandError> {
         let document = self.document(End::of(failure, self.cells()));
-        self.telling.finish(document)
+        self.reporter.finish(document)
     }
 }

@@ -1,11 +1,11 @@
-//! What is measured: a kind of image, a load, and the contestants that take it.
+//! Cells of a table: a kind of image, a load, and the contestants that take it.
 
 use cowslip_console::size;
 
 use crate::peers::Peer;
 use crate::server::Kind;
 
-/// Who takes the load, on what.
+/// Contestant, and its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contestant {
     /// We, on an image that our `create` made with this policy.
@@ -28,7 +28,7 @@ pub enum Contestant {
     QemuRaw(RawFile),
 }
 
-/// What L2 tables may take in memory.
+/// Memory limit of L2 tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheBudget {
     /// A number of MiB.
@@ -149,7 +149,7 @@ impl Contestant {
     }
 }
 
-/// What is below an image.
+/// Backing of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Nothing.
@@ -191,7 +191,7 @@ pub enum Layout {
     Scattered,
 }
 
-/// What requests do.
+/// Direction of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// They read.
@@ -209,9 +209,9 @@ pub struct Shape {
     pub cluster_bytes: u64,
     /// Extended L2 entries.
     pub subclusters: Subclusters,
-    /// What is below it.
+    /// Its backing.
     pub backing: Backing,
-    /// What it holds.
+    /// Its content.
     pub before: Before,
 }
 
@@ -277,7 +277,7 @@ pub struct CellLoad {
     pub request_bytes: u64,
     /// Writes to a flush; 0 for none but that of the close.
     pub flush_interval: u64,
-    /// What they do.
+    /// Direction.
     pub direction: Direction,
 }
 
@@ -301,7 +301,7 @@ pub struct Cell {
     pub shape: Shape,
     /// The load.
     pub load: CellLoad,
-    /// Who takes it.
+    /// Contestants that take it.
     pub contestants: Vec<Contestant>,
 }
 

@@ -9,11 +9,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cowslip_console::time::date_and_time;
 use cowslip_testbed::machine::{BUSY, Machine, Root};
+use cowslip_testbed::output_of;
 use cowslip_testbed::stack::Stack;
-use cowslip_testbed::told_by;
 use serde_json::{Map, Value, json};
 
-use crate::telling::Outlet;
+use crate::reporter::Outlet;
 
 /// Programs that take part or make file systems, and how they are asked for their versions.
 const PROGRAMS: [(&str, &str); 8] = [
@@ -48,8 +48,8 @@ pub fn line_of(command: &std::process::Command) -> String {
     command_line(std::iter::once(command.get_program()).chain(command.get_args()))
 }
 
-/// What a table was asked for, and under which conditions it goes to this outlet. Places are added
-/// to that.
+/// Returns the arguments of a table, with the conditions under which it goes to this outlet. Places
+/// are added to that.
 pub fn of_table(asked: Value, outlet: &Outlet) -> Value {
     let mut conditions = asked;
     let mut run = of_run();
@@ -101,14 +101,14 @@ fn versions() -> Value {
     let own = format!("cowslip {}", env!("CARGO_PKG_VERSION"));
     versions.insert("cowslip".to_string(), json!(own));
     for (program, word) in PROGRAMS {
-        let output = told_by(program, &[word]);
+        let output = output_of(program, &[word]);
         let line = output.as_deref().and_then(|text| text.lines().next());
         versions.insert(program.to_string(), json!(line.map(str::trim)));
     }
     Value::Object(versions)
 }
 
-/// What is under a directory, with what its file system tells of itself.
+/// Returns the stack of devices under a directory, with the report of its file system's tool.
 pub fn of_directory(directory: &Path) -> Value {
     let stack = match Stack::look(&Root::default(), directory) {
         Ok(stack) => stack,
@@ -119,13 +119,13 @@ pub fn of_directory(directory: &Path) -> Value {
     json!({
         "stack": stack,
         "extent-hint-bytes": hint.ok(),
-        "filesystem-told": told_by_filesystem(&stack),
+        "filesystem-told": output_of_filesystem(&stack),
         "warnings": stack.warnings(),
     })
 }
 
-/// What the tool of a file system says of it.
-fn told_by_filesystem(stack: &Stack) -> Value {
+/// Returns the report of a file system's tool on it.
+fn output_of_filesystem(stack: &Stack) -> Value {
     let directory = stack.directory.to_string_lossy();
     let source = stack.source.as_deref().unwrap_or_default();
     let command: &[&str] = match stack.filesystem_type.as_deref() {
@@ -134,11 +134,11 @@ fn told_by_filesystem(stack: &Stack) -> Value {
         Some("btrfs") => &["btrfs", "filesystem", "usage", &directory],
         _ => return Value::Null,
     };
-    let output = told_by(command[0], &command[1..]);
+    let output = output_of(command[0], &command[1..]);
     json!({
         "command": command_line(command.iter().map(AsRef::as_ref)),
         "output": output.unwrap_or_else(|| {
-            format!("{} is not there, or tells this user nothing.", command[0])
+            format!("{} is not there, or shows this user nothing.", command[0])
         }),
     })
 }
@@ -152,12 +152,12 @@ mod tests {
         let words = ["cowslip", "bench", "--dir=/a b", "it's", "", "$x"].map(OsStr::new);
         let line = command_line(words);
         assert_eq!(line, r"cowslip bench '--dir=/a b' 'it'\''s' '' '$x'");
-        let back = told_by("sh", &["-c", &format!("printf '[%s]' {line}")]);
+        let back = output_of("sh", &["-c", &format!("printf '[%s]' {line}")]);
         assert_eq!(back.unwrap(), "[cowslip][bench][--dir=/a b][it's][][$x]");
     }
 
     #[test]
-    fn a_run_tells_of_itself() {
+    fn a_run_describes_itself() {
         let run = of_run();
         assert!(run["command"].as_str().unwrap().contains("cowslip"));
         assert!(run["machine"]["processors"].as_u64() > Some(0));

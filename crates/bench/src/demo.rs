@@ -6,7 +6,7 @@
 //! check. Where QEMU is installed its server does the same, as further rows, for the same client on
 //! images of the same kind.
 //!
-//! What it leaves behind: nothing, unless `--keep` asks for it.
+//! It leaves no files behind unless `--keep` asks for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -98,7 +98,7 @@ fn demonstrate(args: &Args) -> Result<Report, CommandError> {
     Ok(report)
 }
 
-/// What all cases share.
+/// State that all cases share.
 struct Stage<'a> {
     directory: &'a Path,
     page_cache: PageCache,
@@ -213,7 +213,7 @@ impl WorkDirectory {
     fn make(args: &Args) -> Result<WorkDirectory, CommandError> {
         let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
         let path = parent.join(format!("cowslip-demo-{}", std::process::id()));
-        // One that was there already would be somebody else's.
+        // A directory that was there already would belong to another program.
         let made = fs::create_dir_all(&parent).and_then(|()| fs::create_dir(&path));
         made.map_err(|e| {
             let words = cowslip::error::system_words(&e);

@@ -28,7 +28,7 @@ impl<'a> Document<'a> {
         text(&self.0["conditions"], "table")
     }
 
-    /// What it was made under.
+    /// Returns the conditions under which it was made.
     pub fn conditions(self) -> &'a Value {
         &self.0["conditions"]
     }
@@ -142,7 +142,7 @@ impl<'a> DocumentRow<'a> {
         text(self.0, "contestant")
     }
 
-    /// What a first run of it was started with.
+    /// Returns the command line of its first run.
     pub fn command(self) -> Option<&'a str> {
         self.0["command"].as_str()
     }

@@ -126,7 +126,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     Ok(measurement)
 }
 
-/// What the guest runs.
+/// Returns the command line of the guest.
 fn words(stage: &Stage<'_>, load: &CellLoad) -> Vec<String> {
     let fixed = ["bench", "--json", "-f", "raw", "-t", "none", "--warm-up"];
     let mut words = fixed.map(str::to_string).to_vec();
@@ -197,7 +197,7 @@ impl RunFigures {
             number("close-seconds"),
         );
         let (Some(requests), Some(seconds), Some(close_seconds)) = figures else {
-            let text = format!("The guest tells no figures, but:\n{}", output.trim());
+            let text = format!("The guest printed no figures, but:\n{}", output.trim());
             return Err(CommandError::new(text));
         };
         Ok(RunFigures {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_figure_is_told() {
+    fn output_without_figures_is_shown() {
         let error = RunFigures::parse("Killed\n").unwrap_err().to_string();
         assert!(error.contains("Killed"), "{error}");
         assert!(RunFigures::parse("{\"requests\": 3}").is_err());

@@ -1,4 +1,4 @@
-//! What a file takes from its file system, and what its device has been asked for.
+//! Space of a file in its file system, and the requests that its device has got.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -6,12 +6,12 @@ use std::path::Path;
 
 use cowslip_console::error::CommandError;
 
-/// What a file takes.
+/// Space of a file.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct HostUsage {
     /// Bytes of space.
     pub bytes: u64,
-    /// Runs of it; `None` if the file system does not tell.
+    /// Runs of it; `None` if the file system does not list them.
     pub extents: Option<u64>,
 }
 
@@ -36,7 +36,7 @@ impl HostUsage {
 }
 
 /// Flushes that the device under `path` has completed so far, by anyone; `None` where the system
-/// does not tell, as for file systems on several devices.
+/// does not say, as for file systems on several devices.
 pub fn device_flushes(path: &Path) -> Option<u64> {
     let device = fs::metadata(path).ok()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));

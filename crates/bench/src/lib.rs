@@ -34,6 +34,7 @@ mod places;
 mod preallocation;
 mod private_files;
 mod report;
+mod reporter;
 mod run;
 mod scale;
 mod section;
@@ -46,12 +47,11 @@ mod stage;
 mod steady;
 mod subclusters;
 mod tables;
-mod telling;
 mod writers;
 
 pub use machine::init as guest_init;
 
-/// What can be asked for.
+/// Verbs of the bench.
 #[derive(clap::Subcommand)]
 pub enum Verb {
     /// Of images, beside QEMU's

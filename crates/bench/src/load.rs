@@ -20,7 +20,7 @@ use crate::latency::Histogram;
 /// Width of a step of the series in milliseconds.
 pub const SERIES_STEP_MS: u64 = 100;
 
-/// What requests do.
+/// Direction of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// They read.
@@ -43,7 +43,7 @@ pub enum Order {
     Random(u64),
 }
 
-/// What a due flush waits for.
+/// Wait before a due flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// All requests end first.
@@ -70,19 +70,19 @@ pub struct Load {
     pub request_bytes: usize,
     /// Number of requests in flight.
     pub depth: usize,
-    /// What they do.
+    /// Direction of the requests.
     pub direction: Direction,
     /// Where.
     pub order: Order,
     /// Requests to a flush; 0 for none.
     pub flush_interval: u64,
-    /// What flushes wait for.
+    /// Wait before a flush.
     pub pause: Pause,
     /// Messages printed meanwhile.
     pub verbosity: Verbosity,
 }
 
-/// What was measured.
+/// Figures of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     /// Until the last request had ended. What flushes and the close took after that is not in it.
@@ -93,7 +93,7 @@ pub struct Figures {
     pub flushes: u64,
     /// Requests that ended in each step of the run.
     pub series: Vec<u64>,
-    /// What writes found that were admitted in each step; empty where that is not known.
+    /// Statistics of the writes that were admitted in each step; empty where they are not known.
     pub writes: Vec<WriteStatistics>,
 }
 
@@ -106,7 +106,7 @@ struct Run<'a> {
     start: Instant,
     places: RefCell<Places>,
     figures: RefCell<Figures>,
-    /// What writes had found when the last step but one ended; `None` where that is not known.
+    /// Statistics of the writes when the last step but one ended; `None` where they are not known.
     counted: Cell<Option<WriteStatistics>>,
     /// Requests that have not begun.
     unsent: Cell<u64>,

@@ -26,19 +26,19 @@ const QEMU: &str = "qemu-system-x86_64";
 /// With KVM it takes 2 s. What takes much longer is no KVM that runs this kernel.
 const PROBE_WITHIN: Duration = Duration::from_secs(10);
 
-/// What guests run on.
+/// Options of the machine of guests.
 #[derive(clap::Args)]
 pub struct MachineOptions {
     /// The guest's kernel; the newest cloud kernel in /boot, if not given. Its modules are looked
     /// for beside it
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
-    /// What runs the guest: kvm, or tcg; kvm where it boots one, if not given
+    /// Accelerator of the guest: kvm, or tcg; kvm where it boots one, if not given
     #[arg(long, value_name = "NAME", value_parser = accelerator)]
     accel: Option<Accelerator>,
 }
 
-/// What runs the guest's instructions.
+/// Accelerator of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
     /// The processor.
@@ -65,7 +65,7 @@ impl Accelerator {
     }
 }
 
-/// What all guests of a run have in common.
+/// Properties that all guests of a run share.
 #[derive(Debug)]
 pub struct Machine {
     accelerator: Accelerator,
@@ -114,7 +114,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Whether a guest comes up with KVM: a device alone does not tell, as virtual machines may
+    /// Whether a guest comes up with KVM: a device alone proves nothing, as virtual machines may
     /// have one that runs only kernels that know it.
     fn runs_with_kvm(&self, program: &Program) -> bool {
         let device = File::options().read(true).write(true).open("/dev/kvm");

@@ -6,7 +6,7 @@
 //! sparse, but for its metadata and what the requests touch. Ours visit random places, `qemu-img
 //! bench` those of its step: it knows no other order. Reads of both, and overwrites, find written
 //! space below. Ours are timed from when each table has been touched once, qemu-img's from the
-//! start. After overwrites, which move nothing, our own `check` judges the image: qemu-img's takes
+//! start. After overwrites, which move nothing, our own `check` reads the image: qemu-img's takes
 //! many minutes where entries are scattered.
 
 use std::fs;
@@ -35,7 +35,7 @@ const SUFFIX: &str = ".metadata.qcow2";
 
 const HITS: Column = column("hits", 0);
 const MISSES: Column = column("misses", 0);
-/// What the cache held at the end.
+/// Size of the cache at the end.
 const CACHED: Column = column("cached MiB", 1);
 const OPEN: Column = column("open ms", 1);
 const CLOSE: Column = column("close ms", 1);

@@ -23,11 +23,11 @@ pub use palette::{Key, Kind};
 /// A document for people.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
-    /// What it is about.
+    /// Subject.
     pub title: String,
     /// Said below the title: when, where, by what.
     pub subtitle: String,
-    /// What the reader must not overlook, before all else.
+    /// Warnings, which come before all else.
     pub warnings: Vec<String>,
     /// In their order; with more than one there is a table of contents.
     pub sections: Vec<Section>,
@@ -50,7 +50,7 @@ impl Page {
 pub struct Section {
     /// Its name.
     pub title: String,
-    /// What is in it.
+    /// Contents.
     pub blocks: Vec<Block>,
 }
 
@@ -76,7 +76,7 @@ pub enum Block {
     Heading(String),
     /// A paragraph; lines that are broken stay so.
     Prose(String),
-    /// What the reader must not overlook.
+    /// Warning to the reader.
     Warning(String),
     /// Names and what they are.
     Facts(Vec<(String, String)>),
@@ -86,7 +86,7 @@ pub enum Block {
     Bars(Bars),
     /// Lines or areas.
     Curves(Curves),
-    /// What a program printed, below its name; folded away on a screen.
+    /// Output of a program, below its name; folded away on a screen.
     Output {
         /// The program and its words.
         title: String,
@@ -95,7 +95,7 @@ pub enum Block {
     },
 }
 
-/// What is in a column.
+/// Content of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
     /// Words, from the left.
@@ -107,7 +107,7 @@ pub enum Align {
 /// A table, its rows in groups that have names of their own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
-    /// What it shows.
+    /// Caption.
     pub caption: String,
     /// Titles of the columns. The first holds the names of the rows.
     pub columns: Vec<(String, Align)>,
@@ -170,9 +170,9 @@ pub enum Scale {
 /// A chart of bars in groups.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bars {
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// What is counted, and whether more is better.
+    /// Unit, and whether more is better.
     pub unit: String,
     /// How its values are laid out.
     pub scale: Scale,
@@ -205,11 +205,11 @@ pub struct Bar {
 /// A chart of lines, or of areas on top of each other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curves {
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// What the horizontal axis counts.
+    /// Unit of the horizontal axis.
     pub x_unit: String,
-    /// What the vertical one counts.
+    /// Unit of the vertical axis.
     pub y_unit: String,
     /// Each is an area on top of those before it; all have the same places then.
     pub is_stacked: bool,

@@ -59,7 +59,7 @@ fn section_of(document: &Value) -> Result<Section, CommandError> {
     }
 }
 
-/// What a table found, in a few lines of plain text.
+/// Returns the results of a table, in a few lines of plain text.
 pub fn summary(document: &Value) -> String {
     let document = Document(document);
     let lines = match document.table() {
@@ -105,7 +105,7 @@ fn places(documents: &[Value]) -> impl Iterator<Item = &Value> {
     places.flat_map(|places| places.as_array().into_iter().flatten())
 }
 
-/// What a value is for a reader; `None` for nothing.
+/// Returns a value as text for a reader; `None` for nothing.
 fn words(value: &Value) -> Option<String> {
     match value {
         Value::Null => None,
@@ -214,7 +214,7 @@ fn machine(documents: &[Value]) -> Section {
     section
 }
 
-/// What is under each directory, once.
+/// Returns the stacks under the directories, each once.
 fn stacks(documents: &[Value]) -> Section {
     let mut section = Section::new("File systems and devices");
     let mut seen: Vec<(&Value, &Value, &Value)> = Vec::new();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_documents_tell_alike_is_told_once() {
+    fn conditions_that_documents_share_are_printed_once() {
         let page = page(&[document("flush", "6.18"), document("steady", "6.18")]).unwrap();
         assert_eq!(page.sections.len(), 4);
         let text = texts(&page);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_that_differ_are_told_apart() {
+    fn machines_that_differ_are_listed_apart() {
         let text = texts(&page(&[document("flush", "6.18"), document("steady", "6.1")]).unwrap());
         assert!(
             text.contains("\"Of flush\"") && text.contains("\"Of steady\""),

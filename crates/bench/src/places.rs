@@ -56,7 +56,7 @@ impl PlaceOptions {
         first.unwrap_or_else(std::env::temp_dir)
     }
 
-    /// What places will be called in rows, in their order.
+    /// Returns the names of the places in rows, in their order.
     pub fn names(&self) -> Vec<String> {
         if !self.loops.is_empty() {
             return self.loops.clone();

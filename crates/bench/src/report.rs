@@ -1,4 +1,4 @@
-//! What was measured: runs, their medians and ratios, and the results for programs.
+//! Results of a table: runs, their medians and ratios, and the document for programs.
 
 use cowslip_testbed::Spread;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::cell::Contestant;
 use crate::load::SERIES_STEP_MS;
 use crate::sparkline::Sparkline;
 
-/// What a table tells of each run, in order: a title with its unit, and decimals.
+/// Figure of each run in a table, in order: a title with its unit, and decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
     /// The title; also the name for programs.
@@ -26,7 +26,7 @@ pub const fn column(title: &'static str, decimals: usize) -> Column {
 pub struct Measurement {
     /// Operations a second: what contestants are compared by.
     pub iops: f64,
-    /// What else is known, each at most once.
+    /// Other figures, each at most once.
     pub figures: Vec<(Column, f64)>,
     /// The JSON output of the program itself.
     pub output: Value,
@@ -46,7 +46,7 @@ impl Measurement {
     }
 
     /// Its requests over time, and which share of them allocated what. `None` where the program
-    /// tells nothing.
+    /// says nothing.
     fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
         // A guest reports two parts; the first one has the first writes.
         let output = [&self.output, &self.output["first"]];
@@ -86,7 +86,7 @@ impl Measurement {
     }
 }
 
-/// What share of writes allocated something; the others found their data's place.
+/// Share of writes that allocated space; the others found their data's place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shares {
     /// A cluster.
@@ -185,7 +185,7 @@ const RATIOS: [Comparison; 4] = [
     },
 ];
 
-/// What ratios are called for programs, and in tables.
+/// Names of ratios for programs, and their titles in tables.
 pub const RATIO_TITLES: [(&str, &str); RATIOS.len()] = {
     let mut titles = [("", ""); RATIOS.len()];
     let mut index = 0;
@@ -246,7 +246,7 @@ impl End<'_> {
 /// All that was measured.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What was asked for, and on what machine.
+    /// Arguments, and the machine.
     pub conditions: Value,
     /// In the order of measurement.
     pub rows: Vec<Row>,

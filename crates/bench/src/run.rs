@@ -9,7 +9,7 @@ use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::KilledOnInterrupt;
 use wait4::Wait4;
 
-/// What a run cost, from its start to its end.
+/// Costs of a run, from its start to its end.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// Elapsed time.
@@ -25,10 +25,10 @@ pub struct Run {
 /// Where this program is: it is run as its users run it.
 ///
 /// # Errors
-/// The system does not tell.
+/// The system does not say.
 pub fn own_path() -> Result<PathBuf, CommandError> {
     std::env::current_exe()
-        .map_err(|e| CommandError::new(format!("Could not tell where this program is: {e}")))
+        .map_err(|e| CommandError::new(format!("Could not find this program: {e}")))
 }
 
 /// Runs a program that must succeed.

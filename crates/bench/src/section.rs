@@ -23,7 +23,7 @@ const SERIES_CHARTS_MAX: usize = 24;
 /// Up to this many groups share one chart, whatever their names.
 const GROUPS_IN_ONE: usize = 12;
 
-/// What a table is about, for its section.
+/// Returns the title of a table's section.
 pub fn title_of(table: &str) -> Option<&'static str> {
     Some(match table {
         "subclusters" => "Random first writes, by cluster size (subclusters)",
@@ -277,7 +277,7 @@ fn series_charts(rows: &[DocumentRow<'_>], section: &mut Section) {
         return;
     }
     section.add(Block::Heading("Requests over time".to_string()));
-    let text = "Of the run that is nearest to the median. Programs that tell nothing of it are not drawn; runs of less \
+    let text = "Of the run that is nearest to the median. Programs that report nothing of it are not drawn; runs of less \
                 than two tenths of a second neither.";
     section.add(Block::Prose(text.to_string()));
     if charts.len() > SERIES_CHARTS_MAX {
@@ -289,7 +289,7 @@ fn series_charts(rows: &[DocumentRow<'_>], section: &mut Section) {
     section.blocks.extend(charts);
 }
 
-/// Who it is, what his writes allocated in each step, and how long they took.
+/// Returns the contestant, the allocations of its writes in each step, and the time that they took.
 fn allocated(row: DocumentRow<'_>) -> Option<(&str, &Value, f64)> {
     let (part, seconds) = run_series(row.median_run()?)?;
     let allocated = &part["series-allocated"];
@@ -297,7 +297,7 @@ fn allocated(row: DocumentRow<'_>) -> Option<(&str, &Value, f64)> {
     is_known.then_some((row.contestant(), allocated, seconds))
 }
 
-/// What writes of the first of ours allocated, over time.
+/// Returns a chart of the allocations by writes of our first contestant, over time.
 fn shares(cell: &str, rows: &[DocumentRow<'_>]) -> Option<Block> {
     let (contestant, allocated, seconds) = rows.iter().copied().find_map(allocated)?;
     let parts = [
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_told_is_in_the_section() {
+    fn all_results_are_in_the_section() {
         let cell = "64K, empty, depth 32";
         let document = json!({
             "conditions": { "table": "steady" },
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_tells_nothing_is_an_empty_section() {
+    fn an_empty_document_is_an_empty_section() {
         for document in [
             json!(null),
             json!([]),

@@ -137,7 +137,7 @@ impl FioFigures {
         let (0, (Some(requests), Some(iops), Some(mean))) =
             (job["error"].as_i64().unwrap_or(-1), figures)
         else {
-            let text = format!("fio tells no figures, but:\n{}", output.trim());
+            let text = format!("fio printed no figures, but:\n{}", output.trim());
             return Err(CommandError::new(text));
         };
         Ok(FioFigures {

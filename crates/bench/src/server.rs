@@ -48,7 +48,7 @@ impl Aio {
     }
 }
 
-/// What a server has cost.
+/// Costs of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// CPU time, user and system.
@@ -212,7 +212,7 @@ impl Server {
         Ok(())
     }
 
-    /// What an ended server has said.
+    /// Returns the last messages of a server that has ended.
     fn last_words(&mut self) -> CommandError {
         let mut words = String::new();
         if let Some(mut stderr) = self.child.stderr.take()
@@ -232,13 +232,13 @@ impl Server {
         &self.socket
     }
 
-    /// What it has cost until now.
+    /// Returns its costs until now.
     pub fn cost_so_far(&self) -> Result<Cost, CommandError> {
         cost_of(self.child.id()).map_err(|e| self.is_silent(&e))
     }
 
     fn is_silent(&self, error: &io::Error) -> CommandError {
-        self.failure(&format!("tells nothing about itself: {error}"))
+        self.failure(&format!("says nothing about itself: {error}"))
     }
 
     /// Ends it and returns all that it has cost, closing included: the figures of a process outlive
@@ -274,10 +274,10 @@ impl Server {
     }
 }
 
-/// What a process has cost until now.
+/// Returns the costs of a process until now.
 ///
 /// # Errors
-/// The system does not tell.
+/// The system does not say.
 pub fn cost_of(pid: u32) -> io::Result<Cost> {
     let stat = proc_file(pid, "stat")?;
     let fields = fields_after_name(&stat);

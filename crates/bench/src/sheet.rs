@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::cell::Cell;
 use crate::conditions;
 use crate::report::{Cells, Column, End, Report, Row, comparisons};
-use crate::telling::{Outlet, Telling};
+use crate::reporter::{Outlet, Reporter};
 
 /// Columns that hold names; all others hold numbers, written to the right.
 const NAMES: [&str; 3] = ["fs", "cell", "contestant"];
@@ -179,7 +179,7 @@ impl Layout {
 #[derive(Debug)]
 pub struct Sheet {
     report: Report,
-    telling: Telling,
+    reporter: Reporter,
     layout: Layout,
     /// Whether a line below each row shows its series, where it has one.
     with_series: bool,
@@ -201,13 +201,13 @@ impl Sheet {
                 },
                 ..report
             },
-            telling: Telling::new(outlet),
+            reporter: Reporter::new(outlet),
             layout: Layout::new(places, cells),
             with_series,
         }
     }
 
-    /// What was measured so far.
+    /// Returns the results so far.
     pub fn report(&self) -> &Report {
         &self.report
     }
@@ -252,14 +252,14 @@ impl Sheet {
         let rows = report.rows[first..].chunk_by(|a, b| a.cell == b.cell);
         let rows = rows.into_iter().next().unwrap_or_default();
         let mut text = String::new();
-        if self.telling.wants_rows() {
+        if self.reporter.wants_rows() {
             text += &layout.rows(report, rows, word);
             if self.with_series {
                 text += &layout.series(rows);
             }
         }
         let interrupted = self.report.json(End::Interrupted);
-        self.telling.add(&text, interrupted, progress);
+        self.reporter.add(&text, interrupted, progress);
     }
 
     /// Tells the end, and what went wrong if something did; the results.
@@ -268,7 +268,7 @@ impl Sheet {
     /// The page cannot be written.
     pub fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
         let end = End::of(failure, self.report.cells);
-        self.telling.finish(self.report.json(end))
+        self.reporter.finish(self.report.json(end))
     }
 }
 

@@ -10,19 +10,19 @@ use crate::page::{
     grouped,
 };
 
-/// A table of somebody's.
+/// A published table.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Source {
     /// The table of ours that measures the same.
     table: String,
-    /// What it is about.
+    /// Subject.
     title: String,
     /// Author, medium and date.
     origin: String,
     /// The conditions, as far as they were published.
     conditions: String,
-    /// What rows are.
+    /// Description of the rows.
     rows_are: String,
     /// Titles of its columns of figures, with their units.
     columns: Vec<String>,
@@ -41,7 +41,7 @@ struct SourceRow {
     figures: Vec<String>,
     /// How names of cells of ours begin that measure this; empty for none.
     cell: String,
-    /// Who of ours is beside it, one for each of our columns; empty for nobody.
+    /// Contestants of ours beside it, one for each of our columns; empty for none.
     contestants: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ pub fn add(document: Document<'_>, section: &mut Section) {
 }
 
 impl SourceRow {
-    /// Whether a cell of this name measures the same. All sources that tell a depth tell 32;
+    /// Whether a cell of this name measures the same. All sources with a depth have 32;
     /// without that they are held against it too.
     fn measures(&self, cell: &str) -> bool {
         let rest = cell.strip_prefix(&self.cell);
@@ -137,11 +137,11 @@ impl Source {
         );
         let row = |row: &SourceRow| {
             let mut fields = vec![row.name.to_string()];
-            let told_there = |(index, text): (usize, &String)| {
+            let field = |(index, text): (usize, &String)| {
                 row.figure(index)
                     .map_or(text.to_string(), |number| grouped(number, 0))
             };
-            fields.extend(row.figures.iter().enumerate().map(told_there));
+            fields.extend(row.figures.iter().enumerate().map(field));
             fields.extend(places().map(|(place, ours)| {
                 let here = row.here(document, place, ours);
                 here.map_or(String::new(), |number| grouped(number, 0))

@@ -41,7 +41,7 @@ const P99: Column = column("p99 us", 0);
 const P999: Column = column("p99.9 us", 0);
 /// The most memory that the process had at a time.
 pub const RSS: Column = column("RSS MiB", 0);
-/// What the file takes afterwards.
+/// Space of the file afterwards.
 const SPACE: Column = column("MiB", 0);
 const EXTENTS: Column = column("extents", 0);
 /// Flushes that the device completed meanwhile, by anyone.
@@ -50,7 +50,7 @@ const FLUSHES: Column = column("flushes", 0);
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
-    /// Who is measured.
+    /// Contestant.
     pub contestant: Contestant,
     /// The number of the repetition, from 0.
     pub repetition: usize,
@@ -112,7 +112,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// What all runs here have in common.
+    /// Returns the conditions that all runs here share.
     pub fn conditions(&self) -> serde_json::Value {
         let mut conditions = serde_json::json!({
             "filesystem": self.name,
@@ -465,7 +465,8 @@ impl<'a> Stage<'a> {
         words
     }
 
-    /// A figure counts only if the image survived. QEMU judges all images where it is installed.
+    /// Checks the image: a figure counts only if the image survived. QEMU's check is used where it
+    /// is installed.
     ///
     /// # Errors
     /// The image is not sound.
@@ -479,7 +480,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// As [`Stage::check`], but our `check` judges.
+    /// As [`Stage::check`], but by our `check`.
     ///
     /// # Errors
     /// The image is not sound.
@@ -580,7 +581,7 @@ pub fn name_of(place: &str, aio: Option<&str>) -> String {
     }
 }
 
-/// What our engine runs under a name of `--aio`.
+/// Returns our engine's interface for a name of `--aio`.
 pub fn own_aio(name: &str) -> &'static str {
     match name {
         "threads" => "threads",

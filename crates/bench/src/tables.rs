@@ -21,10 +21,10 @@ use crate::machine::{Machine, MachineOptions};
 use crate::peers::{self, Peer};
 use crate::places::{PlaceOptions, make_loop};
 use crate::report::{Report, Row};
+use crate::reporter::{Made, Outlet, made};
 use crate::scale::{Scale, Source};
 use crate::sheet::Sheet;
 use crate::stage::{self, Measure, Stage, bench_process};
-use crate::telling::{Made, Outlet, made};
 use crate::{
     discard, flush, fragmentation, guest, metadata, preallocation, served, steady, subclusters,
 };
@@ -62,7 +62,7 @@ pub enum Table {
     Guest(GuestOptions),
 }
 
-/// What the table of guests takes.
+/// Options of the table of guests.
 #[derive(clap::Args)]
 pub struct GuestOptions {
     #[command(flatten)]
@@ -71,7 +71,7 @@ pub struct GuestOptions {
     machine: MachineOptions,
 }
 
-/// What all tables take.
+/// Options of all tables.
 #[derive(clap::Args)]
 pub struct Options {
     #[command(flatten)]
@@ -107,7 +107,7 @@ pub struct Options {
     /// not given
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     aio: Vec<String>,
-    /// Who writes the raw files that images are compared with: cowslip, qemu-img
+    /// Writers of the raw files that images are compared with: cowslip, qemu-img
     #[arg(
         long,
         value_name = "LIST",
@@ -241,7 +241,7 @@ fn zero_method(name: &str) -> Result<&'static str, CommandError> {
     })
 }
 
-/// Who drives a raw file, by name.
+/// Returns the driver of a raw file, by name.
 fn yardstick(name: &str) -> Result<fn(RawFile) -> Contestant, CommandError> {
     match name {
         "cowslip" => Ok(Contestant::Raw),
@@ -473,7 +473,7 @@ impl Plan {
         self.table.filesystem_bytes(self.scale.disk_bytes)
     }
 
-    /// What is known before anything is measured.
+    /// Returns the report with the facts that are known before the measurement.
     fn report(&mut self, outlet: &Outlet, program: &Program) -> Result<Report, CommandError> {
         let Plan { table, scale, .. } = self;
         let options = table.options();

@@ -21,8 +21,8 @@ use crate::conditions;
 use crate::deadline::{Shares, is_over};
 use crate::places::{PlaceOptions, make_loop};
 use crate::report::{Cells, End, document};
+use crate::reporter::{Made, Outlet, Reporter, made};
 use crate::run::own_path;
-use crate::telling::{Made, Outlet, Telling, made};
 
 pub mod cell;
 mod measure;
@@ -41,7 +41,7 @@ use table::{Layout, Row};
 pub struct Args {
     #[command(flatten)]
     places: PlaceOptions,
-    /// What the writers of a cell write together
+    /// Total size that the writers of a cell write
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     size: String,
     /// Runs of each cell
@@ -97,7 +97,7 @@ fn measured(args: &Args) -> Result<(), CommandError> {
     outcome
 }
 
-/// What is to be measured.
+/// Plan of the measurement.
 pub struct Plan {
     places: PlaceOptions,
     recipes: Vec<Recipe>,
@@ -220,7 +220,7 @@ struct Sheet {
     notes: Vec<String>,
     planned: usize,
     layout: Layout,
-    telling: Telling,
+    reporter: Reporter,
 }
 
 impl Sheet {
@@ -243,7 +243,7 @@ impl Sheet {
                 places.iter().map(String::as_str),
                 cells.iter().map(String::as_str),
             ),
-            telling: Telling::new(outlet),
+            reporter: Reporter::new(outlet),
         }
     }
 
@@ -256,7 +256,7 @@ impl Sheet {
 
     fn add(&mut self, row: Row, progress: &Progress) {
         let mut text = String::new();
-        if self.telling.wants_rows() {
+        if self.reporter.wants_rows() {
             if self.rows.is_empty() {
                 text += &self.layout.titles();
             }
@@ -264,7 +264,7 @@ impl Sheet {
         }
         self.rows.push(row);
         let interrupted = self.document(End::Interrupted);
-        self.telling.add(&text, interrupted, progress);
+        self.reporter.add(&text, interrupted, progress);
     }
 
     /// A cell cannot be measured here, for the reason that this note has.
@@ -288,6 +288,6 @@ impl Sheet {
     /// Tells the end.
     fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
         let document = self.document(End::of(failure, self.cells()));
-        self.telling.finish(document)
+        self.reporter.finish(document)
     }
 }

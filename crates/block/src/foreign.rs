@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn magic_and_version_tell_the_supported_formats() {
+    fn magic_and_version_identify_the_supported_formats() {
         assert_eq!(supported(b"QFI\xfb\0\0\0\x03"), Format::Qcow2);
         assert_eq!(supported(b"QFI\xfb\0\0\0\x01"), Format::Raw);
         assert_eq!(supported(b"QFI\xfb"), Format::Raw);

@@ -153,7 +153,7 @@ impl Job {
         }
     }
 
-    fn tell(&self) {
+    fn report(&self) {
         if let Some(attendant) = &self.0.attendant {
             attendant.progress(self.progress());
         }
@@ -204,7 +204,7 @@ impl Job {
         let done = self.0.done_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
         // The total was an estimate: it never falls below the bytes done.
         self.0.total_bytes.fetch_max(done, Ordering::AcqRel);
-        self.tell();
+        self.report();
     }
 
     /// Runs `work` for each piece, several at a time. All pieces that were started have ended when
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_told_of_and_cover_the_range() {
+    fn pieces_are_reported_and_cover_the_range() {
         let recorder = Recorder::default();
         let job = Job::attended(recorder.clone());
         let len = 3 * PIECE_BYTES + 5;

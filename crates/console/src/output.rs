@@ -314,7 +314,7 @@ pub struct DoneArgs {
 
 impl DoneArgs {
     /// Prints the result: `value` as JSON if `--json` is given, else `words` unless `quiet`.
-    pub fn tell(&self, quiet: bool, words: &str, value: impl FnOnce() -> Value) {
+    pub fn report(&self, quiet: bool, words: &str, value: impl FnOnce() -> Value) {
         match self.json {
             _ if quiet => {}
             true => print_json(&value()),

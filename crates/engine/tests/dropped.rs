@@ -39,7 +39,7 @@ fn flushes_after(file: &Arc<SlowFile>, format: Format, fua: bool) -> cowslip::Re
 }
 
 #[test]
-fn a_durable_write_that_nobody_waits_for_may_have_heard_of_a_loss() {
+fn a_durable_write_that_nobody_waits_for_may_have_found_a_loss() {
     for format in [Format::Raw, Format::Qcow2] {
         for fua in [false, true] {
             let file = SlowFile::new(vec![0; 1 << 20]);

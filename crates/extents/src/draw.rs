@@ -1,7 +1,7 @@
 //! The picture: the same bytes twice, above in the guest's (or the file's) order, below in the
 //! order of the device. Pure; `svg.rs` and the terminal draw what is made here.
 //!
-//! Each half is a grid of cells of as many bytes each. The shade of a cell tells where its bytes
+//! Each half is a grid of cells of as many bytes each. The shade of a cell shows where its bytes
 //! are in the *other* half: where both halves go smoothly from the first shade to the last, the
 //! disk keeps the guest's order; where they are motley it does not. A cell shows the state of most
 //! of its bytes, and the shade of its largest piece. On the device, what lies between is drawn one
@@ -14,7 +14,7 @@ pub const SHADES: usize = 16;
 /// Pieces that a picture is made of, at most: 160 MiB of memory.
 pub const PIECES_MAX: usize = 1 << 22;
 
-/// What a piece is, as far as the picture tells.
+/// State of a piece, as far as the picture shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Data, or compressed data.
@@ -45,12 +45,12 @@ pub struct Piece {
     pub physical: Option<u64>,
     /// Bytes there.
     pub len: u64,
-    /// What they are.
+    /// State of the pieces.
     pub state: State,
 }
 
 impl Piece {
-    fn goes_on_in(&self, next: &Piece) -> bool {
+    fn is_continued_by(&self, next: &Piece) -> bool {
         let follows = |a: Option<u64>, len: u64, b: Option<u64>| match (a, b) {
             (None, None) => true,
             (Some(a), Some(b)) => a + len == b,
@@ -74,7 +74,7 @@ impl Pieces {
     /// The next piece; what goes on from the last one is joined with it.
     pub fn push(&mut self, piece: Piece) {
         if let Some(last) = self.list.last_mut()
-            && last.goes_on_in(&piece)
+            && last.is_continued_by(&piece)
         {
             last.len += piece.len;
             last.above_len += piece.above_len;
@@ -86,7 +86,7 @@ impl Pieces {
     }
 }
 
-/// What a cell shows.
+/// Content of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
     /// Nothing: a hole above, nobody's that is known below.

@@ -1,4 +1,4 @@
-//! What one file has, in a few figures.
+//! Figures of one file.
 
 use cowslip_console::error::CommandError;
 use cowslip_queue::fiemap::{self, Flags};
@@ -7,12 +7,12 @@ use crate::host::AlignedFile;
 use crate::look::Subject;
 use crate::summary;
 
-/// What one file has, in short.
+/// Figures of one file, in short.
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// `xfs`, `ext4` …
     pub file_system: String,
-    /// Extents, as `perfect` counts them; `None` where the file system does not tell places.
+    /// Extents, as `perfect` counts them; `None` where the file system does not list places.
     pub extents: Option<u64>,
     /// The fewest that there could be.
     pub perfect: u64,

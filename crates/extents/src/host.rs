@@ -1,8 +1,8 @@
-//! A file of the host: what it is on, how its file system tells its extents, and the walk over
+//! A file of the host: what it is on, how its file system lists its extents, and the walk over
 //! them.
 //!
 //! FIEMAP comes first. Where a file system has none, FIBMAP asks for one block after the other
-//! (root only), and where there is none of that either SEEK_HOLE and SEEK_DATA tell at least what
+//! (root only), and where there is none of that either SEEK_HOLE and SEEK_DATA find at least what
 //! is a hole. A walk ends however the file changes meanwhile: each step goes on in the file, up to
 //! its length at the beginning and a bounded amount of space beyond.
 
@@ -56,7 +56,7 @@ impl Method {
         }
     }
 
-    /// What it cannot tell, for people.
+    /// Returns the method's shortcoming, for people.
     pub fn shortcoming(self) -> Option<&'static str> {
         match self {
             Method::Fiemap => None,
@@ -66,7 +66,7 @@ impl Method {
     }
 }
 
-/// What a file is on.
+/// File system of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSystem {
     /// `xfs`, `ext4` …
@@ -93,7 +93,7 @@ impl FileSystem {
 pub struct AlignedFile {
     /// Its name, as it was given.
     pub name: String,
-    /// What it is on.
+    /// File system of the file.
     pub on: FileSystem,
     /// How its extents are found out.
     pub method: Method,
@@ -101,7 +101,7 @@ pub struct AlignedFile {
     pub size: u64,
     /// Bytes of space.
     pub allocated: u64,
-    /// What two files of one device have in common.
+    /// Name of the device, the same for all its files.
     pub device: String,
     /// Device and inode.
     pub id: (u64, u64),
@@ -183,14 +183,14 @@ impl AlignedFile {
             ))
         };
         let mut outcome = Ok(());
-        let mut tell = |record: Record| {
+        let mut each = |record: Record| {
             outcome = each(record);
             outcome.is_ok()
         };
         match self.method {
-            Method::Fiemap => self.by_fiemap(sync, &mut tell),
-            Method::Fibmap => self.by_fibmap(sync, &mut tell),
-            Method::Seek => self.by_seek(&mut tell),
+            Method::Fiemap => self.by_fiemap(sync, &mut each),
+            Method::Fibmap => self.by_fibmap(sync, &mut each),
+            Method::Seek => self.by_seek(&mut each),
         }
         .map_err(failed)?;
         outcome?;
@@ -207,7 +207,7 @@ impl AlignedFile {
     fn by_fiemap(
         &self,
         sync: fiemap::Sync,
-        tell: &mut dyn FnMut(Record) -> bool,
+        each: &mut dyn FnMut(Record) -> bool,
     ) -> io::Result<()> {
         // A file that grows as fast as it is looked at would keep us for ever.
         let beyond_max = self.allocated.saturating_add(BEYOND_SLACK_BYTES);
@@ -216,7 +216,7 @@ impl AlignedFile {
             let record = record?;
             let end = record.logical + record.len;
             beyond += end.saturating_sub(self.size.max(record.logical));
-            if !tell(record) || beyond > beyond_max {
+            if !each(record) || beyond > beyond_max {
                 break;
             }
         }
@@ -240,7 +240,7 @@ impl AlignedFile {
         Ok((start >= at && end > start).then_some(start..end))
     }
 
-    fn by_seek(&self, tell: &mut dyn FnMut(Record) -> bool) -> io::Result<()> {
+    fn by_seek(&self, each: &mut dyn FnMut(Record) -> bool) -> io::Result<()> {
         let mut at = 0;
         while let Some(data) = self.next_data(at)? {
             at = data.end;
@@ -250,7 +250,7 @@ impl AlignedFile {
                 len: data.end - data.start,
                 flags: Flags::UNKNOWN,
             };
-            if !tell(record) {
+            if !each(record) {
                 break;
             }
         }
@@ -260,13 +260,13 @@ impl AlignedFile {
     fn by_fibmap(
         &self,
         sync: fiemap::Sync,
-        tell: &mut dyn FnMut(Record) -> bool,
+        each: &mut dyn FnMut(Record) -> bool,
     ) -> io::Result<()> {
         if sync == fiemap::Sync::First {
             self.file.sync_all()?;
         }
         let block_bytes = self.on.block_bytes;
-        let mut run = Run { open: None, tell };
+        let mut run = Run { open: None, each };
         let mut at = 0;
         while let Some(data) = self.next_data(at)? {
             for index in data.start / block_bytes..data.end.div_ceil(block_bytes) {
@@ -285,7 +285,7 @@ impl AlignedFile {
 /// Blocks that go on from each other, on their way to becoming a record.
 struct Run<'a> {
     open: Option<Record>,
-    tell: &'a mut dyn FnMut(Record) -> bool,
+    each: &'a mut dyn FnMut(Record) -> bool,
 }
 
 impl Run<'_> {
@@ -312,11 +312,11 @@ impl Run<'_> {
     }
 
     fn end(&mut self) -> bool {
-        self.open.take().is_none_or(|record| (self.tell)(record))
+        self.open.take().is_none_or(|record| (self.each)(record))
     }
 }
 
-/// What it is instead, in words.
+/// Names the kind of a file that is no regular file.
 pub fn other_than_file(found: &Metadata) -> Option<&'static str> {
     let kind = found.file_type();
     if kind.is_file() {
@@ -443,13 +443,13 @@ mod tests {
     #[test]
     fn blocks_become_records_where_they_adjoin_in_file_and_device() {
         let mut records = Vec::new();
-        let mut tell = |record: Record| {
+        let mut each = |record: Record| {
             records.push((record.logical, record.physical, record.len));
             true
         };
         let mut run = Run {
             open: None,
-            tell: &mut tell,
+            each: &mut each,
         };
         for (index, block) in [5, 6, 0, 7, 8, 20, 21, 0, 0, 9].into_iter().enumerate() {
             assert!(run.push(index as u64, block, 1));

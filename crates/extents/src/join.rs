@@ -17,7 +17,7 @@ use crate::sequential::{Piece, Reason, Sequential};
 /// Compressed clusters begin at any byte, and are read by sectors.
 const SECTOR_BYTES: u64 = 512;
 
-/// What a part of the image is.
+/// Kind of a part of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// Data.
@@ -67,7 +67,7 @@ pub struct Joined {
     pub guest: Option<u64>,
     /// Bytes of the disk; of a compressed cluster all of them with each of its pieces.
     pub guest_len: u64,
-    /// What it is.
+    /// Kind of the part.
     pub what: What,
     /// Where it is in the file, if it has space there.
     pub file: Option<u64>,
@@ -75,7 +75,7 @@ pub struct Joined {
     pub file_len: u64,
     /// Where it is on the device, if the file is no hole there and the place is known.
     pub physical: Option<u64>,
-    /// What the file system says of it.
+    /// Flags of the file system.
     pub flags: Flags,
 }
 

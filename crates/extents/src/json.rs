@@ -106,7 +106,7 @@ fn marked(found: &Marked) -> Value {
     json!({ "count": found.count, "bytes": found.bytes })
 }
 
-/// What is known of a file before its list.
+/// Returns the facts about a file that precede its list.
 pub fn head(report: &FileReport<'_>) -> Map<String, Value> {
     let host = report.host;
     let on = &host.on;
@@ -132,7 +132,7 @@ pub fn head(report: &FileReport<'_>) -> Map<String, Value> {
     out
 }
 
-/// What its records add up to.
+/// Returns the sums of its records.
 pub fn sums(report: &FileReport<'_>) -> Map<String, Value> {
     let summary = report.summary;
     let mut out = Map::new();
@@ -184,7 +184,7 @@ fn sequential(read: &Sequential, names: &[String]) -> Value {
     })
 }
 
-/// What is known of the image in a file.
+/// Returns the facts about the image in a file.
 pub fn image(report: &ImageReport<'_>) -> Value {
     let header = report.header;
     let geometry = header.geometry();
@@ -233,7 +233,7 @@ pub fn interleaving(device: &str, files: &[(&str, Interleaving)]) -> Value {
     json!({ "device": device, "files": files.collect::<Vec<_>>() })
 }
 
-/// What the figures mean.
+/// Returns the definitions of the figures.
 pub fn definitions() -> Value {
     json!({
         "seek-bytes": SKIP_BYTES,

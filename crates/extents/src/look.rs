@@ -109,7 +109,7 @@ pub struct Beside<'a> {
     pub neighbours: Option<&'a Neighbours>,
     /// A picture is wanted.
     pub is_pictured: bool,
-    /// What is done about delayed data.
+    /// Treatment of delayed data.
     pub sync: fiemap::Sync,
 }
 
@@ -201,7 +201,7 @@ impl Beside<'_> {
     ) -> Result<Option<Scene>, CommandError> {
         let own = HostMap(subject.records.as_deref().unwrap_or_default());
         let is_own = number == self.number;
-        let mut telling = Telling {
+        let mut collector = Collector {
             list: out.pieces(),
             pieces: self.is_pictured.then(Pieces::default),
             metadata: Sequential::default(),
@@ -216,22 +216,22 @@ impl Beside<'_> {
                 .filter(|_| data.host.device == subject.host.device),
             number,
         };
-        let join = image.join(around, (&areas, own), &mut telling);
+        let join = image.join(around, (&areas, own), &mut collector);
         let join = block_on(Aio::Auto, join)?;
-        if let Some(list) = telling.list {
+        if let Some(list) = collector.list {
             list.end();
         }
         let report = ImageReport {
             header: &image.header,
             data_file: image.data_file.as_deref(),
             areas: &areas,
-            metadata_pieces: telling.metadata.runs,
+            metadata_pieces: collector.metadata.runs,
             join: &join,
             has_places: data.host.has_places(),
             names: self.names,
         };
         out.image(&report);
-        let scene = telling.pieces.map(|pieces| Scene {
+        let scene = collector.pieces.map(|pieces| Scene {
             pieces,
             caption: caption(subject, &join.read, "guest"),
             bytes: image.header.size,
@@ -254,8 +254,8 @@ fn piece_of(record: &Record) -> sequential::Piece {
     }
 }
 
-/// Hears of an image's pieces: for the list, for the picture, and for the count of metadata's.
-struct Telling {
+/// Collects an image's pieces: for the list, for the picture, and for the count of metadata's.
+struct Collector {
     list: Option<List>,
     pieces: Option<Pieces>,
     metadata: Sequential,
@@ -263,7 +263,7 @@ struct Telling {
     is_own: bool,
 }
 
-impl PieceSink for Telling {
+impl PieceSink for Collector {
     fn piece(&mut self, joined: &Joined) {
         if let Some(list) = &mut self.list {
             list.piece(joined);
@@ -317,7 +317,7 @@ fn state(flags: Flags) -> State {
     }
 }
 
-/// What a picture is drawn from.
+/// Input of a picture.
 pub struct Scene {
     pieces: Pieces,
     caption: Caption,

@@ -165,7 +165,7 @@ impl Perfect {
         self.count + self.needed(self.stretch)
     }
 
-    /// Extents that the file system takes for the records so far: the kernel may tell several that
+    /// Extents that the file system takes for the records so far: the kernel may list several that
     /// lie one after the other as one record, longer than its longest extent.
     pub fn expressed(&self) -> u64 {
         self.expressed

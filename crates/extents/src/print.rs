@@ -36,7 +36,7 @@ pub struct Show {
     map: bool,
     /// Pictures in the output.
     pub drawn: bool,
-    /// What those are drawn with.
+    /// Colours of the pictures.
     pub ink: Ink,
     bars: Bars,
 }
@@ -98,7 +98,7 @@ impl Out {
         print(&format!(",\n{}", as_json::members(members, DEPTH)));
     }
 
-    /// What is known of a file before its list.
+    /// Prints the facts about a file that precede its list.
     pub fn file_head(&mut self, report: &FileReport<'_>) {
         match self.show.format {
             OutputFormat::Human => print(&text::head(report)),
@@ -134,7 +134,7 @@ impl Out {
         })
     }
 
-    /// What a file's records add up to.
+    /// Prints the sums of a file's records.
     pub fn file_sums(&self, report: &FileReport<'_>) {
         match self.show.format {
             OutputFormat::Human => print(&text::sums(report, self.show.bars)),

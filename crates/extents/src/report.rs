@@ -1,4 +1,4 @@
-//! What a report is made of, for people and for programs alike.
+//! Parts of a report, for people and for programs alike.
 
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::layout::Area;
@@ -13,7 +13,7 @@ use crate::summary::Summary;
 pub struct FileReport<'a> {
     /// The file.
     pub host: &'a AlignedFile,
-    /// What its records add up to.
+    /// Sums of its records.
     pub summary: &'a Summary,
     /// How it is read from front to back.
     pub read: &'a Sequential,

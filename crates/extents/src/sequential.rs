@@ -10,7 +10,7 @@
 //! This is the share of time that the read spends seeking: 0 is none, 0.5 is as much as reading.
 //! One seek per GiB gives 0.001, one at each cluster of 64 KiB gives 0.94.
 
-/// What a disk reads in the time of a seek: 8 ms at 130 MB/s.
+/// Bytes that a disk reads in the time of a seek: 8 ms at 130 MB/s.
 pub const SKIP_BYTES: u64 = 1 << 20;
 
 /// A part of the read that has a place.
@@ -33,7 +33,7 @@ impl Piece {
         self.physical.saturating_add(self.len)
     }
 
-    fn goes_on_in(&self, next: &Piece) -> bool {
+    fn is_continued_by(&self, next: &Piece) -> bool {
         let end = self.end();
         next.physical <= end && end - next.physical <= self.slack && next.physical >= self.physical
     }
@@ -87,7 +87,7 @@ impl Sequential {
             self.runs = 1;
             return;
         };
-        if last.goes_on_in(&piece) {
+        if last.is_continued_by(&piece) {
             return;
         }
         self.runs += 1;

@@ -1,5 +1,5 @@
-//! What the mapping records of one file add up to. Pure; memory grows with the number of different
-//! lengths only, of which a file of n blocks has at most the square root of 2n.
+//! Sums of the mapping records of one file. Pure; memory grows with the number of different lengths
+//! only, of which a file of n blocks has at most the square root of 2n.
 
 use std::collections::BTreeMap;
 

@@ -27,7 +27,7 @@ const TERMINAL_ROWS: usize = 6;
 /// Cells of a half there.
 pub const TERMINAL_CELLS: usize = TERMINAL_COLUMNS * TERMINAL_ROWS;
 
-/// What stands above the picture.
+/// Caption above the picture.
 #[derive(Clone, Debug)]
 pub struct Caption {
     /// The file's name.

@@ -152,7 +152,7 @@ pub fn head(report: &FileReport<'_>) -> String {
             "file system: {}{source}, blocks of {} bytes",
             on.kind, on.block_bytes
         ),
-        format!("told by: {}", host.method.name()),
+        format!("found by: {}", host.method.name()),
     ];
     if let Some(shortcoming) = host.method.shortcoming() {
         lines.push(format!("    ({shortcoming})"));
@@ -370,7 +370,7 @@ pub fn interleaving(device: &str, files: &[(&str, Interleaving)]) -> String {
     text
 }
 
-/// What the figures mean.
+/// Returns the definitions of the figures.
 pub fn definitions() -> String {
     let skip = size::human(SKIP_BYTES);
     format!(

@@ -19,7 +19,7 @@ pub type Keep<'a> = &'a dyn Fn(&str) -> Result<(), CommandError>;
 
 /// How files are looked at.
 pub struct Viewer<'a> {
-    /// What is shown.
+    /// Selection of what is shown.
     pub show: Show,
     /// How extents of data files are found out.
     pub by: Option<Method>,

@@ -10,8 +10,8 @@
 //! are not touched, and neither is data. A process that is killed leaves a file that is partly
 //! allocated; a plan made of that one goes on where it ended, because what has space is no hole.
 //!
-//! What others append meanwhile is not cut off: where the file cannot be had alone, or its end is
-//! not where it was left, what lies beyond the old end stays, and the error says so (`undo.rs`).
+//! Bytes that others append meanwhile are not cut off: where the file cannot be had alone, or its
+//! end is not where it was left, bytes beyond the old end stay, and the error says so (`undo.rs`).
 //!
 //! Leaves out: others that write into the holes meanwhile. All methods but `fallocate` put zeroes
 //! over what has come there since the plan, also where all goes well, and undoing punches it with
@@ -29,7 +29,7 @@
 //! let file = AlignedFile::new(open_host_file("/srv/film.mkv".as_ref(), &options)?);
 //! let plan = Plan::new(&file, 40 << 30, End::Moves).await?;
 //! let chosen = choose(&probe_space("/srv".as_ref())?, &plan)?;
-//! let job = Job::default(); // shared with whoever may cancel it
+//! let job = Job::default(); // shared with the code that may cancel it
 //! let outcome = plan.carry_out(chosen.method, &job).await?;
 //! assert_eq!(outcome.missing_bytes, 0);
 //! # Ok(())
@@ -57,14 +57,14 @@ use undo::Reach;
 const LIBRARY_PIECE_BYTES: u64 = 16 << 20;
 /// Holes that are asked for at once.
 const BATCH: usize = 4096;
-/// What a server that was interrupted may have written and not counted yet.
+/// Limit of the bytes that an interrupted server has written and not counted yet.
 const UNCOUNTED_BYTES: u64 = 256 << 10;
 /// No file is longer.
 const LEN_MAX: u64 = i64::MAX as u64;
 /// Blocks of file systems, as a rule.
 const BLOCK_BYTES: u64 = 4096;
 
-/// What becomes of the end of file.
+/// Treatment of the end of file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// It moves up to the end of what is allocated.
@@ -85,11 +85,11 @@ pub struct Plan {
     /// Space beyond the end of file.
     beyond: Ranges,
     by: HolesBy,
-    /// The file has holes, but nobody tells where: all of it is taken for one.
+    /// The file has holes, but at unknown places: all of it is taken for one.
     hides_holes: bool,
 }
 
-/// What an allocation has come to.
+/// Result of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Bytes of the file, from its beginning, that were to have space.
@@ -169,8 +169,8 @@ impl Plan {
 
     /// Where a file system calls all of a file data that has less space than data, as FUSE does.
     fn look_for_hidden_holes(&mut self) {
-        let told = self.holes.iter().next();
-        let has_none = self.len > 0 && told.is_none_or(|hole| hole.start >= self.len);
+        let first = self.holes.iter().next();
+        let has_none = self.len > 0 && first.is_none_or(|hole| hole.start >= self.len);
         let is_short = |bytes: u64| bytes < round_up(self.len, BLOCK_BYTES);
         if has_none && self.allocated_bytes.is_some_and(is_short) {
             self.hides_holes = true;
@@ -237,7 +237,8 @@ impl Plan {
     fn leave_hidden_holes(&mut self) -> Result<()> {
         let has = self.allocated_bytes.unwrap_or(0);
         if self.len.saturating_sub(has) > UNCOUNTED_BYTES {
-            let feature = "telling holes from data, so that zeroes could be written between them,";
+            let feature =
+                "distinguishing holes from data, so that zeroes could be written between them,";
             return Err(self.unsupported(feature));
         }
         self.holes = Ranges::of(self.len..self.size);
@@ -299,7 +300,7 @@ impl Plan {
         given
     }
 
-    /// Looks whether somebody else moves the end of file, before we move it.
+    /// Checks that no other writer has moved the end of file before we move it.
     async fn look_at_end(&self, method: Method, reach: &Reach) -> Result<()> {
         let is_as_left = reach.is_as_left(self.file.len().await?);
         let writes_over = match method {
@@ -309,7 +310,7 @@ impl Plan {
         match is_as_left || !writes_over {
             true => Ok(()),
             false => Err(Error::Invalid(format!(
-                "'{}' is written by somebody else, whose bytes {} would overwrite",
+                "'{}' is written by another process, whose bytes {} would overwrite",
                 self.file.name(),
                 method.name()
             ))),
@@ -388,11 +389,11 @@ fn not_undone(error: &Error, why: &Error) -> Error {
     }
 }
 
-/// Tells each hole of a range in the order of the file.
+/// Calls `each` with the holes of a range, in the order of the file.
 async fn each_hole(
     file: &AlignedFile,
     range: Range<u64>,
-    mut tell: impl FnMut(Range<u64>) -> std::result::Result<(), ranges::Full>,
+    mut each: impl FnMut(Range<u64>) -> std::result::Result<(), ranges::Full>,
 ) -> Result<HolesBy> {
     let mut at = range.start;
     let mut by = HolesBy::Extents;
@@ -400,9 +401,9 @@ async fn each_hole(
         let found = file.holes(at..range.end, BATCH).await?;
         by = found.by;
         for hole in found.ranges {
-            tell(hole).map_err(|ranges::Full| {
+            each(hole).map_err(|ranges::Full| {
                 Error::Invalid(format!(
-                    "'{}' has so many holes that remembering them would take more than {} MiB",
+                    "'{}' has too many holes: a list of them would take more than {} MiB",
                     file.name(),
                     RANGES_BYTES_MAX >> 20
                 ))

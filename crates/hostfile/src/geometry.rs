@@ -1,4 +1,4 @@
-//! What a file of the host can do, asked of the kernel when it is opened.
+//! Abilities of a file of the host, asked of the kernel when the file is opened.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use cowslip_queue::BufMut;
 use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 use rustix::io::Errno;
 
-/// What direct I/O asks for, in powers of two.
+/// Demands of direct I/O, in powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DirectAlignment {
     /// Of memory.
@@ -21,24 +21,25 @@ pub(super) struct DirectAlignment {
 /// Nobody asks for more; what is met where nothing can be found out.
 const SAFE_BYTES: u32 = 4096;
 
-/// What direct I/O on this file asks for.
+/// Returns the alignment that direct I/O on this file demands.
 pub(super) fn direct_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
-    let told = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
-    if let Ok(told) = told
-        && StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::DIOALIGN)
-        && told.stx_dio_offset_align.is_power_of_two()
-        && told.stx_dio_mem_align.is_power_of_two()
+    let answer = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    if let Ok(answer) = answer
+        && StatxFlags::from_bits_retain(answer.stx_mask).contains(StatxFlags::DIOALIGN)
+        && answer.stx_dio_offset_align.is_power_of_two()
+        && answer.stx_dio_mem_align.is_power_of_two()
     {
         return Ok(DirectAlignment {
             // Slices of buffers start at guest sectors, so a finer demand gains nothing.
-            memory_bytes: told.stx_dio_mem_align.min(SAFE_BYTES),
-            offset_bytes: told.stx_dio_offset_align,
+            memory_bytes: answer.stx_dio_mem_align.min(SAFE_BYTES),
+            offset_bytes: answer.stx_dio_offset_align,
         });
     }
     probe_alignment(fd)
 }
 
-/// Kernels before 6.1 and some file systems do not tell; then the shortest read that works does.
+/// Kernels before 6.1 and some file systems do not report it; then the shortest read that works
+/// does.
 fn probe_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
     let mut buf = BufMut::zeroed(SAFE_BYTES as usize);
     for len in [1, 512, 1024, 2048, 4096] {
@@ -62,10 +63,10 @@ fn probe_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
     })
 }
 
-/// What the file system or the device does about space.
+/// Abilities of the file system or the device for space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpaceCalls {
-    /// What offsets and lengths must be multiples of, whether or not the page cache is used.
+    /// Alignment of offsets and lengths, whether or not the page cache is used.
     pub(super) alignment_bytes: u32,
     pub(super) zeroes_fast: bool,
     pub(super) punches_holes: bool,
@@ -97,7 +98,7 @@ pub(super) fn space_calls(fd: &OwnedFd, stat: &Stat) -> SpaceCalls {
             punches_holes: false,
         };
     }
-    let magic = rustix::fs::fstatfs(fd.as_fd()).map_or(0, |told| told.f_type as u32);
+    let magic = rustix::fs::fstatfs(fd.as_fd()).map_or(0, |answer| answer.f_type as u32);
     SpaceCalls {
         // A file system zeroes parts of its blocks.
         alignment_bytes: 1,
@@ -117,7 +118,7 @@ fn logical_block_bytes(fd: &OwnedFd, kind: FileType) -> u32 {
     }
 }
 
-/// Whether the device has a command for zeroes, by what the kernel tells in its file system.
+/// Whether the device has a command for zeroes, by the entries of the kernel's file system.
 fn device_zeroes_fast(stat: &Stat) -> bool {
     has_queue_limit(stat.st_rdev, "write_zeroes_max_bytes")
 }

@@ -28,7 +28,7 @@ use std::ops::Range;
 /// those that are opened and closed all the time.
 const CLOSES_BEFORE_KEEPING: u8 = 2;
 
-/// What becomes of space ahead of need when the file is closed.
+/// Treatment of space ahead of need when the file is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtClose {
     /// It is given back, and this is the count of closes in a row from now on.
@@ -46,7 +46,7 @@ pub fn at_close(closes_ahead: Option<u8>) -> AtClose {
     }
 }
 
-/// What the length of a step is decided by.
+/// Conditions that decide the length of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Situation {
     /// Length of the file.
@@ -55,7 +55,7 @@ pub struct Situation {
     pub grown_bytes: u64,
     /// Free space of the file system, if known.
     pub free_bytes: Option<u64>,
-    /// What is needed now.
+    /// Bytes that are needed now.
     pub needed_bytes: u64,
 }
 
@@ -85,7 +85,7 @@ impl Steps {
     /// Doubling from 64 KiB to 4 MiB, then half of the file; a thousandth of the free space where
     /// that is more, in leaps of 64 times; up to 8 GiB, and a little less: XFS's largest extent is
     /// one block shorter, and a step of 8 GiB would make two. At most a sixteenth of the free
-    /// space. docs/writers.md tells how these were found, and what others come to.
+    /// space. docs/writers.md says how these were found, and what others lead to.
     pub const DYNAMIC: Steps = Steps {
         first_bytes: 64 << 10,
         doubling_bytes: 4 << 20,
@@ -164,7 +164,7 @@ pub enum Refill {
     /// When what is needed does not fit into the rest of the last: for a writer that allocates
     /// before it writes.
     WhenUsedUp,
-    /// When half of the last is used: for somebody who looks at the file from time to time.
+    /// When half of the last is used: for callers that look at the file from time to time.
     WhenHalfUsed,
 }
 
@@ -190,8 +190,9 @@ impl Ahead {
         }
     }
 
-    /// What is to be allocated for a file of this length, of which `needed_bytes` more are about to
-    /// be written. `None` if enough is allocated, or if the file system has too little room.
+    /// Returns the range to allocate for a file of this length, of which `needed_bytes` more are
+    /// about to be written. `None` if enough is allocated, or if the file system has too little
+    /// room.
     pub fn next(
         &self,
         file_bytes: u64,
@@ -217,7 +218,7 @@ impl Ahead {
         Some(start..start.checked_add(bytes)?)
     }
 
-    /// What [`Ahead::next`] has asked for is there.
+    /// Records that a range returned by [`Ahead::next`] is allocated.
     pub fn granted(&mut self, step: &Range<u64>) {
         self.end_bytes = self.end_bytes.max(step.end);
         self.step_bytes = step.end - step.start;
@@ -291,8 +292,8 @@ mod tests {
         // 64 times what there is, a thousandth of 1 TiB, half of the file.
         const GIB: u64 = 1 << 20;
         let half = (64 + 4096 + 65 * 4096 + 2 * GIB) / 2;
-        let told = steps(Rule::DYNAMIC, 4 << 30, AMPLE);
-        assert_eq!(told, [64, 4096, 65 * 4096, GIB, GIB, half, half / 2 * 3]);
+        let found = steps(Rule::DYNAMIC, 4 << 30, AMPLE);
+        assert_eq!(found, [64, 4096, 65 * 4096, GIB, GIB, half, half / 2 * 3]);
         let huge = steps(Rule::DYNAMIC, 1 << 30, Some(16 << 40));
         assert_eq!(huge, [64, 4096, 65 * 4096, 8 * GIB - 2048]);
     }

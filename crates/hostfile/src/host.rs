@@ -56,7 +56,7 @@ pub enum PageCache {
     Bypass,
 }
 
-/// What a flush does.
+/// Effect of a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlushPolicy {
     /// It makes durable what was written.
@@ -66,7 +66,7 @@ pub enum FlushPolicy {
     Ignore,
 }
 
-/// What opening does about the file's existence.
+/// Treatment of the file's existence at opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CreateMode {
     /// It must exist.
@@ -78,7 +78,7 @@ pub enum CreateMode {
     Truncate,
 }
 
-/// What the caller says that a file is, by QEMU's names of drivers.
+/// Kind of file that the caller asks for, by QEMU's names of drivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Driver {
     /// Nothing: it may be a regular file or a block device.
@@ -119,7 +119,7 @@ impl Driver {
         }
     }
 
-    /// What is said of a file that is something else, in QEMU's words.
+    /// Returns the error for a file of another kind, in QEMU's words.
     fn refused(self, name: &str) -> Error {
         let wanted = match self {
             Driver::Unsaid | Driver::File => "a regular file",
@@ -147,7 +147,7 @@ pub struct HostOptions {
     pub aio: Aio,
     /// Whether claims on the file are made known to other processes.
     pub locking: Locking,
-    /// What it has to be.
+    /// Kind that the file has to have.
     pub driver: Driver,
 }
 
@@ -443,7 +443,7 @@ impl BlockFile for HostBlockFile {
                 len: run.end - run.start,
                 hole: run.hole,
             }),
-            // A device tells nothing about its blocks.
+            // A device reports nothing about its blocks.
             Kind::BlockDevice(size) | Kind::CharacterDevice(size) => {
                 Pending::ready(Ok(split_at_end(offset, end, size)))
             }
@@ -491,11 +491,11 @@ impl BlockFile for HostBlockFile {
         const STAT_BLOCK_BYTES: u64 = 512;
         match self.kind {
             Kind::Regular => {
-                // FUSE and NFS would tell what they knew a second ago.
+                // FUSE and NFS would answer with values of a second ago.
                 let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-                let told = rustix::fs::statx(&*self.file, "", flags, StatxFlags::BLOCKS);
-                let blocks = match told {
-                    Ok(told) => told.stx_blocks,
+                let answer = rustix::fs::statx(&*self.file, "", flags, StatxFlags::BLOCKS);
+                let blocks = match answer {
+                    Ok(answer) => answer.stx_blocks,
                     Err(_) => rustix::fs::fstat(&*self.file).ok()?.st_blocks as u64,
                 };
                 Some(blocks * STAT_BLOCK_BYTES)
@@ -522,8 +522,8 @@ impl BlockFile for HostBlockFile {
     }
 
     fn extent_hint_bytes(&self) -> Option<u64> {
-        let told = attributes::extent_hint_bytes(&*self.file).ok()?;
-        (told > 0).then_some(u64::from(told))
+        let answer = attributes::extent_hint_bytes(&*self.file).ok()?;
+        (answer > 0).then_some(u64::from(answer))
     }
 
     fn set_extent_hint(&self, bytes: u64) -> io::Result<()> {

@@ -137,7 +137,7 @@ impl Claims {
     }
 }
 
-/// What file systems without locks answer.
+/// Whether a file system without locks answers so.
 fn lacks_locks(error: &io::Error) -> bool {
     let lacking = [
         Errno::INVAL,

@@ -112,7 +112,7 @@ impl Beneath {
         rustix::fs::openat2(&self.directory, &self.name, flags, Mode::empty(), resolve)
     }
 
-    /// What a failure to open it means.
+    /// Returns the error for a failure to open the file.
     pub(super) fn refused(request: &FileRequest<'_>, path: &str, errno: Errno) -> Error {
         match errno {
             Errno::XDEV | Errno::LOOP => {

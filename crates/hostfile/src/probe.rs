@@ -1,5 +1,5 @@
-//! What the file system of a directory does with calls for space, tried on a scratch file there
-//! that has no name or loses it at once.
+//! A trial of the calls for space of a directory's file system, on a scratch file there that has no
+//! name or loses it at once.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -25,7 +25,7 @@ pub(super) fn unnamed(directory: &Path) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// What its owner may do with it, and nobody else.
+/// Permissions of the owner, and of no other user.
 fn owners() -> Mode {
     Mode::RUSR | Mode::WUSR
 }

@@ -1,8 +1,8 @@
 //! Space of a file, allocated as a [`Job`]: by the file system's call, or with zeroes written to
 //! it.
 //!
-//! What is done is the plain file's part of a preallocation. Which bytes belong to whom, and in
-//! what order they become part of an image, is for the caller. Nothing here takes anything back.
+//! It is the plain file's part of a preallocation. The caller knows which bytes belong to which
+//! structure, and in what order they become part of an image. Nothing here frees space again.
 
 use cowslip_block::errno::ENOSPC;
 use std::future::Future;
@@ -21,7 +21,7 @@ use cowslip_block::policy::Preallocation;
 pub const CALL_BYTES: u64 = 1 << 30;
 /// Bytes that one call zeroes: the device does it, which takes its time.
 const ZERO_CALL_BYTES: u64 = 256 << 20;
-/// What file systems allocate in; finer ranges are not left to their calls.
+/// Block size that file systems allocate in; finer ranges are not left to their calls.
 const BLOCK_BYTES: u64 = 4096;
 /// Bytes of a file whose extents are asked for at once.
 const WINDOW_BYTES: u64 = 1 << 30;
@@ -77,7 +77,7 @@ pub async fn fill(file: &AlignedFile, range: Range<u64>, how: Fill, job: &Job) -
         Fill::Write => Stage::WriteZeroes,
     });
     let rest = match how {
-        Fill::Allocate => allocate(file, range, (Account::Told, job)).await?,
+        Fill::Allocate => allocate(file, range, (Account::Reported, job)).await?,
         Fill::Write => {
             let rest = zero_by_calls(file, range, job).await?;
             // Writes into space that is there neither wait for each other at the end of file nor
@@ -89,13 +89,13 @@ pub async fn fill(file: &AlignedFile, range: Range<u64>, how: Fill, job: &Job) -
     write_zeroes(file, rest, job).await
 }
 
-/// What a job hears of a call.
+/// Report of a call to the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
     /// Nothing: the same range is filled again.
     Silent,
     /// That it is done.
-    Told,
+    Reported,
     /// That too, and its bytes count for the pace.
     Paced,
 }

@@ -35,7 +35,7 @@ pub(super) fn of_block_device(device: impl AsFd, rdev: u64) -> Storage {
     storage
 }
 
-/// What a device lies on.
+/// The file or device that a device lies on.
 struct Below {
     id: FileId,
     range: Range<u64>,
@@ -72,8 +72,8 @@ fn behind_loop(device: &impl AsFd, rdev: u64) -> Option<Below> {
     })
 }
 
-/// What a device lies on, by what the kernel publishes of it: the disk of a partition, the file
-/// behind a loop device.
+/// Finds the file or device below a device by the kernel's publications: the disk of a partition,
+/// the file behind a loop device.
 fn below(rdev: u64) -> Option<Below> {
     let directory = format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev));
     let text = |name: &str| fs::read_to_string(PathBuf::from(&directory).join(name)).ok();

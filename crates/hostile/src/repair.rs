@@ -75,7 +75,7 @@ pub fn run(input: &[u8]) {
     if draw.one_in(4) {
         let bytes = draw.rest();
         let bytes = &bytes[..bytes.len().min(image_bytes::BYTES_MAX)];
-        judge(bytes, &mut Draw::from_seed(bytes.len() as u64));
+        check_repair(bytes, &mut Draw::from_seed(bytes.len() as u64));
         return;
     }
     let sample = &samples::all()[draw.below(samples::COUNT as u64) as usize];
@@ -83,18 +83,18 @@ pub fn run(input: &[u8]) {
     while !draw.is_empty() && draw.one_in(4) {
         bytes = damage(&bytes, &mut draw);
     }
-    judge(&bytes, &mut draw);
+    check_repair(&bytes, &mut draw);
 }
 
 /// Plans, repairs leaks, and repairs all, each from the same bytes.
-pub fn judge(bytes: &[u8], draw: &mut Draw) {
+pub fn check_repair(bytes: &[u8], draw: &mut Draw) {
     if be32(bytes, 36) > L1_ENTRIES_MAX {
         return;
     }
     let file = Arc::new(Watched::new(bytes.to_vec()));
     let planned = [Scope::Leaks, Scope::All].map(|scope| plan(&file, scope));
     assert!(file.contents() == bytes, "a plan has written");
-    judge_leaks(bytes);
+    check_repair_leaks(bytes);
     let outcome = match (repair(&file, Scope::All), &planned[1]) {
         (Ok(outcome), Ok(planned)) => {
             assert_eq!(outcome.done, *planned, "what was done is what was planned");
@@ -115,7 +115,7 @@ pub fn judge(bytes: &[u8], draw: &mut Draw) {
         // A cluster that is shared more often than refcounts of this width can express needs wider
         // ones.
         let mut findings: Vec<Finding> = Vec::new();
-        session::run_check_telling(&file, &mut findings).expect("a repaired image can be checked");
+        session::run_check_into(&file, &mut findings).expect("a repaired image can be checked");
         let overflows = |finding: &Finding| matches!(finding, Finding::Overflow { .. });
         let account = || account(bytes, &outcome);
         assert!(findings.iter().all(overflows), "{}", account());
@@ -156,7 +156,7 @@ fn account(bytes: &[u8], outcome: &impl std::fmt::Debug) -> String {
 }
 
 /// Leaks alone: no more corruptions than before, and no more leaks.
-fn judge_leaks(bytes: &[u8]) {
+fn check_repair_leaks(bytes: &[u8]) {
     let file = Arc::new(Watched::new(bytes.to_vec()));
     let before = run_check(&file);
     let Ok(outcome) = repair(&file, Scope::Leaks) else {
@@ -188,7 +188,7 @@ fn use_repaired(file: &Arc<Watched>, draw: &mut Draw) {
     }
     block_on(image.close()).expect("a repaired image can be closed");
     let mut findings: Vec<Finding> = Vec::new();
-    session::run_check_telling(file, &mut findings).expect("a repaired image can be checked");
+    session::run_check_into(file, &mut findings).expect("a repaired image can be checked");
     findings.retain(|finding| match finding {
         // Refcounts behind the end of the file do not matter until the file has grown over them.
         Finding::Refcount {

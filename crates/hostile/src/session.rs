@@ -236,14 +236,14 @@ pub fn header(file: &Arc<Watched>) -> cowslip::Result<Header> {
 /// # Errors
 /// As the engine's check; also where there is no header to begin with.
 pub fn run_check(file: &Arc<Watched>) -> cowslip::Result<CheckResult> {
-    run_check_telling(file, &mut Ignore)
+    run_check_into(file, &mut Ignore)
 }
 
 /// The same; findings are reported to an observer.
 ///
 /// # Errors
 /// As [`run_check`].
-pub fn run_check_telling(
+pub fn run_check_into(
     file: &Arc<Watched>,
     observer: &mut dyn Observer,
 ) -> cowslip::Result<CheckResult> {

@@ -13,8 +13,8 @@
 //! from before that on. Only with all slots in use there is none to lend: then those that are not
 //! replaced open it meanwhile.
 //!
-//! Stripes are overwritten once. Where a file system or a disk writes elsewhere than it is told, as
-//! most do today, more often would not help, and old stripes may survive.
+//! Stripes are overwritten once. Where a file system or a disk writes to another place than the one
+//! that is overwritten, as most do today, more often would not help, and old stripes may survive.
 
 use std::fmt;
 use std::io;
@@ -57,7 +57,7 @@ pub struct NewKey {
 pub struct ErasedKeys {
     /// The slot, counted from 0.
     pub slot: Option<u64>,
-    /// What is in the slots.
+    /// Content of the slots.
     pub passphrase: Option<Passphrase>,
     /// It may be empty already, and nothing need be left that opens the volume: then its data is
     /// lost.
@@ -67,12 +67,12 @@ pub struct ErasedKeys {
 /// Where unpredictable bytes come from: fills the slice, or fails.
 pub type Random = Arc<dyn Fn(&mut [u8]) -> io::Result<()> + Send + Sync>;
 
-/// What a change of keys takes from its caller.
+/// Input of a change of keys from its caller.
 #[derive(Clone)]
 pub struct KeyMaterial {
     /// Unpredictable bytes.
     pub random: Random,
-    /// Who derives keys, which takes seconds.
+    /// Threads that derive keys, which takes seconds.
     pub workers: Workers,
 }
 
@@ -93,7 +93,7 @@ impl KeyMaterial {
 /// Writes at places of the file, in stages.
 pub type Stages = Vec<Vec<(u64, Vec<u8>)>>;
 
-/// What is to be written to change the slots of the volume that is in these bytes of a file.
+/// Returns the writes that change the slots of the volume in these bytes of a file.
 ///
 /// # Errors
 /// I/O, a header that is none; `Invalid` for what is refused, in QEMU's words; `Key` if the current

@@ -66,7 +66,7 @@ pub enum CipherMode {
     Cbc,
 }
 
-/// What a sector's vector is.
+/// Source of a sector's initialization vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IvGenerator {
     /// The low 32 bits of its number: repeats after 2 TiB.
@@ -84,7 +84,7 @@ pub struct Spec {
     pub key_size: KeySize,
     /// How blocks hang together.
     pub mode: CipherMode,
-    /// What the vectors are.
+    /// Source of the initialization vectors.
     pub iv: IvGenerator,
 }
 

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_derivation_tells_how_far_it_is_and_ends_when_it_is_cancelled() {
+    fn a_derivation_reports_progress_and_ends_when_it_is_cancelled() {
         let job = Job::default();
         let mut key = [0; 64];
         let cost = (&b"salt"[..], AT_ONCE + 1);

@@ -9,9 +9,9 @@
 //! | 104 | sectors before the data | | | iterations, salt, first sector, |
 //! | 108 | bytes of the master key | | | stripes |
 //!
-//! Numbers are big-endian, texts end with a zero byte, sectors have 512 bytes. What QEMU refuses is
-//! refused here, and more iterations than [`ITERATIONS_MAX`], which would keep whoever opens a
-//! stranger's image busy for hours.
+//! Numbers are big-endian, texts end with a zero byte, sectors have 512 bytes. Headers that QEMU
+//! refuses are refused here, and so are more iterations than [`ITERATIONS_MAX`], which would keep a
+//! program that opens a stranger's image busy for hours.
 
 use std::ops::Range;
 
@@ -108,7 +108,7 @@ pub struct Header {
     pub hash: Hash,
     /// Where the data begins, in bytes from the volume's start.
     pub payload_offset: u64,
-    /// What tells the master key from others.
+    /// Digest that recognises the master key.
     pub digest: [u8; DIGEST_BYTES],
     /// Its salt.
     pub digest_salt: [u8; SALT_BYTES],

@@ -1,11 +1,11 @@
-//! What opens a volume: wiped from memory when it is dropped, shown by no output.
+//! A volume's passphrase: wiped from memory when it is dropped, shown by no output.
 
 use std::fmt;
 use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
-/// What opens a key slot.
+/// Passphrase of a key slot.
 #[derive(Clone)]
 pub struct Passphrase(Arc<Zeroizing<Vec<u8>>>);
 

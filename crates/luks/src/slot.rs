@@ -34,7 +34,7 @@ pub fn iterations_run(hash: Hash, spec: &Spec, iterations: u32) {
     derive(hash, b"passphrase", cost, (&mut key, &Job::default())).expect(UNATTENDED);
 }
 
-/// What the sum so far becomes between two stripes.
+/// Diffuses the running sum between two stripes.
 fn diffuse(hash: Hash, block: &mut [u8]) {
     for (index, piece) in block.chunks_mut(hash.bytes()).enumerate() {
         let mut digest = Zeroizing::new([0; Hash::BYTES_MAX]);
@@ -147,18 +147,18 @@ pub(super) fn no_random_bytes(source: io::Error) -> Error {
     Error::io("Could not get random bytes", source)
 }
 
-/// What a new volume shall be like.
+/// Options of a new volume.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
     /// How sectors are encrypted.
     pub spec: Spec,
     /// The hash of key slots.
     pub hash: Hash,
-    /// What opens slot 0.
+    /// Passphrase of slot 0.
     pub passphrase: Passphrase,
     /// Iterations of PBKDF2 that opening slot 0 costs.
     pub slot_iterations: u32,
-    /// Those of telling whether a key is the right one.
+    /// Iterations of the digest that proves a key right.
     pub digest_iterations: u32,
 }
 
@@ -229,8 +229,8 @@ impl NewVolume {
         &self.header
     }
 
-    /// What is to be written, and where: offsets from the volume's start. The rest of the slots may
-    /// be anything.
+    /// Returns the bytes to write with their offsets from the volume's start. The rest of the slots
+    /// may be anything.
     pub fn pieces(&self) -> [(u64, Vec<u8>); 2] {
         [
             (0, self.header.encode()),

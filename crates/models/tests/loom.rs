@@ -95,7 +95,7 @@ fn a_completion_brings_its_value_and_what_was_done_before_it() {
 }
 
 #[test]
-fn the_last_waker_hears_of_the_completion() {
+fn the_last_waker_is_woken_at_completion() {
     model(None, || {
         let (completer, mut waiting) = pending();
         let helper = thread::spawn(move || completer.complete(5));
@@ -274,7 +274,7 @@ fn the_turn_is_one_tasks_at_a_time_and_never_lost() {
 }
 
 #[test]
-fn who_waits_for_a_change_hears_of_it() {
+fn a_waiter_is_woken_by_the_change() {
     model(None, || {
         let state = Arc::new(Mutex::new((false, Waiters::default())));
         let changed = Arc::clone(&state);
@@ -365,7 +365,7 @@ fn shared_leases_go_together_and_keep_exclusive_ones_out() {
 }
 
 #[test]
-fn nothing_is_reused_while_somebody_can_reach_it() {
+fn nothing_is_reused_while_it_can_be_reached() {
     model(Some(3), || {
         // The place that the mapping refers to, and the content of the old place.
         let state = Arc::new(Mutex::new((true, Epochs::default())));

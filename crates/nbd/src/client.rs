@@ -99,7 +99,7 @@ impl From<Ended> for ClientError {
     }
 }
 
-/// What a client asks for during the handshake. The server may lack any of it but TLS.
+/// Requests of a client for the handshake. The server may lack any of it but TLS.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
     /// The export; empty for the default one.
@@ -127,7 +127,7 @@ impl ConnectOptions {
     }
 }
 
-/// What a server tells about an export.
+/// A server's description of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportDescription {
     /// Its name.
@@ -136,11 +136,11 @@ pub struct ExportDescription {
     pub description: String,
     /// Its size in bytes.
     pub size: u64,
-    /// What it can do.
+    /// Abilities of the export.
     pub flags: TransmissionFlags,
     /// The sizes of requests that it takes, if it said so.
     pub block_sizes: Option<BlockSizes>,
-    /// Requests without payload may be longer than 32 bits tell (extended headers).
+    /// Requests without payload may be longer than 32 bits can say (extended headers).
     pub extended_headers: bool,
     /// Its metadata contexts: when listing all that it has, else those that are selected.
     pub contexts: Vec<String>,
@@ -152,7 +152,7 @@ struct Outgoing {
     payload: Option<Buf>,
 }
 
-/// What is said before payload, agreed on with the server.
+/// Format of the headers, agreed on with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Headers {
     /// Simple replies.
@@ -227,7 +227,7 @@ impl Client {
         Ok(Client { shared })
     }
 
-    /// Lists the exports of the server at the other end of `stream`, with all that it tells about
+    /// Lists the exports of the server at the other end of `stream`, with all that it says about
     /// them, and takes leave. With `tls` it speaks to the server over TLS, or not at all.
     ///
     /// # Errors
@@ -453,7 +453,7 @@ impl Shared {
     }
 }
 
-/// What an export must offer for a request to be allowed.
+/// Returns the flags that an export must offer for a request to be allowed.
 fn needed_flags(command: Command, flags: CommandFlags) -> TransmissionFlags {
     let for_command = match command {
         Command::Flush => TransmissionFlags::SEND_FLUSH,

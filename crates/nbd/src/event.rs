@@ -53,7 +53,7 @@ impl Event {
     }
 }
 
-/// What came first of two things.
+/// The first of two results.
 pub(crate) enum First<A, B> {
     Left(A),
     Right(B),

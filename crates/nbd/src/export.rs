@@ -79,7 +79,7 @@ pub struct StatusExtent {
     pub flags: AllocationFlags,
 }
 
-/// Who may write.
+/// Access of clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
     /// Nobody: the server refuses writes.
@@ -95,7 +95,7 @@ pub enum Access {
 pub struct ExportInfo {
     /// Size in bytes.
     pub size: u64,
-    /// Who may write.
+    /// Access of clients.
     pub access: Access,
     /// Sizes of requests. The maximum is lowered to what the server takes.
     pub block_sizes: BlockSizes,

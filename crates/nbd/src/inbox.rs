@@ -1,5 +1,4 @@
-//! What has arrived on a connection: one large buffer that many small messages are read into at
-//! once.
+//! Received bytes of a connection: one large buffer that many small messages are read into at once.
 //!
 //! Small messages and payloads are taken from the buffer; payload that is large is received
 //! straight into its own aligned memory, except for the part that had arrived with its header.
@@ -14,7 +13,7 @@ use crate::wire::Wire;
 
 /// Room for about sixty writes of 4 KiB: what a deep queue of them has sent by the time we look.
 const CAPACITY_BYTES: usize = 256 << 10;
-/// What is asked for while large payloads go by: their headers and a few small requests among them.
+/// Bytes to ask for while large payloads go by: their headers and a few small requests among them.
 const CAUTIOUS_BYTES: usize = 4 << 10;
 /// Payload from this length on is received in place. Below it, copying is cheaper than a system
 /// call.
@@ -60,7 +59,7 @@ impl Inbox {
         }
     }
 
-    /// What it receives from.
+    /// Returns the wire that it receives from.
     pub(crate) fn wire(&self) -> &Wire {
         &self.wire
     }
@@ -75,7 +74,7 @@ impl Inbox {
         self.wire = wire;
     }
 
-    /// What has arrived and was not taken yet.
+    /// Returns the bytes that have arrived and were not taken yet.
     pub(crate) fn arrived(&self) -> &[u8] {
         &self.memory[self.start..self.end]
     }

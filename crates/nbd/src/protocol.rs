@@ -2,9 +2,9 @@
 //!
 //! All masks and numbers of the specification stand here and in the two submodules, which encode
 //! and decode the messages of the [`handshake`] and of the [`transmission`] phase. Nothing here
-//! does I/O, and decoding arbitrary bytes never panics. What the specification tells a receiver to
-//! tolerate (unknown options, commands, reply types) decodes to an `Unknown` value; what it forbids
-//! is [`Malformed`].
+//! does I/O, and decoding arbitrary bytes never panics. Fields that the specification wants a
+//! receiver to tolerate (unknown options, commands, reply types) decodes to an `Unknown` value;
+//! what it forbids is [`Malformed`].
 
 use cowslip_block::errno::EIO;
 use std::fmt;
@@ -113,7 +113,7 @@ macro_rules! flags {
 }
 
 flags! {
-    /// What the server offers in its greeting.
+    /// Offers of the server in its greeting.
     HandshakeFlags: u16 {
         /// Several options, each with its reply.
         FIXED_NEWSTYLE = 0,
@@ -123,7 +123,7 @@ flags! {
 }
 
 flags! {
-    /// What the client takes up of the greeting.
+    /// The client's choice of the offers of the greeting.
     ClientFlags: u32 {
         /// Several options, each with its reply.
         FIXED_NEWSTYLE = 0,
@@ -133,7 +133,7 @@ flags! {
 }
 
 flags! {
-    /// What an export can do.
+    /// Abilities of an export.
     TransmissionFlags: u16 {
         /// Always set.
         HAS_FLAGS = 0,
@@ -235,7 +235,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// What a client asks for during option haggling.
+    /// Option that a client asks for during option haggling.
     OptionCode: u32 {
         /// Choose an export and begin transmission, without any reply if it fails.
         ExportName = 1,
@@ -264,7 +264,7 @@ codes! {
 const ERROR_REPLY: u32 = 1 << 31;
 
 codes! {
-    /// What a server answers to an option.
+    /// Answer of a server to an option.
     OptionReplyCode: u32 {
         /// Done.
         Ack = 1,
@@ -319,7 +319,7 @@ codes! {
 }
 
 codes! {
-    /// What a request asks for.
+    /// Operation of a request.
     Command: u16 {
         /// Read.
         Read = 0,
@@ -346,7 +346,7 @@ codes! {
 const ERROR_CHUNK: u16 = 1 << 15;
 
 codes! {
-    /// What a chunk of a structured reply holds.
+    /// Content of a chunk of a structured reply.
     ChunkCode: u16 {
         /// Nothing; ends the reply.
         None = 0,

@@ -14,7 +14,7 @@ use cowslip_queue::BufMut;
 const PIECE_BYTES: usize = 64 << 10;
 /// Payloads up to this length share a piece.
 const SHARED_BYTES_MAX: usize = PIECE_BYTES / 4;
-/// What direct I/O wants the start of a buffer to be aligned to.
+/// Alignment of the start of a buffer for direct I/O.
 const ALIGNMENT_BYTES: usize = 4096;
 /// Memory that is kept for use again once nothing needs it any more: enough for a deep queue of
 /// small payloads or for some large ones.

@@ -41,14 +41,14 @@ use connection::Connection;
 pub use keys::{KEY_BYTES_MAX, KEY_BYTES_MIN, KeysError, SharedKeys, USER_BYTES_MAX};
 pub use psk::PSK_MISSING;
 
-/// What one side has of certificates, as PEM.
+/// Certificates of one side, as PEM.
 #[derive(Clone, Copy, Debug)]
 pub struct Pem<'a> {
     /// The authorities whose word counts; at least one.
     pub authorities: &'a [u8],
     /// Certificates of theirs that count no more.
     pub revoked: Option<&'a [u8]>,
-    /// Who this side is. Servers need it; clients do if the server asks.
+    /// Identity of this side. Servers need it; clients do if the server asks.
     pub identity: Option<Identity<'a>>,
 }
 
@@ -243,7 +243,7 @@ fn provider() -> Arc<CryptoProvider> {
 
 const PROTOCOLS: &str = "the provider has ciphers for all versions";
 
-/// What the library says of our own certificate and key.
+/// Returns the error for the library's complaint about our own certificate or key.
 fn of_identity(error: &Error) -> CredentialsError {
     match error {
         Error::InconsistentKeys(_) => CredentialsError::Mismatch,
@@ -285,7 +285,7 @@ fn client_verifier(
 
 type Authorization = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// Who the other side has proven to be.
+/// Identity that the other side has proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// It had to prove nothing.
@@ -297,14 +297,14 @@ pub(crate) enum Peer {
     User(String),
 }
 
-/// What one side proves itself with, made ready.
+/// Credentials of one side, made ready.
 #[derive(Clone)]
 enum Proof<T> {
     Certificates(T),
     Keys(psk::Context),
 }
 
-/// What a server needs to serve over TLS, and over nothing else.
+/// Credentials of a server that serves over TLS, and over nothing else.
 #[derive(Clone)]
 pub struct ServerTls {
     proof: Proof<Arc<ServerConfig>>,
@@ -403,7 +403,7 @@ impl ServerTls {
     }
 }
 
-/// What a client needs to speak to servers over TLS.
+/// Credentials of a client for servers over TLS.
 #[derive(Clone)]
 pub struct ClientCredentials {
     proof: Proof<(Arc<ClientConfig>, PeerCheck)>,
@@ -485,7 +485,7 @@ impl ClientCredentials {
     }
 }
 
-/// What a client needs to speak to one server over TLS, and over nothing else.
+/// Credentials of a client for one server over TLS, and over nothing else.
 #[derive(Clone)]
 pub struct ClientTls(Proof<(Arc<ClientConfig>, ServerName<'static>)>);
 

@@ -1,4 +1,4 @@
-//! What a connection speaks through: a socket, or TLS over it.
+//! Transport of a connection: a socket, or TLS over it.
 
 use std::io;
 use std::rc::Rc;
@@ -41,8 +41,8 @@ impl Wire {
     /// written afterwards.
     pub(crate) async fn farewell(&self) {
         if let Wire::Tls(session) = self {
-            // Whether a peer hears it is of no consequence: the messages themselves say where they
-            // end.
+            // Whether a peer receives it is of no consequence: the messages themselves say where
+            // they end.
             first(sleep(FAREWELL), session.close()).await;
         }
     }

@@ -221,7 +221,7 @@ fn eight_clients_at_once() {
 }
 
 #[test]
-fn block_status_tells_data_from_holes() {
+fn block_status_distinguishes_data_from_holes() {
     on_both_backends(|backend, queue| {
         let running = Running::with_export(backend, Arc::new(MemoryDisk::new("memory", 1 << 20)));
         queue.block_on(async {
@@ -431,7 +431,7 @@ fn connections_beyond_the_limit_wait() {
 }
 
 #[test]
-fn a_server_tells_what_happens_also_on_tcp_and_on_the_queue_of_its_client() {
+fn a_server_reports_events_also_on_tcp_and_on_the_queue_of_its_client() {
     on_both_backends(|_, queue| {
         let events = Arc::new(Mutex::new(Vec::new()));
         let mut server = two_exports();
@@ -532,7 +532,7 @@ fn contexts_are_listed_by_name_and_by_namespace() {
 }
 
 #[test]
-fn contexts_are_told_that_were_selected_and_in_one_reply() {
+fn selected_contexts_are_answered_and_in_one_reply() {
     let (_running, mut haggler) = with_contexts();
     let mut reply = |export: &str, queries: &[&str]| {
         contexts(&mut haggler, OptionCode::SetMetaContext, export, queries)

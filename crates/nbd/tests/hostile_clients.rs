@@ -407,7 +407,7 @@ fn payload_is_where_its_flag_says() {
 }
 
 #[test]
-fn the_status_of_chosen_contexts_is_told() {
+fn the_status_of_chosen_contexts_is_sent() {
     let export = export_with_contexts(MemoryDisk::new("memory", 1 << 40), &["a:b", "c:d"]);
     let running = Running::with_export(Backend::Auto, export);
     let (mut client, ids) = RawClient::extended(&running.path, &["c:d", BASE_ALLOCATION]);
@@ -491,7 +491,7 @@ fn holes_are_sent_as_holes_unless_fragments_are_refused() {
 }
 
 #[test]
-fn a_single_extent_is_told_where_one_is_asked_for() {
+fn a_single_extent_is_sent_where_one_is_asked_for() {
     beside_a_healthy_client(|running| {
         let mut client = RawClient::structured(&running.path);
         client.request(Command::Write, 4096, 4096);

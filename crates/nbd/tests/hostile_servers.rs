@@ -135,7 +135,7 @@ fn hole(offset: u64, len: u32) -> Vec<u8> {
     transmission::OffsetHole { offset, len }.encode().to_vec()
 }
 
-/// What the server sends in answer to a request with that cookie.
+/// The server's answer to a request with that cookie.
 type Reply = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,7 +147,7 @@ enum Ask {
     Status,
 }
 
-/// What the client makes of a reply; `Err` is the breach that it found, or the server's error.
+/// Returns the client's view of a reply; `Err` is the breach that it found, or the server's error.
 fn outcome(ask: Ask, reply: Reply) -> Result<Vec<u8>, ClientError> {
     let server = scripted(move |stream| {
         shake_hands(stream);
@@ -183,7 +183,7 @@ fn outcome(ask: Ask, reply: Reply) -> Result<Vec<u8>, ClientError> {
     outcome
 }
 
-/// What is wrong, what was asked, what the server answers.
+/// The flaw, the request, the server's answer.
 type Case = (&'static str, Ask, Reply);
 
 const DONE: ChunkFlags = ChunkFlags::DONE;
@@ -397,7 +397,7 @@ fn extended_status(count: u32, runs: &[(u64, u64)]) -> Vec<u8> {
     payload
 }
 
-/// What the client makes of the server's answer to its question for the status of 8192 bytes at
+/// Returns the client's view of the server's answer to its question for the status of 8192 bytes at
 /// 4096, where extended headers were agreed on.
 fn extended_outcome(reply: Vec<u8>) -> Result<Vec<StatusDescriptor>, ClientError> {
     // The first request of a connection.
@@ -716,7 +716,7 @@ fn oldstyle_greeting(flags: u32) -> Vec<u8> {
     greeting
 }
 
-/// What comes of connecting to an oldstyle server that greets so.
+/// Connects to an oldstyle server with this greeting, and returns the result.
 fn meet_oldstyle(greeting: Vec<u8>, export: &'static str) -> Result<(u64, u16), ClientError> {
     let server = scripted(move |stream| {
         stream.write_all(&greeting).unwrap();

@@ -122,7 +122,7 @@ fn qemu_io_reads_what_it_wrote() {
 }
 
 #[test]
-fn qemu_io_agrees_on_extended_headers_and_zeroes_more_than_32_bits_tell() {
+fn qemu_io_agrees_on_extended_headers_and_zeroes_more_than_32_bits_say() {
     if !installed("qemu-io") {
         return;
     }

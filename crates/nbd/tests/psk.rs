@@ -57,7 +57,7 @@ fn of(name: &str, keys: &SharedKeys) -> ClientTls {
     credentials.to_server(None).unwrap()
 }
 
-/// Somebody with a key that the server does not have for that name.
+/// A client with a key that the server does not have for that name.
 fn with_wrong_key(name: &str) -> ClientTls {
     let text = format!("{name}:{}", "77".repeat(32));
     of(name, &SharedKeys::parse(text.as_bytes()).unwrap())
@@ -139,7 +139,7 @@ fn who_has_no_key_is_not_served_and_does_not_learn_why() {
     watched.wait_for_reason("(there is no key for user \"mallory\")");
     assert!(wrong.contains("TLS handshake failed: "), "{wrong}");
     assert_eq!(wrong, unknown, "a name that is known and one that is not");
-    // A name that is hardly one; and one with a key that is somebody else's.
+    // A name that is hardly one; and one with another user's key.
     refused(watched.path(), with_wrong_key(&"n".repeat(128)));
     let text = KEYS.replace("alice", "carol");
     let carol = SharedKeys::parse(text.as_bytes()).unwrap();
@@ -148,7 +148,7 @@ fn who_has_no_key_is_not_served_and_does_not_learn_why() {
 }
 
 #[test]
-fn keys_that_are_not_there_are_told() {
+fn missing_keys_are_reported() {
     let error = ServerTls::with_keys(SharedKeys::default()).unwrap_err();
     assert_eq!(error, CredentialsError::NoKeys);
     let error = ClientCredentials::with_key_of("bob", &keys()).unwrap_err();
@@ -182,7 +182,7 @@ fn certificates_and_keys_do_not_mix() {
 }
 
 #[test]
-fn a_plain_client_is_told_that_it_needs_tls() {
+fn a_plain_client_is_refused_without_tls() {
     let watched = usual();
     queue(Backend::Threads).unwrap().block_on(async {
         let stream = Stream::connect_unix(watched.path()).await.unwrap();
@@ -468,7 +468,7 @@ fn only_safe_versions_and_ciphers_are_spoken() {
 }
 
 #[test]
-fn the_older_version_does_not_tell_who_is_known_either() {
+fn the_older_version_does_not_reveal_known_names_either() {
     let watched = usual();
     let message = |name: &'static [u8]| {
         let context = raw_context(|builder| {

@@ -438,7 +438,7 @@ fn contexts() -> Vec<u8> {
 }
 
 #[test]
-fn before_tls_nothing_is_told_or_agreed_on() {
+fn before_tls_nothing_is_revealed_or_agreed_on() {
     let watched = Watched::usual();
     let mut client = RawClient::greeted(watched.path());
     let required = OptionReplyCode::ErrTlsRequired;
@@ -791,7 +791,7 @@ fn a_client_with_tls_speaks_to_no_server_without() {
 }
 
 #[test]
-fn a_client_without_tls_is_told_that_it_needs_it() {
+fn a_client_without_tls_is_refused_without_it() {
     let watched = Watched::usual();
     queue(Backend::Threads).unwrap().block_on(async {
         let stream = Stream::connect_unix(watched.path()).await.unwrap();

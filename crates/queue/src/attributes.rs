@@ -89,7 +89,7 @@ mod tests {
             Ok(before) => {
                 assert_eq!(before, 0);
                 let set = set_extent_hint(&file, 1 << 20);
-                let after = extent_hint_bytes(&file).expect("it was told before");
+                let after = extent_hint_bytes(&file).expect("it was known before");
                 assert_eq!(after, if set.is_ok() { 1 << 20 } else { 0 });
             }
             Err(error) => assert!(error.raw_os_error().is_some()),

@@ -15,7 +15,7 @@ use crate::memory::Memory;
 /// that is met in practice.
 pub const ALIGNMENT_BYTES: usize = 4096;
 
-/// What direct I/O asks of memory. The caller sees to it; else the system refuses.
+/// Demands of direct I/O on memory. The caller sees to it; else the system refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryAlignment {
     /// Segments must start at multiples of this many bytes.

@@ -19,13 +19,13 @@ use crate::lease::{self, Ended, Lease};
 /// for a moment, and a program that looks at new files has them open no longer.
 const TRIES: usize = 20;
 const APART: Duration = Duration::from_millis(10);
-/// Bytes that are read at once where somebody may have written.
+/// Bytes that are read at once where another process may have written.
 const READ_BYTES: usize = 256 << 10;
 /// Bytes that are read in all: an opener waits meanwhile, and a lease lasts for a limited time
 /// only.
 const LOOK_BYTES_MAX: u64 = 1 << 30;
 
-/// What is cut off.
+/// Truncation of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Lengths that the file can have by our own doing.
@@ -35,32 +35,32 @@ pub struct Cut {
     /// Becomes a hole afterwards, where the file system has holes: blocks that moving the end has
     /// given space.
     pub punch: Range<u64>,
-    /// What is done with data that is cut off.
+    /// Treatment of data in the range that is cut off.
     pub data: Data,
 }
 
-/// What may lie between the length that a file had and the one that it has.
+/// Content that may lie between the length that a file had and the one that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
     /// Zeroes that were written; nobody looks.
     Ours,
-    /// Nothing was written there: whatever is not zero is somebody else's.
+    /// Nothing of ours was written there: bytes that are not zero belong to another writer.
     Others,
 }
 
-/// What came of it.
+/// Result of a truncation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The file has the length.
     Cut,
-    /// Somebody else has it open, or waits for it: nothing is cut off, or not all.
+    /// Another process has it open, or waits for it: nothing is cut off, or not all.
     InUse,
     /// Untouched: it has another length, or holds data that is not ours.
     Changed,
     /// Untouched: it has so much data beyond the length that nobody knows in time whose it is.
     Unknown,
-    /// The file has the length, but the cut took so long that the kernel has let in somebody who
-    /// waited: what they have appended meanwhile may be lost.
+    /// The file has the length, but the cut took so long that the kernel has let in a waiting
+    /// opener: bytes that it has appended meanwhile may be lost.
     Late,
 }
 
@@ -70,11 +70,11 @@ enum Found {
     Zeroes,
     Data,
     TooMuch,
-    /// Nobody has looked to the end, since somebody waits for the file.
+    /// The range was not read to its end, since an opener waits for the file.
     Awaited,
 }
 
-/// What a cut does next.
+/// Next step of a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// Reads what may be others'.
@@ -137,7 +137,7 @@ fn cut_under_lease(
         }
     }
     before(Step::Cut);
-    // A lease that has not lasted may have let somebody in, who may have changed the length.
+    // A lease that has not lasted may have let in an opener, which may have changed the length.
     if !lease.may_change()? || len()? != now || !lease.may_change()? {
         return Ok(Outcome::InUse);
     }
@@ -163,8 +163,8 @@ fn cut_under_lease(
     Ok(Outcome::Cut)
 }
 
-/// What a range of a file reads as; holes and space that was never written are not read, as far as
-/// the file system tells. Stops when somebody waits for the file.
+/// Looks at the content of a range of a file; holes and space that was never written are not read,
+/// as far as the file system knows them. Stops when an opener waits for the file.
 fn look(
     file: BorrowedFd<'_>,
     range: Range<u64>,
@@ -229,7 +229,7 @@ mod tests {
             }
             std::thread::sleep(APART);
         }
-        panic!("somebody has the file open");
+        panic!("another process has the file open");
     }
 
     fn cut(expected: u64, data: Data) -> Cut {
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_reads_on_while_somebody_waits() {
+    fn reading_stops_while_an_opener_waits() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let file = file(&path, 0);
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_appended_by_somebody_who_waited_stays() {
+    fn bytes_that_a_waiting_opener_appends_stay() {
         for (step, data) in [
             (Step::Cut, Data::Ours),
             (Step::Cut, Data::Others),
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_cut_without_the_lease_and_its_loss_is_told() {
+    fn nothing_is_cut_without_the_lease_and_its_loss_is_reported() {
         for (step, expected) in [
             (Step::Look, Outcome::InUse),
             (Step::Cut, Outcome::InUse),

@@ -1,4 +1,5 @@
-//! The fallback without io_uring: epoll tells when a socket is ready, the pool does the file calls.
+//! The fallback without io_uring: epoll reports when a socket is ready, the pool does the file
+//! calls.
 //!
 //! Interest is registered for one event at a time (EPOLLONESHOT), so nothing needs to be undone
 //! when a socket closes: a descriptor that the kernel has forgotten is simply added again.
@@ -21,7 +22,7 @@ use crate::sys;
 const EVENT: u64 = u64::MAX;
 const EVENTS_PER_TURN: usize = 64;
 
-/// What a task waits for.
+/// Sockets and events that a task waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     Readable,

@@ -38,7 +38,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
 }
 
-/// What other threads see of a queue.
+/// Part of a queue that other threads share.
 pub(crate) struct Shared {
     inbox: Mailbox<Arc<Task>>,
     event: Arc<OwnedFd>,

@@ -1,5 +1,5 @@
-//! What file systems tell that know no `FS_IOC_FIEMAP`: one block after the other, by `FIBMAP`; and
-//! what the sizes of a file system are.
+//! Places of files on file systems that lack `FS_IOC_FIEMAP`: one block after the other, by
+//! `FIBMAP`; and the sizes of a file system.
 #![allow(unsafe_code)] // Three system calls that rustix lacks.
 
 use std::io;
@@ -29,7 +29,7 @@ pub fn block_bytes(file: impl AsFd) -> io::Result<u64> {
 /// The device's block that a block of the file is in; 0 for none.
 ///
 /// # Errors
-/// `EPERM` without `CAP_SYS_RAWIO`; the file system does not tell (`EINVAL`, `ENOTTY`), or the
+/// `EPERM` without `CAP_SYS_RAWIO`; the file system has no answer (`EINVAL`, `ENOTTY`), or the
 /// block's number is beyond what the call can say.
 pub fn block(file: impl AsFd, index: u64) -> io::Result<u64> {
     let beyond = || io::Error::from_raw_os_error(libc::ERANGE);

@@ -26,7 +26,7 @@ impl HostExtent {
     }
 }
 
-/// What a record says beside its place (`FIEMAP_EXTENT_*` of linux/fiemap.h).
+/// Flags of a record beside its place (`FIEMAP_EXTENT_*` of linux/fiemap.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash, PartialOrd, Ord)]
 pub struct Flags(u32);
 
@@ -91,7 +91,7 @@ pub struct Record {
     pub physical: u64,
     /// Length in the file in bytes.
     pub len: u64,
-    /// What else is known.
+    /// Flags of the record.
     pub flags: Flags,
 }
 
@@ -206,7 +206,7 @@ impl Records<'_> {
     }
 }
 
-/// What of a record lies at `at` or behind it.
+/// Returns the part of a record at `at` or behind it.
 fn behind(record: Record, at: u64) -> Option<Record> {
     let end = record.logical.saturating_add(record.len);
     let cut = at.saturating_sub(record.logical);
@@ -250,7 +250,7 @@ impl Iterator for Records<'_> {
             // perhaps incomplete.
             if self.next == self.count && self.request.start == self.at {
                 self.ended = true;
-                let why = "the file system tells the same extents again";
+                let why = "the file system returns the same extents again";
                 return Some(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
             }
         }
@@ -262,7 +262,8 @@ impl Iterator for Records<'_> {
 /// first.
 ///
 /// # Errors
-/// `Unsupported` (`EOPNOTSUPP`) where the file system cannot tell, or the system's failure.
+/// `Unsupported` (`EOPNOTSUPP`) where the file system does not list extents, or the system's
+/// failure.
 pub fn extents(file: impl AsFd) -> io::Result<Vec<HostExtent>> {
     let mut found: Vec<HostExtent> = Vec::new();
     for record in records(&file, Sync::First) {
@@ -281,7 +282,7 @@ pub fn extents(file: impl AsFd) -> io::Result<Vec<HostExtent>> {
 }
 
 /// Bytes of space behind the block that the file ends in; `None` where the file system does not
-/// tell.
+/// say.
 ///
 /// # Errors
 /// The system's.
@@ -309,7 +310,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::FileExt;
 
-    /// A file on a file system that can tell; the target directory is on one as a rule.
+    /// A file on a file system that lists extents; the target directory is on one as a rule.
     fn scratch(name: &str) -> (std::path::PathBuf, File) {
         let path =
             std::env::temp_dir().join(format!("cowslip-fiemap-{name}-{}", std::process::id()));
@@ -317,11 +318,11 @@ mod tests {
         (path, file)
     }
 
-    fn told(file: &File) -> Option<Vec<HostExtent>> {
+    fn supported(file: &File) -> Option<Vec<HostExtent>> {
         match extents(file) {
             Ok(extents) => Some(extents),
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                eprintln!("SKIPPED: the file system tells no extents");
+                eprintln!("SKIPPED: the file system knows no extents");
                 None
             }
             Err(error) => panic!("{error}"),
@@ -331,21 +332,21 @@ mod tests {
     #[test]
     fn an_empty_file_has_no_extents() {
         let (path, file) = scratch("empty");
-        if let Some(found) = told(&file) {
+        if let Some(found) = supported(&file) {
             assert_eq!(found, []);
         }
         std::fs::remove_file(path).unwrap();
     }
 
     #[test]
-    fn islands_in_a_sparse_file_are_told_in_order_across_batches() {
+    fn islands_in_a_sparse_file_are_listed_in_order_across_batches() {
         let (path, mut file) = scratch("islands");
         let islands = BATCH as u64 + 20;
         for island in 0..islands {
             file.write_all_at(&[1; 4096], island * (1 << 20)).unwrap();
         }
         file.flush().unwrap();
-        if let Some(found) = told(&file) {
+        if let Some(found) = supported(&file) {
             let starts: Vec<u64> = found.iter().map(|e| e.logical).collect();
             let expected: Vec<u64> = (0..islands).map(|i| i << 20).collect();
             assert_eq!(starts, expected);
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_of_what_was_told_before_is_an_error_and_no_end() {
+    fn a_batch_that_was_returned_before_is_an_error_and_no_end() {
         let (path, file) = scratch("again");
         let mut records = records_from(&file, 150, Sync::No);
         (records.request.start, records.count) = (150, 1);
@@ -385,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_before_is_cut_off() {
+    fn parts_that_were_returned_before_are_cut_off() {
         let record = Record {
             logical: 100,
             physical: 1000,

@@ -48,7 +48,7 @@ pub enum Persistence {
     Durable,
 }
 
-/// What to do with the space of a range.
+/// Operation on the space of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Allocate it; the end of file moves up to its end.
@@ -91,7 +91,7 @@ impl Shape {
     }
 }
 
-/// A run of a file with one state, as `lseek` tells.
+/// A run of a file with one state, as `lseek` finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// First byte.
@@ -118,8 +118,8 @@ impl fmt::Debug for File {
 }
 
 /// After the last operation. The kernel may refer to the open file a moment longer, from a ring
-/// that is being taken down even after the process has ended; its locks go now, so that whoever
-/// comes next is not kept out.
+/// that is being taken down even after the process has ended; its locks go now, so that the next
+/// opener is not kept out.
 impl Drop for File {
     fn drop(&mut self) {
         // To the end of the file, whatever that is. Where it cannot be done, the locks go with the
@@ -146,7 +146,7 @@ impl File {
         })
     }
 
-    /// What it asks of the memory of reads and writes.
+    /// Returns the file's demands on the memory of reads and writes.
     pub fn memory_alignment(&self) -> MemoryAlignment {
         self.memory
     }
@@ -266,19 +266,19 @@ impl File {
         sys::block_device_size(self.as_fd())
     }
 
-    /// Data and holes of `[start, end)`, in order, covering it, each as `tell` has it; what lies
-    /// beyond the end of file is a hole.
+    /// Data and holes of `[start, end)`, in order, covering it, each converted by `convert`; what
+    /// lies beyond the end of file is a hole.
     pub fn runs<T: Send + 'static>(
         self: &Arc<Self>,
         start: u64,
         end: u64,
-        tell: impl Fn(Run) -> T + Send + 'static,
+        convert: impl Fn(Run) -> T + Send + 'static,
     ) -> Pending<io::Result<Vec<T>>> {
         let file = Arc::clone(self);
         blocking(move || {
             Ok(find_runs(&file.fd, start, end)?
                 .into_iter()
-                .map(tell)
+                .map(convert)
                 .collect())
         })
     }
@@ -358,7 +358,7 @@ pub fn nothing() -> Pending<()> {
     on_ring.flatten().unwrap_or_else(|| blocking(|| ()))
 }
 
-/// What follows from the kernel's answer to an operation.
+/// Consequence of the kernel's answer to an operation.
 pub(crate) enum Next<T> {
     /// It is complete; its waiter knows.
     Done,
@@ -431,7 +431,7 @@ impl Read {
     }
 
     fn finish(self, result: io::Result<()>) -> Next<Read> {
-        // Whoever is told may rely on it that nothing here keeps the file open.
+        // A waiter may rely on it that nothing here keeps the file open.
         drop(self.file);
         self.completer.complete((result, self.target.into_list()));
         Next::Done

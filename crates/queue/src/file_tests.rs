@@ -1,4 +1,4 @@
-//! What the kernel rarely answers, answered by hand: short transfers, interruptions, failures.
+//! Rare answers of the kernel, given by hand: short transfers, interruptions, failures.
 
 use super::*;
 use crate::buf::{Buf, BufMut};
@@ -127,8 +127,9 @@ impl std::task::Wake for Holders {
     }
 }
 
-/// Runs an operation that somebody waits for; how many others held its file when that one was told.
-fn holders_when_told<T>(file: Arc<File>, mut result: Pending<T>, run: impl FnOnce()) -> usize {
+/// Runs an operation that has a waiter. Returns how many others held its file when the waiter was
+/// woken.
+fn holders_at_wake<T>(file: Arc<File>, mut result: Pending<T>, run: impl FnOnce()) -> usize {
     let holders = Arc::new(Holders {
         file,
         counted: std::sync::atomic::AtomicUsize::new(0),
@@ -138,21 +139,21 @@ fn holders_when_told<T>(file: Arc<File>, mut result: Pending<T>, run: impl FnOnc
     let first = std::pin::Pin::new(&mut result).poll(&mut context);
     assert!(first.is_pending(), "it has not run");
     run();
-    let told = holders.counted.load(std::sync::atomic::Ordering::SeqCst);
-    assert!(told > 0, "nobody was told");
-    told - 1
+    let counted = holders.counted.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(counted > 0, "the waiter was not woken");
+    counted - 1
 }
 
 /// Else a lock on the file would outlive its last user for a moment.
 #[test]
-fn whoever_is_told_finds_nobody_else_at_the_file() {
+fn a_waiter_finds_no_other_holder_of_the_file() {
     let file = scratch();
     let (read, result) = read_of(&file, 10);
-    assert_eq!(holders_when_told(file, result, || read.run()), 0, "read");
+    assert_eq!(holders_at_wake(file, result, || read.run()), 0, "read");
     let (mut write, result) = write_of(&[b"abc"]);
     let file = scratch();
     write.file = Arc::clone(&file);
-    assert_eq!(holders_when_told(file, result, || write.run()), 0, "write");
+    assert_eq!(holders_at_wake(file, result, || write.run()), 0, "write");
     let file = scratch();
     let (completer, result) = pending();
     let call = Call {
@@ -160,7 +161,7 @@ fn whoever_is_told_finds_nobody_else_at_the_file() {
         what: What::SyncData,
         completer,
     };
-    assert_eq!(holders_when_told(file, result, || call.run()), 0, "sync");
+    assert_eq!(holders_at_wake(file, result, || call.run()), 0, "sync");
 }
 
 /// A ring that is being taken down refers to the open file still, as a copy of the descriptor does.

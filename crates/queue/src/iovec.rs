@@ -1,14 +1,14 @@
 //! Scatter lists: what requests read into and write from.
 //!
 //! A list has segments of memory, one after the other. A segment is a part of a buffer of ours
-//! ([`Buf`], [`BufMut`]), or of memory that somebody else owns and may change at any time: a
+//! ([`Buf`], [`BufMut`]), or of memory that another owner keeps and may change at any time: a
 //! guest's, or an embedder's. Its owner is kept until the last request has let go of it, as the
 //! memory of buffers is. Lists of one segment, as most are, take no memory of their own; splitting,
 //! slicing and joining copy no bytes.
 //!
 //! The bytes of a list can only be copied, in and out: memory that others change must not be
-//! referred to as a slice ([`mod@crate::shared`]), and looking twice may show two things. So
-//! whoever decides by the bytes of a request decides once, or by a copy of his own
+//! referred to as a slice ([`mod@crate::shared`]), and looking twice may show two things. So code
+//! that decides by the bytes of a request decides once, or by a copy of its own
 //! ([`IoVec::to_buf`]), and then writes that copy.
 #![allow(unsafe_code)] // Raw memory of buffers and of others: each use says why it is sound.
 
@@ -25,12 +25,12 @@ use crate::memory::Memory;
 use crate::shared::{self, SharedMemory};
 use crate::zero;
 
-/// Who keeps the memory of a segment.
+/// Owner of the memory of a segment.
 #[derive(Clone)]
 enum Owner {
     /// A buffer of ours: exclusive in an [`IoVecMut`], not written any more in an [`IoVec`].
     Buffer(Arc<Memory>),
-    /// Somebody else, who may change it at any time.
+    /// Another owner, which may change it at any time.
     Foreign(Arc<dyn Any + Send + Sync>),
 }
 
@@ -281,7 +281,7 @@ pub(crate) trait Segments {
     fn segments(&self) -> &[Segment];
 }
 
-/// What a write takes: a list of memory that it only reads.
+/// Data of a write: a list of memory that it only reads.
 ///
 /// Memory of buffers is not written any more while it is in a list; that of others may change at
 /// any time, and what reaches the disk then is what the memory held when the kernel read it, or a
@@ -290,12 +290,12 @@ pub(crate) trait Segments {
 pub struct IoVec(List);
 
 impl IoVec {
-    /// A list of memory that somebody else owns, without a copy. `owner` is dropped when the last
+    /// Returns a list of memory of another owner, without a copy. `owner` is dropped when the last
     /// request has let go of the memory, and not before.
     ///
     /// # Safety
     /// While `owner` lives, the aligned words (of the size of `usize`) that the range lies in are
-    /// mapped and readable by this pointer. Whoever changes them meanwhile is outside of this
+    /// mapped and readable by this pointer. Writers that change them meanwhile are outside of this
     /// process, or does it by relaxed atomic operations on such words, as [`SharedMemory`] does, or
     /// by the kernel. Where memory of one owner lies side by side it is one mapping or allocation,
     /// and each pointer is good for all of it: such segments become one.
@@ -467,17 +467,17 @@ impl fmt::Debug for IoVec {
     }
 }
 
-/// What a read fills: a list of memory that nobody else's request has.
+/// Target of a read: a list of memory that no other request has.
 #[derive(Default)]
 pub struct IoVecMut(List);
 
 impl IoVecMut {
-    /// A list of memory that somebody else owns, as [`IoVec::foreign`].
+    /// Returns a list of memory of another owner, as [`IoVec::foreign`].
     ///
     /// # Safety
-    /// As there; and the words may be written. Whoever reads them meanwhile is bound as those who
-    /// write. Neither reads nor writes are exclusive: where two lists have the same memory, what it
-    /// holds in the end is of one or the other.
+    /// As there; and the words may be written. Readers of them meanwhile are bound as writers are.
+    /// Neither reads nor writes are exclusive: where two lists have the same memory, its content in
+    /// the end is of one or the other.
     pub unsafe fn foreign(
         start: NonNull<u8>,
         len: usize,

@@ -197,7 +197,7 @@ fn strangers_stay_segments_of_their_own() {
     assert_eq!(list.segment_count(), 4);
 }
 
-/// An owner that tells when it has gone.
+/// An owner that records its end.
 struct Guest {
     memory: Arc<SharedMemory>,
     gone: Arc<AtomicBool>,

@@ -1,12 +1,12 @@
 //! A moment alone with a file: `F_SETLEASE` with `F_WRLCK`.
 //!
-//! The kernel grants it only if nobody else has the file open, for reading or writing, or mapped;
-//! and from then on holds up whoever opens or truncates it until the lease is given back. So what
-//! is done meanwhile is done to a file that nobody can be writing to, which no lock can say: those
-//! are kept by who knows of them.
+//! The kernel grants it only if no other process has the file open, for reading or writing, or
+//! mapped; and from then on holds up every process that opens or truncates it until the lease is
+//! given back. So an operation under the lease is on a file that no other process can be writing
+//! to. No lock can promise that: locks are kept only by programs that know of them.
 //!
-//! It does not last. When somebody has waited for as long as `/proc/sys/fs/lease-break-time` says
-//! (45 s as a rule), the kernel takes the lease away and lets them in, and the holder is not asked.
+//! It does not last. When an opener has waited for as long as `/proc/sys/fs/lease-break-time` says
+//! (45 s as a rule), the kernel takes the lease away and lets it in, and the holder is not asked.
 //! As long as `F_GETLEASE` still says `F_WRLCK` nobody waits, and all of that time is left: so
 //! [`Lease::may_change`] is asked directly before each call that could destroy what others write.
 //! Between its answer and the call lie microseconds, unless the process is stopped just there or
@@ -15,7 +15,7 @@
 //! Only file systems whose files nobody opens behind this kernel's back are trusted with leases
 //! ([`is_local`]): elsewhere some grant them too, and they hold up nobody on other machines.
 //!
-//! Who opens with `O_NONBLOCK` is not held up but refused with `EWOULDBLOCK`.
+//! An open with `O_NONBLOCK` is not held up but refused with `EWOULDBLOCK`.
 #![allow(unsafe_code)] // Three commands of fcntl that rustix lacks.
 
 use std::cell::Cell;
@@ -27,12 +27,12 @@ use rustix::fs::{FsWord, fstatfs};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
-/// `F_SETSIG` of asm-generic/fcntl.h, which libc lacks: which signal tells that somebody waits.
+/// `F_SETSIG` of asm-generic/fcntl.h, which libc lacks: the signal that announces an opener.
 const F_SETSIG: libc::c_int = 10;
 
 /// Where the kernel says for how many seconds a lease keeps others waiting; 0 is without end.
 const BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
-/// What is taken for it where it cannot be read: the least that can be set.
+/// The break time where it cannot be read: the least that can be set.
 const BREAK_TIME_LEAST: Duration = Duration::from_secs(1);
 
 /// File systems all of whose openers this kernel knows, by the magic numbers of `<linux/magic.h>`
@@ -77,7 +77,7 @@ pub enum Ended {
     Lost,
 }
 
-/// Takes the lease on a file that is open for writing; `None` if somebody else has it open.
+/// Takes the lease on a file that is open for writing; `None` if it is open elsewhere.
 ///
 /// # Errors
 /// `EACCES` if the file is another user's and the process lacks `CAP_LEASE`, `EINVAL` where the
@@ -87,7 +87,7 @@ pub fn take_alone(file: &impl AsFd) -> io::Result<Option<Lease<'_>>> {
     if !is_local(file)? {
         return Err(Errno::OPNOTSUPP.into());
     }
-    // Somebody waits for the file: SIGIO would end a process that does not expect it, SIGURG is
+    // An opener waits for the file: SIGIO would end a process that does not expect it, SIGURG is
     // ignored by default.
     control(file, F_SETSIG, libc::SIGURG)?;
     let asked = now();
@@ -113,8 +113,8 @@ pub fn is_local(file: impl AsFd) -> io::Result<bool> {
 /// How long a call may rely on an answer of the kernel: half of what is left at least. `None` where
 /// leases last until they are given back.
 fn limit() -> Option<Duration> {
-    let told = std::fs::read_to_string(BREAK_TIME).ok();
-    let seconds = told.and_then(|text| text.trim().parse().ok());
+    let text = std::fs::read_to_string(BREAK_TIME).ok();
+    let seconds = text.and_then(|text| text.trim().parse().ok());
     match seconds.map(Duration::from_secs) {
         Some(Duration::ZERO) => None,
         Some(time) => Some(time / 2),
@@ -141,7 +141,7 @@ impl Lease<'_> {
         Ok(self.is_whole(&now)? && self.may_finish_by(&now))
     }
 
-    /// Whether a change that has begun may go on: somebody may wait by now, but nobody has been let
+    /// Whether a change that has begun may go on: an opener may wait by now, but none has been let
     /// in.
     ///
     /// # Errors
@@ -156,8 +156,8 @@ impl Lease<'_> {
         self.limit.is_none_or(|limit| passed < limit)
     }
 
-    /// Whether it is held and nobody waits for its end. While somebody does, the kernel tells the
-    /// type that they wait for instead (fcntl(2)).
+    /// Whether it is held and no opener waits for its end. While one does, the kernel returns the
+    /// type that it waits for instead (fcntl(2)).
     fn is_whole(&self, now: &dyn Fn() -> Duration) -> io::Result<bool> {
         let asked = now();
         let is_whole = control(self.file, libc::F_GETLEASE, 0)? == libc::F_WRLCK;
@@ -167,7 +167,7 @@ impl Lease<'_> {
         Ok(is_whole)
     }
 
-    /// Gives it back, and tells whether it had lasted until then.
+    /// Gives it back, and returns whether it had lasted until then.
     ///
     /// # Errors
     /// The system's.
@@ -202,12 +202,12 @@ impl Drop for Lease<'_> {
     }
 }
 
-/// What tests do to a lease.
+/// Operations of tests on a lease.
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
 
-    /// Takes it away as the kernel does when somebody has waited for too long.
+    /// Takes it away as the kernel does when an opener has waited for too long.
     pub(crate) fn lose(file: BorrowedFd<'_>) {
         control(file, libc::F_SETLEASE, libc::F_UNLCK).unwrap();
     }
@@ -218,7 +218,7 @@ pub(crate) mod testing {
         lease
     }
 
-    /// Waits until somebody waits for its end.
+    /// Waits until an opener waits for its end.
     pub(crate) fn wait_for_opener(file: BorrowedFd<'_>) {
         while control(file, libc::F_GETLEASE, 0).unwrap() == libc::F_WRLCK {
             std::thread::sleep(Duration::from_millis(1));
@@ -232,7 +232,7 @@ mod tests {
     use std::fs::{File, OpenOptions};
     use std::time::Instant;
 
-    /// What a caller does who finds the file in use.
+    /// A caller's way to find out that the file is in use.
     fn is_free(file: &File) -> bool {
         // A process that forks beside us has our descriptors for a moment.
         let begun = Instant::now();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_may_be_changed_while_somebody_waits() {
+    fn nothing_may_be_changed_while_an_opener_waits() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let ours = alone(&path);
@@ -293,7 +293,7 @@ mod tests {
         let opener = std::thread::spawn(move || OpenOptions::new().append(true).open(&path));
         testing::wait_for_opener(ours.as_fd());
         assert!(!lease.may_change().unwrap());
-        // The lease is still there: whoever waits is not in yet.
+        // The lease is still there: the waiting opener is not in yet.
         assert!(!opener.is_finished());
         assert_eq!(lease.give_back().unwrap(), Ended::GivenBack);
         assert!(opener.join().unwrap().is_ok());
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_was_lost_is_told() {
+    fn a_lost_lease_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let ours = alone(&dir.path().join("a"));
         let lease = take_alone(&ours).unwrap().unwrap();

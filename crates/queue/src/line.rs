@@ -1,5 +1,5 @@
-//! Operations that do not go together: while one is under way the others wait in line, and whoever
-//! does it goes on with the next one. Nobody waits who could do something else.
+//! Operations that do not go together: while one is under way the others wait in line, and the
+//! thread that does it goes on with the next one. No thread waits that could do something else.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -9,7 +9,7 @@ pub(crate) struct Line<T>(Mutex<State<T>>);
 
 struct State<T> {
     waiting: VecDeque<T>,
-    /// Somebody is in, and takes the next one when it leaves.
+    /// An operation is under way, and its thread takes the next one when it leaves.
     taken: bool,
 }
 
@@ -29,8 +29,8 @@ impl<T> Line<T> {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Comes back if it is to be done at once, by somebody who calls [`Line::leave`] after it; else
-    /// whoever is at it gets it.
+    /// Returns the operation if it is to be done at once, by a caller that calls [`Line::leave`]
+    /// after it; else the thread that is at work gets it.
     pub(crate) fn enter(&self, operation: T) -> Option<T> {
         let mut state = self.lock();
         if state.taken {

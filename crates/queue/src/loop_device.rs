@@ -26,7 +26,7 @@ const LOOP_GET_STATUS64: libc::Ioctl = 0x4c05;
 /// The major number of loop devices.
 const LOOP_MAJOR: u32 = 7;
 
-/// What a loop device shows.
+/// The file behind a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Behind {
     /// The device number of the file system that has the file.

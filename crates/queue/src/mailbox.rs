@@ -1,8 +1,8 @@
 //! How other threads reach a queue: what they leave for it, and whether it has to be woken for
 //! that.
 //!
-//! A queue announces its sleep before it looks for mail a last time, and whoever leaves mail looks
-//! whether the queue sleeps afterwards, so one of the two sees the other and no wake is lost.
+//! A queue announces its sleep before it looks for mail a last time, and a sender looks after it
+//! has left mail whether the queue sleeps, so one of the two sees the other and no wake is lost.
 
 use crate::primitives::{AtomicBool, Mutex, MutexGuard, Ordering};
 

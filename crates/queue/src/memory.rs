@@ -65,13 +65,13 @@ pub(crate) struct Memory {
     keeper: Keeper,
 }
 
-/// What the memory lives by.
+/// Keeper of the memory.
 enum Keeper {
     /// Freed with the last part of the buffer.
     Freed { _allocation: Allocation },
     /// Kept for the next one who overwrites it. Absent once it was given back only.
     Kept(Option<Allocation>),
-    /// Somebody else's, who does not change it.
+    /// Memory of another owner, which does not change it.
     Owned { _owner: Box<dyn Any + Send + Sync> },
 }
 

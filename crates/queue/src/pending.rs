@@ -9,7 +9,8 @@
 //! | stage     | waker in it | value in it | who may touch it      | who frees it                     |
 //! |-----------|-------------|-------------|-----------------------|----------------------------------|
 //! | `IDLE`    | no          | no          | the `Pending`: waker  | nobody yet                       |
-//! | `WAITING` | yes         | no          | whoever leaves it     | nobody yet                       |
+//! | `WAITING` | yes         | no          | the next to change it | nobody yet
+//! |
 //! | `BUSY`    | maybe       | maybe       | the `Completer`       | nobody; it lasts a few copies    |
 //! | `DONE`    | no          | yes         | the `Pending`         | the `Pending`                    |
 //! | `BROKEN`  | no          | no          | the `Pending`         | the `Pending`                    |
@@ -41,7 +42,7 @@ struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// Moves between stages, or tells the stage that it is in instead.
+    /// Moves between stages, or returns the stage that it is in instead.
     fn step(&self, from: u8, to: u8) -> Result<u8, u8> {
         self.stage
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
@@ -106,8 +107,8 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Ends the wait and tells whether the value had arrived. If not, [`Completer::deliver`] gives
-    /// it back from now on: of the two, exactly one has it.
+    /// Ends the wait and returns whether the value had arrived. If not, [`Completer::deliver`]
+    /// gives it back from now on: of the two, exactly one has it.
     pub fn give_up(mut self) -> bool {
         match std::mem::replace(&mut self.0, Inner::Ready(None)) {
             Inner::Ready(value) => value.is_some(),

@@ -79,7 +79,7 @@ pub(crate) fn submit(job: Job) {
 }
 
 /// Waits until the pool has no thread left, if all its work is done; new ones start with new work.
-/// For whoever is about to give up rights that threads inherit.
+/// For callers that are about to give up rights that threads inherit.
 pub fn retire_idle_threads() {
     let mut state = state();
     state.retiring = true;

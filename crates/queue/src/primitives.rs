@@ -18,8 +18,8 @@ impl<T> SharedCell<T> {
         SharedCell(UnsafeCell::new(value))
     }
 
-    /// Hands out the address for as long as `f` runs; whoever dereferences it knows that it is its
-    /// turn.
+    /// Hands out the address for as long as `f` runs; code that dereferences it knows that it is
+    /// its turn.
     pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }

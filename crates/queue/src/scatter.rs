@@ -13,7 +13,7 @@ use crate::sys;
 /// Most segments that one call takes (`IOV_MAX`).
 pub(crate) const SLICES_MAX: usize = 1024;
 
-/// What one call is given.
+/// Arguments of one call.
 pub(crate) type Slices = SmallVec<[libc::iovec; 4]>;
 
 /// Memory that is transferred one piece after the other: all pieces stay where they are, and may be
@@ -67,7 +67,7 @@ impl<L: Pieces> Scatter<L> {
         self.done
     }
 
-    /// What is left, as far as one call takes it; never an empty slice.
+    /// Returns the rest, as far as one call takes it; never an empty slice.
     pub(crate) fn rest(&self) -> impl Iterator<Item = libc::iovec> {
         let pieces = (self.first..).map_while(|index| self.list.piece(index));
         let slices = pieces.enumerate().map(|(index, (start, len))| {
@@ -80,7 +80,7 @@ impl<L: Pieces> Scatter<L> {
         slices.filter(|slice| slice.iov_len > 0).take(SLICES_MAX)
     }
 
-    /// What is left, if that is one slice.
+    /// Returns the rest, if that is one slice.
     pub(crate) fn only(&self) -> Option<libc::iovec> {
         match self.list.piece(self.first + 1) {
             None => self.rest().next(),

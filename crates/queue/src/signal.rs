@@ -11,7 +11,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::blocking;
 
-/// What a signal asks for.
+/// Request that a signal stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// To end: SIGTERM, SIGINT, SIGHUP.

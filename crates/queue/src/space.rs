@@ -1,8 +1,8 @@
 //! Space for the holes of a file, by the means that programs have beside `fallocate`: libc's call,
 //! a mapping, written zeroes; and where a file has holes.
 //!
-//! All of it blocks; [`crate::File`] runs it on the pool. Each tells how many system calls it made.
-//! A full disk is an error here, never a signal: nothing is stored through a mapping by this
+//! All of it blocks; [`crate::File`] runs it on the pool. Each returns how many system calls it
+//! made. A full disk is an error here, never a signal: nothing is stored through a mapping by this
 //! process, the kernel is asked to do it.
 #![allow(unsafe_code)] // libc's call and a mapping; each says why it is sound.
 
@@ -194,8 +194,8 @@ fn by_mapping(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Calls> {
             Ok(got) => at += got as u64,
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
-                // A page cannot be had, and why is not told. A write to it is told; or it works,
-                // and the page is done.
+                // A page cannot be had, for an unknown reason. A write to it fails with the reason;
+                // or it works, and the page is done.
                 let end = (at - at % page + page).min(range.end);
                 let zeroes = vec![0; usize_of(end - at)];
                 let writes = write_zeroes(file, at..end, &zeroes)?;
@@ -211,10 +211,10 @@ fn by_mapping(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Calls> {
 /// How holes are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HolesBy {
-    /// `FS_IOC_FIEMAP`: space that was never written is told apart from holes.
+    /// `FS_IOC_FIEMAP`: space that was never written is distinguished from holes.
     Extents,
-    /// `SEEK_HOLE`: what reads as a hole may have space; where the file system does not know holes,
-    /// none are told.
+    /// `SEEK_HOLE`: ranges that read as holes may have space; where the file system does not know
+    /// holes, there are none.
     Seeking,
 }
 
@@ -230,12 +230,12 @@ pub struct Holes {
 }
 
 /// The holes of a range of a file, the first `most` of them; beyond the end of file too, unless the
-/// space there is told. What is dirty is written out first, so that all places are known: FUSE with
-/// a cache for writes calls it a hole before.
+/// space there is known. Dirty data is written out first, so that all places are known: FUSE with a
+/// cache for writes calls it a hole before.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::InvalidData`] if what it tells leads nowhere, since what is not
-/// told may be data.
+/// The system's; [`io::ErrorKind::InvalidData`] if its answer leads nowhere, since ranges outside
+/// of the answer may be data.
 pub fn holes(file: impl AsFd, range: Range<u64>, most: usize) -> io::Result<Holes> {
     let file = file.as_fd();
     match holes_by_extents(file, range.clone(), most) {
@@ -248,7 +248,7 @@ pub fn holes(file: impl AsFd, range: Range<u64>, most: usize) -> io::Result<Hole
     }
 }
 
-/// Whether an error says that the file system does not tell extents.
+/// Whether an error says that the file system does not list extents.
 fn lacks_extents(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -306,7 +306,7 @@ fn holes_by_extents(file: BorrowedFd<'_>, range: Range<u64>, most: usize) -> io:
     Ok(found.finish(HolesBy::Extents))
 }
 
-/// As `ask` tells, which is `lseek` of the file.
+/// As `ask` answers, which is `lseek` of the file.
 fn holes_by_seeking(
     ask: impl Fn(SeekFrom) -> io::Result<u64>,
     range: Range<u64>,
@@ -329,7 +329,7 @@ fn holes_by_seeking(
             break;
         };
         if data < at || hole < data || hole <= at {
-            let why = "the file system tells data and holes that lead nowhere";
+            let why = "the file system returns data and holes that lead nowhere";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         if !found.space(data, hole) {
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_told_in_order_and_in_parts() {
+    fn holes_are_listed_in_order_and_in_parts() {
         let file = scratch();
         for island in 0..20 {
             file.write_all_at(&[1; 4096], (2 * island + 1) * 16 * BLOCK)
@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn a_walk_that_leads_nowhere_is_an_error_and_no_hole() {
-        let told = |data: u64, hole: u64| {
+        let found = |data: u64, hole: u64| {
             let ask = move |from| match from {
                 SeekFrom::Data(0) => Ok(0),
                 SeekFrom::Hole(0) => Ok(4096),
@@ -439,10 +439,10 @@ mod tests {
             holes_by_seeking(ask, 0..1 << 20, usize::MAX)
         };
         for (data, hole) in [(0, 4096), (8192, 8192), (8192, 4096), (4096, 4096)] {
-            let error = told(data, hole).unwrap_err();
+            let error = found(data, hole).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{data} {hole}");
         }
-        let whole = told(8192, 1 << 20).unwrap();
+        let whole = found(8192, 1 << 20).unwrap();
         assert_eq!(whole.ranges.len(), 1);
         assert_eq!(whole.ranges[0], 4096..8192);
     }
@@ -455,10 +455,10 @@ mod tests {
             eprintln!("SKIPPED: the file system has no fallocate");
             return;
         };
-        let told = holes(&file, 0..2 << 20, usize::MAX).unwrap();
-        if told.by == HolesBy::Extents {
-            assert_eq!(told.ranges.len(), 1);
-            assert_eq!(told.ranges[0], 1 << 20..2 << 20);
+        let found = holes(&file, 0..2 << 20, usize::MAX).unwrap();
+        if found.by == HolesBy::Extents {
+            assert_eq!(found.ranges.len(), 1);
+            assert_eq!(found.ranges[0], 1 << 20..2 << 20);
         }
     }
 }

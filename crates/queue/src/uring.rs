@@ -52,7 +52,7 @@ impl Tag {
     }
 }
 
-/// What a receive ends with.
+/// Result of a receive.
 pub(crate) type Received = Pending<(io::Result<usize>, BufMut)>;
 
 /// An operation, with all that the kernel may touch.
@@ -110,7 +110,7 @@ impl Op {
         }
     }
 
-    /// Whether it may wait for ever for somebody else.
+    /// Whether it may wait for ever for another party.
     fn may_wait(&self) -> bool {
         matches!(self, Op::Poll { .. } | Op::Recv { .. } | Op::Event(_))
     }
@@ -194,7 +194,7 @@ fn write_entry(write: &Write, iovecs: &mut Vec<libc::iovec>) -> Entry {
         .build()
 }
 
-/// What is left of a transfer, if a call without a list takes it.
+/// Returns the rest of a transfer, if a call without a list takes it.
 fn single<L: Pieces>(data: &Scatter<L>) -> Option<(*mut u8, u32)> {
     let only = data.only()?;
     Some((only.iov_base.cast(), u32::try_from(only.iov_len).ok()?))

@@ -1,4 +1,4 @@
-//! Whether bytes are all zero, as fast as memory tells.
+//! Whether bytes are all zero, at the speed of memory.
 
 /// Bytes that are joined before it is asked whether one was set: enough for vector instructions,
 /// and few, since data is found out by its first bytes.

@@ -127,7 +127,7 @@ fn direct_io_takes_segments_of_whole_sectors() {
     }
 }
 
-/// Keeps memory, and tells when it lets go of it.
+/// Keeps memory, and records its release.
 struct Owner {
     memory: Box<[AtomicUsize; 2]>,
     gone: Arc<AtomicBool>,
@@ -170,7 +170,7 @@ fn a_dropped_read_keeps_its_owner_until_the_kernel_lets_go() {
     });
 }
 
-/// The same for operations that nobody has told the kernel of yet, and on threads.
+/// The same for operations that the kernel has not seen yet, and on threads.
 #[test]
 #[allow(unsafe_code)] // Foreign memory, as an embedder hands it over.
 fn owners_are_let_go_of_once_their_operations_have_ended() {

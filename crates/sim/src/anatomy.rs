@@ -1,5 +1,5 @@
-//! What the ranges of a qcow2 file are, in words, for records of runs: no judgement, and no trust
-//! in the file, which may be half written.
+//! Names of the ranges of a qcow2 file, for records of runs. Nothing is checked here, and the file,
+//! which may be half written, is not trusted.
 
 use std::ops::Range;
 
@@ -101,7 +101,7 @@ impl Shape {
     }
 }
 
-/// What lies in `range` of an image file: names, joined; empty if nothing that is known.
+/// Names the structures in `range` of an image file, joined; empty if none is known there.
 pub fn name(content: &Content, range: &Range<u64>) -> String {
     let Some(shape) = Shape::of(content) else {
         return String::new();
@@ -147,7 +147,8 @@ pub fn name(content: &Content, range: &Range<u64>) -> String {
     names.join(", ")
 }
 
-/// What leads to a guest byte: each structure's name and the bytes of it that matter.
+/// Returns the structures on the way to a guest byte: each one's name and the bytes of it that
+/// matter.
 pub fn trail(content: &Content, guest: u64) -> Vec<(String, Range<u64>)> {
     let Some(shape) = Shape::of(content) else {
         return Vec::new();
@@ -185,7 +186,7 @@ pub fn trail(content: &Content, guest: u64) -> Vec<(String, Range<u64>)> {
     trail
 }
 
-/// What a record must tell of when the guest byte at `guest` is wrong.
+/// Returns the places that a record must cover when the guest byte at `guest` is wrong.
 pub fn places(disk: &SimDisk, guest: u64) -> Vec<About> {
     let mut places = vec![About::Guest(guest..guest + 1)];
     if let Some(content) = disk.content(TOP) {

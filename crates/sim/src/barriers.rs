@@ -22,7 +22,7 @@ use crate::stories::{small_counts, tables, usual, whole};
 /// A barrier, by what has to be durable before what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Barrier {
-    /// What a process that died has left, before the first write of the next session.
+    /// The leftovers of a process that died, before the first write of the next session.
     LeftBehind,
     /// The cleared autoclear bits, before anything else.
     Autoclear,
@@ -321,7 +321,7 @@ fn bitmaps(config: &mut Config, mut round: Round, rng: &mut Rng) {
     tables(config, count);
     let table = config.layout.table_coverage_bytes() / SECTOR_BYTES;
     let last = (count / 64 * 64).min(count - 1);
-    // Bits of a table's entry begin anew every 64 tables, those of a page every 512.
+    // The bits of a table's entry cover 64 tables, those of a page 512: their ends are of interest.
     let meetings = [1, 64, 512, 1024, last];
     let meetings = meetings.into_iter().filter(|number| *number <= last);
     let around = |number: u64| number * table - 3..number * table + 3;

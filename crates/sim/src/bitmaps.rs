@@ -1,4 +1,4 @@
-//! What persistent bitmaps have to say: the oracle beside the guest's ([`model`](crate::model)).
+//! The oracle of persistent bitmaps, beside the guest's ([`model`](crate::model)).
 //!
 //! When a bitmap is added, cleared or enabled, the oracle remembers what the disk may hold then.
 //! From then on a part of the disk that can hold none of that any more has to be dirty; that stays
@@ -12,7 +12,7 @@
 //! An image in memory has one list of bitmaps, and the medium has the one that was stored last: its
 //! bitmaps follow the disk in here as if nobody had changed the list since. After a crash the file
 //! has that list or, if the close had begun, the current one, as a whole. A bitmap that is marked
-//! IN_USE says nothing; every other one is judged.
+//! IN_USE is not checked; every other one is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -83,11 +83,11 @@ pub struct Reading {
     pub in_use: bool,
     /// It follows writes.
     pub auto: bool,
-    /// What is dirty, in order, as long as ranges can be; nothing if it was not saved properly.
+    /// The dirty ranges, in order, as long as ranges can be; nothing if it was not saved properly.
     pub dirty: Vec<Range<u64>>,
 }
 
-/// What is done with bitmaps.
+/// An operation on bitmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// One comes into being.
@@ -102,7 +102,7 @@ pub enum What {
     Disable,
     /// One gets what another has recorded.
     Merge,
-    /// What it says is looked at.
+    /// A look at the ranges that it calls dirty.
     Look,
 }
 
@@ -146,13 +146,13 @@ struct Tracked {
     enabled: bool,
     /// It was not saved properly.
     lost: bool,
-    /// What the disk may have held when it began to record.
+    /// The possible contents of the disk when it began to record.
     since: Content,
     /// A moment at which it had begun.
     recording: Moment,
-    /// What has to be dirty whatever the disk holds.
+    /// Granules that have to be dirty whatever the disk holds.
     must: BTreeSet<u64>,
-    /// What may be dirty.
+    /// Granules that may be dirty.
     may: Ranges,
 }
 
@@ -173,7 +173,8 @@ impl Tracked {
         }
     }
 
-    /// What has to be dirty if a reader might find this on the disk. Behind its end nothing has.
+    /// Returns the granules that have to be dirty if a reader might find `found` on the disk; none
+    /// beyond its end.
     fn required(&self, (found, model): (&Content, &Model)) -> BTreeSet<u64> {
         let mut required = self.must.clone();
         let since = self.since.iter().filter(|_| self.enabled);
@@ -189,8 +190,8 @@ impl Tracked {
         required
     }
 
-    /// Judges what it says while a reader might find this on the disk.
-    fn judge(
+    /// Checks its dirty ranges while a reader might find `found` on the disk.
+    fn check(
         &self,
         dirty: &[Range<u64>],
         (found, model): (&Content, &Model),
@@ -223,7 +224,7 @@ struct Pending {
     change: Change,
     /// The moment of its begin.
     begun: Moment,
-    /// What has been asked for meanwhile.
+    /// Ranges of requests that were begun meanwhile.
     may: Ranges,
 }
 
@@ -443,7 +444,7 @@ impl Bitmaps {
                 self.now[at].may.add_all(&may);
             }
             Change::Look(name) => {
-                return self.now[self.find(&name)].judge(dirty, (&found, model));
+                return self.now[self.find(&name)].check(dirty, (&found, model));
             }
         }
         Ok(())
@@ -484,8 +485,8 @@ impl Bitmaps {
             stored.insert(0, std::mem::take(&mut self.now));
         }
         let content = model.possible();
-        let judge = |list: &Vec<Tracked>| judge_list((list, closed), found, (&content, model));
-        let outcomes: Vec<Result<(), String>> = stored.iter().map(judge).collect();
+        let check = |list: &Vec<Tracked>| check_list((list, closed), found, (&content, model));
+        let outcomes: Vec<Result<(), String>> = stored.iter().map(check).collect();
         let Some(at) = outcomes.iter().position(Result::is_ok) else {
             let texts: Vec<String> = outcomes.into_iter().filter_map(Result::err).collect();
             return Err(format!("after reopening {}", texts.join("; or ")));
@@ -504,8 +505,8 @@ impl Bitmaps {
     }
 }
 
-/// Judges what was found as the bitmaps of a list.
-fn judge_list(
+/// Checks the bitmaps that were found against those of a list.
+fn check_list(
     (list, closed): (&[Tracked], bool),
     found: &[Reading],
     disk: (&Content, &Model),
@@ -527,7 +528,7 @@ fn judge_list(
             (false, true) => return Err(format!("bitmap {name} was lost, and says so no longer")),
             (true, false) if closed => return Err(format!("bitmap {name} was lost by a close")),
             (true, _) => {}
-            (false, false) => bitmap.judge(&found.dirty, disk)?,
+            (false, false) => bitmap.check(&found.dirty, disk)?,
         }
     }
     Ok(())

@@ -54,7 +54,7 @@ struct File {
     size: u64,
 }
 
-/// What is done to the overlay.
+/// An operation on the overlay.
 #[derive(Clone, Debug)]
 enum Deed {
     /// Some writes, closed in order.
@@ -77,15 +77,15 @@ enum Deed {
 #[derive(Clone, Copy, Debug)]
 enum Disturbance {
     None,
-    /// The power fails after so many issues and completions.
+    /// Number of issues and completions after which the power fails.
     Power(u64),
-    /// It fails as a flush of this number begins or ends, or so many of them later.
+    /// The power fails as a flush of this number begins or ends, or this many flushes later.
     PowerAtFlush(u64, u64),
     /// The job is cancelled when it asks for this piece.
     Cancelled(u64),
 }
 
-/// Cancels its job when so many pieces have been asked for.
+/// Cancels its job after this number of pieces.
 struct Cancels {
     left: AtomicU64,
     job: Arc<OnceLock<Job>>,
@@ -142,9 +142,9 @@ struct Run {
     chains: [Vec<File>; 2],
     /// Bytes of the overlay's disk.
     size: u64,
-    /// What the overlay reads as.
+    /// The overlay's content.
     view: Vec<u8>,
-    /// What its snapshot reads as, if it has one.
+    /// The content of its snapshot, if it has one.
     snapshot: Option<Vec<u8>>,
     /// The overlay has subclusters, which version 2 has not.
     is_extended: bool,
@@ -306,7 +306,7 @@ impl Run {
     }
 
     /// The snapshot reads as it did.
-    fn judge_snapshot(&mut self, when: &str) -> Result<(), String> {
+    fn check_snapshot(&mut self, when: &str) -> Result<(), String> {
         let Some(wanted) = self.snapshot.clone() else {
             return Ok(());
         };
@@ -361,7 +361,7 @@ impl Run {
     }
 
     /// The overlay's version, and the width of its refcounts.
-    fn judge_header(&mut self, wanted: (u32, u32)) -> Result<(), String> {
+    fn check_header(&mut self, wanted: (u32, u32)) -> Result<(), String> {
         let opening = self.open(TOP, (false, BackingChoice::AsNamed));
         let work = async move {
             let image = opening.await?;
@@ -435,7 +435,7 @@ impl Run {
         content.number(4, 4)
     }
 
-    /// What the images with bitmaps read as.
+    /// Returns the contents of the images with bitmaps.
     fn views(&mut self) -> Result<BTreeMap<String, Vec<u8>>, String> {
         let with = self
             .bitmaps
@@ -452,7 +452,7 @@ impl Run {
     }
 
     /// The bitmaps of all images say what they have to.
-    fn judge_bitmaps(
+    fn check_bitmaps(
         &mut self,
         (deed, written): (&Deed, &[String]),
         ended: Ended,
@@ -508,10 +508,10 @@ impl Run {
             let before = self.views()?;
             self.fill(&self.top())?;
             let written = [TOP.to_string()];
-            self.judge_bitmaps((deed, &written), Ended::Closed, &before)?;
+            self.check_bitmaps((deed, &written), Ended::Closed, &before)?;
             self.view = self.read(TOP, BackingChoice::AsNamed)?;
             self.disk.persist_all();
-            return self.judge("after writes", std::slice::from_ref(&self.view.clone()));
+            return self.check("after writes", std::slice::from_ref(&self.view.clone()));
         }
         let disturbance = self.draw_disturbance();
         self.trace.line(|| format!("{deed:?} {disturbance:?}"));
@@ -572,14 +572,14 @@ impl Run {
             Some(Err(_)) if !has_power => {}
             Some(Err(error)) => return Err(format!("{deed:?} failed without a fault: {error}")),
         }
-        self.judge(when, &views)?;
+        self.check(when, &views)?;
         let ended = match &outcome {
             Some(Ok(())) => Ended::Closed,
             _ => Ended::Perhaps,
         };
-        self.judge_bitmaps((deed, &deed.written(&bases)), ended, &before)?;
+        self.check_bitmaps((deed, &deed.written(&bases)), ended, &before)?;
         match outcome {
-            Some(Ok(())) => self.judge_success(deed, &bases),
+            Some(Ok(())) => self.check_success(deed, &bases),
             _ => Ok(()),
         }
     }
@@ -675,8 +675,8 @@ impl Run {
         }
     }
 
-    /// What the power would leave if it failed now: every image is sound, and the overlay reads as
-    /// it did, as far as the second reader can tell.
+    /// Checks the files that a power failure at this moment would leave: every image is sound, and
+    /// the overlay reads as it did, as far as the second reader can see.
     fn look(&self, views: &[Vec<u8>], (rng, losses): (&Rng, Losses)) -> Result<(), String> {
         let left = self.disk.if_power_failed(rng, (losses, &Trace::off()));
         for name in self.qcow2_names() {
@@ -724,8 +724,8 @@ impl Run {
         names
     }
 
-    /// What must hold whatever has happened.
-    fn judge(&mut self, when: &str, views: &[Vec<u8>]) -> Result<(), String> {
+    /// Checks what holds at all times.
+    fn check(&mut self, when: &str, views: &[Vec<u8>]) -> Result<(), String> {
         for name in self.qcow2_names() {
             let found =
                 prepare::examine(&name, (&self.disk, prepare::Lag::default()), &mut self.rng);
@@ -735,7 +735,7 @@ impl Run {
                 return Err(format!("{leaks} clusters of {name} are leaked {when}"));
             }
         }
-        self.judge_snapshot(when)?;
+        self.check_snapshot(when)?;
         let found = self.read(TOP, BackingChoice::AsNamed)?;
         if views.contains(&found) {
             self.view = found;
@@ -748,13 +748,13 @@ impl Run {
         ))
     }
 
-    /// What must hold after a deed that has succeeded, though the power may have failed since.
-    fn judge_success(&mut self, deed: &Deed, bases: &[String]) -> Result<(), String> {
+    /// Checks the outcome of a deed that has succeeded, though the power may have failed since.
+    fn check_success(&mut self, deed: &Deed, bases: &[String]) -> Result<(), String> {
         let layers = self.layers()?;
         match deed {
             Deed::Write | Deed::Bitmap(..) => Ok(()),
-            Deed::Width(bits) => self.judge_header((3, *bits)),
-            Deed::Version2 => self.judge_header((2, 16)),
+            Deed::Width(bits) => self.check_header((3, *bits)),
+            Deed::Version2 => self.check_header((2, 16)),
             Deed::Rebase(None, _) if layers.is_empty() => Ok(()),
             Deed::Rebase(Some(file), _) | Deed::Unsafe(file)
                 if layers.first() == Some(&file.name) =>

@@ -14,14 +14,14 @@ use crate::disk::content::Content;
 
 type Block = Array<u8, U16>;
 
-/// What opens the images of all runs.
+/// The passphrase of the images of all runs.
 pub const PASSPHRASE: &[u8] = b"open, sesame";
 const SECTOR: usize = 512;
 const BLOCKS: usize = SECTOR / 16;
 const STRIPES: usize = 4000;
 const DIGEST: usize = 20;
 
-/// What a sector's number counts from.
+/// The origin that a sector's number counts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbering {
     /// The start of the file that holds it.

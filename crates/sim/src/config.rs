@@ -1,4 +1,4 @@
-//! What a run is made of, drawn from its seed.
+//! The configuration of a run, drawn from its seed.
 
 use cowslip::image::{
     AllocPolicy, CopyOnRead, DetectZeroes, DiscardPolicy, WritePolicy, ZeroMethod,
@@ -16,7 +16,7 @@ use crate::rng::Rng;
 
 mod draws;
 
-/// What is tested.
+/// The subject of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The simulator's own reference.
@@ -104,13 +104,13 @@ pub struct Round {
     pub depth: usize,
     /// How it ends.
     pub ending: Ending,
-    /// The moment of the ending counts issues and completions of flushes only, and the end comes so
-    /// many of any operation later.
+    /// The moment of the ending counts issues and completions of flushes only, and the end comes
+    /// this number of events of any operation later.
     pub barrier: Option<u64>,
     /// Failures of the disk while requests are served.
     pub faults: Vec<Fault>,
-    /// The power fails, or the process dies, so many issues and completions after the first
-    /// failure, if it has not before.
+    /// Number of issues and completions from the first failure to the failure of the power, or the
+    /// death of the process, if neither has come before.
     pub after_fault: Option<u64>,
     /// Tasks wait long for their turn, so that several answers of the disk await them.
     pub slow_tasks: bool,
@@ -132,8 +132,7 @@ pub struct Round {
     pub hot_percent: u64,
     /// Percent of requests that cover whole clusters.
     pub whole_percent: u64,
-    /// Most writes go where others of so many successive requests go: to one cluster. 0 for no such
-    /// rule.
+    /// Number of successive requests among which most writes go to one cluster. 0 for no such rule.
     pub companions: u64,
     /// Clusters that a request for whole ones covers at most; 0 for a few.
     pub span_clusters: u64,
@@ -141,19 +140,19 @@ pub struct Round {
     pub grows_at: Option<u64>,
     /// The request of this number makes it smaller.
     pub shrinks_at: Option<u64>,
-    /// The others go to so many bytes only; to all of the disk if 0.
+    /// Bytes that the other requests are limited to; all of the disk if 0.
     pub narrow_bytes: u64,
-    /// After so many requests to the same narrow place the next ones go elsewhere.
+    /// Number of requests to one narrow place before the next ones go elsewhere.
     pub narrow_requests: u64,
     /// Percent of them that are whole subclusters.
     pub narrow_whole_percent: u64,
     /// Metadata cache in bytes.
     pub cache_bytes: u64,
-    /// What a discard does.
+    /// Effect of a discard.
     pub discard: DiscardPolicy,
     /// Discarded clusters keep their space.
     pub discard_no_unref: bool,
-    /// What a write of zeroes does.
+    /// Treatment of writes of zeroes.
     pub detect_zeroes: DetectZeroes,
     /// How new space comes to read as zeroes.
     pub zero_method: ZeroMethod,
@@ -161,7 +160,7 @@ pub struct Round {
     pub alloc_policy: AllocPolicy,
     /// When writes are durable.
     pub write_policy: WritePolicy,
-    /// What reads keep of the layers below.
+    /// Policy of copies that reads make of the layers below.
     pub copy_on_read: CopyOnRead,
     /// Writes store whole clusters, compressed.
     pub compress: bool,
@@ -192,7 +191,7 @@ pub enum Part {
     Resizes,
     /// Crashes and faults in recoveries from crashes.
     Recoveries,
-    /// Images that somebody else has left dirty.
+    /// Images that another program has left dirty.
     Dirty,
     /// Images whose refcount table is about to move.
     Crammed,
@@ -243,11 +242,11 @@ impl Part {
 /// Everything that a run is made of.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What is tested.
+    /// The subject of the run.
     pub kind: Kind,
-    /// What it is made to meet.
+    /// The conditions that it is made to meet.
     pub profile: Profile,
-    /// What is done to the image before.
+    /// Changes of the image before the run.
     pub prepared: Prepared,
     /// The top image's layout.
     pub layout: Layout,
@@ -264,7 +263,7 @@ pub struct Config {
     /// Whether the image is in a file or on a device, and an external data file that is not raw
     /// too.
     pub room: Room,
-    /// What is allocated when it is made.
+    /// Space that is allocated when the image is made.
     pub preallocation: Preallocation,
     /// The chain below it, from the bottom.
     pub below: Vec<Below>,
@@ -286,7 +285,7 @@ pub struct Config {
     pub pace: Pace,
     /// How the disk lies.
     pub lie: Lie,
-    /// What a power failure would leave is looked at now and then.
+    /// Looks at the files that a power failure would leave, now and then.
     pub looks: bool,
     /// The sessions.
     pub rounds: Vec<Round>,
@@ -298,7 +297,7 @@ const WINDOWS_BYTES: u64 = 512 << 10;
 const WIDE_WINDOWS_BYTES: u64 = 4 << 20;
 /// The largest disk.
 const DISK_BYTES_MAX: u64 = 8 << 30;
-/// What is allocated in advance is written, at least in part.
+/// Limit of the space that is allocated in advance, since it is written, at least in part.
 pub(crate) const PREALLOCATED_BYTES_MAX: u64 = 64 << 20;
 
 impl Layout {

@@ -13,7 +13,7 @@ use crate::disk::fault::{EIO, ENOSPC, Verb};
 use crate::profile::Profile;
 use crate::rng::Rng;
 
-/// What else was going on.
+/// Activity at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Situation {
     /// Anything.
@@ -36,7 +36,7 @@ pub enum Situation {
     Recovery,
 }
 
-/// What kind of image.
+/// Feature of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
     /// None of the others.
@@ -125,9 +125,9 @@ pub struct Target {
     pub stage: Stage,
     /// And this is so.
     pub situation: Situation,
-    /// After so many issues and completions there.
+    /// Issues and completions to skip there.
     pub skip: u64,
-    /// So many issues and completions later.
+    /// Issues and completions from there on.
     pub events: u64,
 }
 
@@ -188,7 +188,7 @@ impl Target {
     }
 }
 
-/// What a run is doing when the power fails.
+/// Activity of a run when the power fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// It opens the image.
@@ -237,7 +237,7 @@ pub(crate) fn points() -> impl Iterator<Item = Point> {
         .flat_map(move |(phase, verb)| both.map(|moment| (phase, verb, moment)))
 }
 
-/// What a fault table counts by: operation, error, file.
+/// Key of a fault table: operation, error, file.
 type FaultKey = (&'static str, &'static str, &'static str);
 
 /// An axis and a value of it.
@@ -267,7 +267,7 @@ pub(crate) fn has(config: &Config, feature: Feature) -> bool {
     }
 }
 
-/// What was seen of the image when something happened to it.
+/// State of the image when something happened to it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight {
     /// The engine's own view.
@@ -309,7 +309,7 @@ impl Sight {
     }
 }
 
-/// What was seen though it cannot be, and why it cannot.
+/// Says which part of a sight is impossible, and why.
 pub fn contradiction(config: &Config, sight: &Sight) -> Option<String> {
     let stage = sight.observed.stage;
     for (situation, name) in SITUATIONS.iter().filter(|(s, _)| sight.is(*s)) {
@@ -384,7 +384,7 @@ impl Coverage {
         self.faults.entry(key).or_default()[stage as usize] += 1;
     }
 
-    /// So many times it was looked what the loss of structures around a barrier would leave.
+    /// Counts looks at the loss of structures around a barrier.
     pub(crate) fn barrier(&mut self, barrier: Barrier, looks: u64) {
         if looks > 0 {
             *self.barriers.entry(barrier).or_default() += looks;
@@ -436,8 +436,8 @@ impl Coverage {
         })
     }
 
-    /// What a run of sufficient size must not say: cells that are empty and could be hit, cells
-    /// that were hit and could not be, kinds of faults and of images that never came.
+    /// Lists gaps that a run of sufficient size must not have: cells that are empty and could be
+    /// hit, cells that were hit and could not be, kinds of faults and of images that never came.
     pub fn gaps(&self) -> Vec<String> {
         let mut gaps = Vec::new();
         for (stage, situation, feature, count, why) in self.each() {
@@ -617,7 +617,7 @@ fn errno_name(errno: i32) -> &'static str {
     }
 }
 
-/// What is drawn for a run, one value of each axis.
+/// Returns the values that were drawn for a run, one of each axis.
 fn axes(config: &Config) -> Vec<Drawn> {
     let layout = &config.layout;
     if config.kind != Kind::Qcow2 {

@@ -24,7 +24,7 @@ const STRIDE: u64 = 512;
 /// Seeds that are looked at for one that draws a wanted value.
 const LOOKED_AT: u64 = 20_000;
 
-/// What a run is made to reach.
+/// The goal of a directed run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
     /// A crash falls on this cell.

@@ -104,7 +104,7 @@ impl Losses {
     }
 }
 
-/// What a file allows beyond the engine's capabilities.
+/// Operations on space that a file allows beyond the engine's capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocates {
     /// `allocate` works.
@@ -199,8 +199,8 @@ impl SimDisk {
         (state.faults.delivered, state.faults.last)
     }
 
-    /// The power will fail right after so many more issues and completions. What is issued
-    /// afterwards reaches nobody, and nothing moves any more.
+    /// Sets the power to fail right after this number of further issues and completions. Operations
+    /// that are issued afterwards get no answer, and nothing moves any more.
     pub fn fail_power_after(&self, events: u64) {
         self.lock().power_left = Some(events.max(1));
     }
@@ -216,12 +216,12 @@ impl SimDisk {
         self.lock().power_at = Some((verb, moment, number.max(1)));
     }
 
-    /// What happened last: with what the power failed, if it has.
+    /// Returns the last event: the one at which the power failed, if it has.
     pub fn last_event(&self) -> Option<(Verb, Moment)> {
         self.lock().last_event
     }
 
-    /// The power will fail so many issues and completions after an operation that fails.
+    /// Sets the power to fail this number of issues and completions after an operation that fails.
     pub fn fail_power_after_fault(&self, events: u64) {
         self.lock().power_after_fault = Some(events);
     }
@@ -278,7 +278,7 @@ impl SimDisk {
         }))
     }
 
-    /// What reads of a file see now.
+    /// Returns the content that reads of a file see now.
     pub fn content(&self, name: &str) -> Option<Content> {
         let state = self.lock();
         let file = state.files.iter().find(|file| file.name == name)?;
@@ -306,7 +306,7 @@ impl SimDisk {
         self.lock().pending.len()
     }
 
-    /// What it has done so far.
+    /// Returns its counters so far.
     pub fn counters(&self) -> Counters {
         self.lock().counters
     }
@@ -351,8 +351,8 @@ impl SimDisk {
         }
     }
 
-    /// What would be left if the power failed now, as a disk of its own: a draw from `rng`. Nothing
-    /// happens to this one.
+    /// Returns the files that a power failure at this moment would leave, as a disk of its own: a
+    /// draw from `rng`. Nothing happens to this one.
     pub fn if_power_failed(&self, rng: &Rng, (losses, trace): (Losses, &Trace)) -> SimDisk {
         let files = self.lock().if_power_failed(rng.clone(), (losses, trace));
         let disk = SimDisk::new(rng.clone(), Trace::off());
@@ -360,7 +360,7 @@ impl SimDisk {
         disk
     }
 
-    /// What was at risk when a flush was issued since this was last asked, if one was.
+    /// Returns the structures at risk when a flush was issued since the last call, if one was.
     pub fn issued_flush(&self) -> Option<Structures> {
         self.lock().flush_issued.take()
     }

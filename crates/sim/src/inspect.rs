@@ -1,10 +1,10 @@
 //! A second opinion on qcow2 files: a small reader of its own that shares no code with the engine.
 //!
-//! It judges what a crash must never leave behind: an entry that points outside of the file or at
-//! metadata, two references to one cluster, a reference that the counts do not cover, a COPIED bit
-//! that the count contradicts, reserved bits, impossible subclusters. Leaks are counted, not
-//! judged. Under the dirty bit counts and COPIED bits are not judged. What snapshots reach must
-//! stay as it is, byte by byte. Bitmaps are read, and their clusters counted (`bitmaps.rs`).
+//! It looks for states that a crash must never leave behind: an entry that points outside of the
+//! file or at metadata, two references to one cluster, a reference that the counts do not cover, a
+//! COPIED bit that the count contradicts, reserved bits, impossible subclusters. Leaks are counted
+//! and are no corruption, nor are counts and COPIED bits under the dirty bit. What snapshots reach
+//! must stay as it is, byte by byte. Bitmaps are read, and their clusters counted (`bitmaps.rs`).
 
 mod bitmaps;
 
@@ -13,10 +13,10 @@ use std::fmt;
 use crate::bitmaps::Reading;
 use crate::disk::content::Content;
 
-/// What a look at a file tells.
+/// Findings of a look at a file.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// What must not be.
+    /// States that must not be.
     pub corruptions: Vec<String>,
     /// COPIED bits that contradict the counts; under the dirty bit they are not looked at.
     pub flags: Vec<String>,
@@ -156,7 +156,7 @@ pub fn metadata(content: &Content) -> Vec<(String, std::ops::Range<u64>)> {
     found
 }
 
-/// What a cluster is used for.
+/// The use of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thing {
     Header,
@@ -246,7 +246,7 @@ pub fn inspect(content: &Content) -> Findings {
     reader.mapping(None, reader.l1);
     reader.snapshots();
     reader.bitmaps();
-    reader.judge();
+    reader.check();
     reader.found
 }
 
@@ -320,7 +320,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What the snapshots reach, and a fingerprint of it.
+    /// Collects the clusters that the snapshots reach, and a fingerprint of them.
     fn snapshots(&mut self) {
         let (count, table) = (self.content.number(60, 4), self.content.number(64, 8));
         let mut at = table;
@@ -460,7 +460,7 @@ impl Reader<'_> {
         self.reference(what, first, end - first);
     }
 
-    fn judge(&mut self) {
+    fn check(&mut self) {
         let counts = Counts::read(self);
         let mut references = std::mem::take(&mut self.references);
         // Stable: users of a cluster stay in the order in which they were found.
@@ -470,7 +470,7 @@ impl Reader<'_> {
             let index = group[0].0;
             users.clear();
             users.extend(group.iter().map(|(_, user)| *user));
-            self.judge_cluster(index, &users, counts.of(index));
+            self.check_cluster(index, &users, counts.of(index));
         }
         for (what, cluster, set) in std::mem::take(&mut self.copied) {
             let count = counts.of(cluster);
@@ -491,7 +491,7 @@ impl Reader<'_> {
     }
 
     /// Whether a cluster may have these users under this count.
-    fn judge_cluster(&mut self, index: u64, users: &[User], count: u64) {
+    fn check_cluster(&mut self, index: u64, users: &[User], count: u64) {
         let offset = index << self.cluster_bits;
         if !may_share(users) {
             self.corrupt(format!("{offset:#x} is used by {}", listed(users)));

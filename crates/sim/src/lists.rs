@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cowslip::{Buf, BufMut, IoVec, IoVecMut, SharedMemory};
 
-/// What a guest leaves in its memory afterwards.
+/// The byte that a guest leaves in its memory afterwards.
 const LATER: u8 = 0xD7;
 
 /// Bytes between two segments, at most.

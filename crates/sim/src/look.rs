@@ -1,8 +1,9 @@
-//! Looks: what a power failure would leave at this moment, judged, and then the run goes on.
+//! Looks: checks of the files that a power failure at this moment would leave; then the run goes
+//! on.
 //!
 //! A run ends few of its sessions with a power failure, and a barrier that is missing shows only in
 //! the moment before the next one is issued. So at some of the moments at which a flush is issued
-//! the bytes that might survive are drawn, on a copy, and judged as those of a real ending: by the
+//! the bytes that might survive are drawn, on a copy, and checked as those of a real ending: by the
 //! second opinion on the file, and by the second reader's bytes, which the model must allow. The
 //! engine is not asked, and nothing of the run changes, so a seed is the same run with and without.
 
@@ -36,10 +37,10 @@ const LOOKS_AT_A_ROOT: usize = 2;
 /// loss of one of these kinds, or of all others, would leave.
 const LOOKS_AT_A_KIND: u64 = 1;
 
-/// So many of them are drawn, unless the run is aimed at a barrier.
+/// Number of outcomes that are drawn of each structure, unless the run is aimed at a barrier.
 const OUTCOMES_BY_STRUCTURE: usize = 2;
 
-/// What may be found.
+/// The expectations of a look.
 #[derive(Clone, Copy)]
 pub(crate) struct Known<'a> {
     pub model: &'a Model,
@@ -195,7 +196,7 @@ impl Looker<'_> {
         for (rng, losses) in self.looks.next(disk) {
             let left = disk.if_power_failed(&rng, (losses, &Trace::off()));
             let is_covered = !disk.has_outlived_at_risk(TOP);
-            self.judge(&left, (known, is_covered)).map_err(|what| {
+            self.check(&left, (known, is_covered)).map_err(|what| {
                 if self.trace.is_kept() {
                     // The same once more, for the record.
                     disk.if_power_failed(&rng, (losses, self.trace));
@@ -206,11 +207,11 @@ impl Looker<'_> {
         Ok(())
     }
 
-    fn judge(&self, left: &SimDisk, (known, is_covered): (Known<'_>, bool)) -> Result<(), String> {
+    fn check(&self, left: &SimDisk, (known, is_covered): (Known<'_>, bool)) -> Result<(), String> {
         if self.config.kind != Kind::Qcow2 {
             let mut disks = vec![known.model.clone()];
             disks[0].crash();
-            return self.judge_disk(left, known.model, &mut disks).map(drop);
+            return self.check_disk(left, known.model, &mut disks).map(drop);
         }
         let content = left.content(TOP).expect("the run has made it");
         let findings = inspect(&content);
@@ -227,7 +228,7 @@ impl Looker<'_> {
                 "dirty by a change of snapshots, and corrupt: {first}"
             ));
         }
-        self.baseline.judge(left, &findings)?;
+        self.baseline.check(left, &findings)?;
         let (mut model, mut snapshots) = (known.model.clone(), known.snapshots.clone());
         let mut bitmaps = known.bitmaps.clone();
         model.crash();
@@ -241,7 +242,7 @@ impl Looker<'_> {
         let size = content.number(24, 8);
         keep_possible(&mut disks, |disk| disk.adopt_size(size, Survival::Durable))
             .map_err(|violation| violation.to_string())?;
-        let layer = self.judge_disk(left, &model, &mut disks)?;
+        let layer = self.check_disk(left, &model, &mut disks)?;
         for window in model.vm_state_windows() {
             let bytes = Seen::vm_state(&layer, (&model, &window));
             for (granules, bytes) in bytes.parts() {
@@ -253,12 +254,12 @@ impl Looker<'_> {
                 .map_err(|violation| format!("VM state: {violation}"))?;
             }
         }
-        self.judge_snapshots(&layer, (&mut snapshots, &model))?;
+        self.check_snapshots(&layer, (&mut snapshots, &model))?;
         bitmaps.adopt(&findings.bitmaps, (&disks[0], Survival::Durable))
     }
 
     /// The second reader finds what the disk may hold.
-    fn judge_disk(
+    fn check_disk(
         &self,
         left: &SimDisk,
         model: &Model,
@@ -288,7 +289,7 @@ impl Looker<'_> {
     }
 
     /// Every snapshot holds what it held.
-    fn judge_snapshots(
+    fn check_snapshots(
         &self,
         layer: &Layer,
         (snapshots, model): (&mut Snapshots, &Model),
@@ -303,12 +304,12 @@ impl Looker<'_> {
             for (window, contents) in &mut snapshot.content {
                 let window = window.start..window.end.min(end).max(window.start);
                 let seen = Seen::disk(&layer, (model, &window));
-                judge_part(model, &seen, contents)
+                check_part(model, &seen, contents)
                     .map_err(|found| format!("snapshot {id} (Disk) has {found}"))?;
             }
             for (window, contents) in &mut snapshot.vm_state {
                 let seen = Seen::vm_state(&layer, (model, window));
-                judge_part(model, &seen, contents)
+                check_part(model, &seen, contents)
                     .map_err(|found| format!("snapshot {id} (VmState) has {found}"))?;
             }
         }
@@ -316,7 +317,7 @@ impl Looker<'_> {
     }
 }
 
-fn judge_part(
+fn check_part(
     model: &Model,
     seen: &Seen,
     contents: &mut [Vec<crate::model::WriteId>],
@@ -330,7 +331,7 @@ fn judge_part(
     Ok(())
 }
 
-/// What the second reader has found in a run of granules, where it can tell.
+/// Content that the second reader has found in a run of granules, where it can say.
 struct Seen {
     granules: Granules,
     starts: Vec<usize>,

@@ -34,7 +34,7 @@ struct Options {
     /// Threads
     #[arg(long, default_value_t = 1, value_name = "J")]
     jobs: usize,
-    /// What is tested
+    /// Subject of the runs
     #[arg(long, default_value = "qcow2", value_name = "KIND", value_parser = kind)]
     kind: Kind,
     /// Successive seeds instead of the mixture: drawn runs alone
@@ -71,13 +71,13 @@ struct Options {
     /// Requests that are left out
     #[arg(long, value_delimiter = ',', value_name = "ID,...")]
     skip: Vec<u32>,
-    /// The last lines of the record, so many
+    /// Number of last lines of the record to print
     #[arg(long, value_name = "LINES")]
     tail: Option<usize>,
     /// Rounds that are kept
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
-    /// The last round ends after so many issues and completions
+    /// Number of issues and completions after which the last round ends
     #[arg(long, value_name = "N")]
     moment: Option<u64>,
     /// Parts of runs that are left out
@@ -113,7 +113,7 @@ fn part(name: &str) -> Result<Part, String> {
     })
 }
 
-/// What is wanted of the coverage.
+/// Demands on the coverage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     No,
@@ -121,7 +121,8 @@ enum Wanted {
     Required,
 }
 
-/// Soaks of so many runs demand a full matrix, unless something is left out of their runs.
+/// Number of runs from which a soak demands a full matrix, unless some part is left out of its
+/// runs.
 const DEMANDING_SEEDS: u64 = 1000;
 /// Starts that the clock chooses from. Campaigns look through 20 000 seeds for each.
 const STARTS: u64 = 1 << 24;
@@ -271,17 +272,17 @@ fn many(options: &Options, changes: &Changes) -> ExitCode {
     if let Err(err) = end_on_signals(&soak) {
         eprintln!("signals end the soak without its figures: {err}");
     }
-    let told = |seed: u64, what: &str| {
+    let on_failure = |seed: u64, what: &str| {
         let command = shrink::command(seed, options.kind, changes);
         println!("seed {seed} failed: {what}\n  replay: {command}");
     };
     if options.wanted() == Wanted::Required {
-        soak.campaign(start % STARTS, options.seeds > 0, told);
+        soak.campaign(start % STARTS, options.seeds > 0, on_failure);
     }
     let runs = start..start + options.seeds;
     match options.kind == Kind::Qcow2 && !options.drawn {
-        true => soak.mixture(runs, told),
-        false => soak.range(runs, told),
+        true => soak.mixture(runs, on_failure),
+        false => soak.range(runs, on_failure),
     }
     let code = report(options, &soak.summary(), soak.elapsed());
     match soak.was_interrupted() {

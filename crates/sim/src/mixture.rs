@@ -76,9 +76,9 @@ mod tests {
         assert_eq!(different.len(), seeds.len());
         let goals = seeds.iter().filter(|seed| Goal::of(**seed).is_some());
         assert_eq!(goals.count() as u64, count / 4);
-        let told: Vec<Story> = seeds.iter().filter_map(|seed| Story::of(*seed)).collect();
-        assert_eq!(told.len() as u64, count / 4);
-        assert!(Story::all().all(|story| told.contains(&story)));
+        let stories: Vec<Story> = seeds.iter().filter_map(|seed| Story::of(*seed)).collect();
+        assert_eq!(stories.len() as u64, count / 4);
+        assert!(Story::all().all(|story| stories.contains(&story)));
         for first in [chains::FIRST_SEED, raw::FIRST_SEED] {
             let others = seeds
                 .iter()

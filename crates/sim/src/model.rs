@@ -1,4 +1,4 @@
-//! What a guest may read: the oracle.
+//! The oracle: the contents that a guest may read.
 //!
 //! The disk is cut into *granules*: parts of a 512-byte sector, the same in every sector. Requests
 //! begin and end at granules, and every write fills a granule with a *stamp*, the number of the
@@ -31,7 +31,7 @@ pub const SECTOR_BYTES: u64 = 512;
 /// A moment of a run; never two events at one moment.
 pub type Moment = u64;
 
-/// What "has not happened" is.
+/// The moment of an event that has not happened.
 const NEVER: Moment = Moment::MAX;
 
 /// The number of a write; 0 is the zeroes that nobody wrote.
@@ -40,7 +40,7 @@ pub type WriteId = u32;
 /// Zeroes.
 pub const ZERO: WriteId = 0;
 
-/// What nobody knows: any bytes are this.
+/// Unknown content: any bytes match it.
 pub const ANY: WriteId = WriteId::MAX;
 
 /// How sectors are cut into granules.
@@ -116,7 +116,7 @@ pub fn fill(grain: &Grain, write: WriteId, granules: std::ops::Range<u64>, bytes
     }
 }
 
-/// What was found in a granule.
+/// Content of a granule that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The stamp of a write of this very granule, or zeroes.
@@ -170,7 +170,7 @@ type Versions = SmallVec<[Version; 1]>;
 pub struct Violation {
     /// Where the granule begins on the disk.
     pub offset: u64,
-    /// What is wrong with it.
+    /// Description of the violation.
     pub what: String,
 }
 
@@ -217,7 +217,7 @@ pub struct Model {
     size: u64,
     /// Sizes that a crash may leave, and when the last change of them ended.
     sizes: (Vec<u64>, Moment),
-    /// What lies behind the disk, if that is used.
+    /// The area behind the disk, if that is used.
     area: Option<vm_state::Area>,
 }
 
@@ -519,13 +519,13 @@ impl Model {
         Ok(())
     }
 
-    /// What a read of each granule might see now, with nothing in flight. Behind the end of the
-    /// disk there is nothing to see.
+    /// Returns the contents that a read of each granule might see now, with nothing in flight.
+    /// Beyond the end of the disk there is nothing to see.
     pub fn possible(&self) -> Content {
         self.possible_since(self.now + 1)
     }
 
-    /// What a read that began then might see if it ended now.
+    /// Returns the contents that a read that began at `begun` might see if it ended now.
     pub fn possible_since(&self, begun: Moment) -> Content {
         let end = self.grain.index_of(self.size);
         let of = |granule: u64, versions: &Versions| -> Vec<WriteId> {
@@ -563,7 +563,7 @@ impl Model {
         model
     }
 
-    /// What the granule would read as, if nothing is in flight and it is known for sure.
+    /// Returns the content of the granule, if nothing is in flight and it is certain.
     pub fn certain(&mut self, granule: u64) -> Option<WriteId> {
         let now = self.now;
         let versions = self.versions(granule);

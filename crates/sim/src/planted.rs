@@ -24,7 +24,7 @@ pub struct Trying {
     pub runs: Range<u64>,
     /// They are successive seeds, not those of the mixture.
     pub drawn: bool,
-    /// No run begins later than so many seconds after the first.
+    /// Seconds after the start of the first run from which on no run begins.
     pub seconds: u64,
 }
 
@@ -35,11 +35,11 @@ pub struct Caught {
     pub seed: u64,
     /// Which of the judgements.
     pub judgement: &'static str,
-    /// What it said.
+    /// The message of the failure.
     pub what: String,
 }
 
-/// What became of a mistake.
+/// Outcome of a mistake.
 #[derive(Clone, Debug)]
 pub struct Trial {
     /// Which.
@@ -57,9 +57,9 @@ pub struct Trial {
 /// A mistake that the engine of this build can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// What it is called.
+    /// Name of the mistake.
     pub name: &'static str,
-    /// What the engine does wrong.
+    /// The error that the engine makes.
     pub does: &'static str,
     /// Few seeds notice it: it is one of the gate's.
     pub is_quick: bool,
@@ -157,7 +157,7 @@ fn attempt(mistake: Mistake, trying: &Trying) -> Trial {
             _ => {
                 trial.caught = Some(Caught {
                     seed,
-                    judgement: judgement(rest),
+                    judgement: found_by(rest),
                     what: rest.to_string(),
                 });
             }
@@ -234,7 +234,7 @@ const JUDGEMENTS: &[(&str, &str)] = &[
     ("after reopening", "reopening"),
 ];
 
-fn judgement(what: &str) -> &'static str {
+fn found_by(what: &str) -> &'static str {
     let said = JUDGEMENTS.iter().find(|(phrase, _)| what.contains(phrase));
     said.map_or("preparation", |(_, judgement)| judgement)
 }

@@ -1,5 +1,5 @@
-//! What a run stands on: the files of the image and of the chain below it, how they are opened, and
-//! how the files themselves are judged between sessions.
+//! Preparation of a run: the files of the image and of the chain below it, how they are opened, and
+//! how the files themselves are checked between sessions.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub const DATA: &str = "top.data";
 /// The name of the lowest image of the chain below.
 pub const BOTTOM: &str = "below0.img";
 
-/// What the windows of a disk hold before the run.
+/// The content of the windows of a disk before the run.
 #[derive(Clone, Debug)]
 pub struct Initial {
     windows: Vec<(Granules, Vec<WriteId>)>,
@@ -59,13 +59,13 @@ impl Initial {
         }
     }
 
-    /// What granule `granule` of a window holds.
+    /// Returns the content of granule `granule` of a window.
     pub fn at(&self, granule: u64) -> WriteId {
         let window = self.windows.iter().find(|w| w.0.contains(&granule));
         window.map_or(ZERO, |(range, ids)| ids[(granule - range.start) as usize])
     }
 
-    /// What lies beyond the end of a layer is not seen through the next one.
+    /// Removes content beyond the end of a layer, which is not seen through the next one.
     fn cut(&mut self, config: &Config, size: u64) {
         for (range, ids) in &mut self.windows {
             for (granule, id) in range.clone().zip(ids) {
@@ -145,7 +145,7 @@ pub(crate) fn build(
     Ok(initial)
 }
 
-/// What of the file as it was made is held against the file as it becomes.
+/// State of the file as it was made, to compare the later file with.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Baseline {
     /// A fingerprint of what snapshots reach.
@@ -282,9 +282,10 @@ fn make_volume(
     closed.map_err(|error| format!("closing a LUKS volume: {error}"))
 }
 
-/// A device of so many bytes with anything on it, where space is taken first.
+/// Returns the content of a device of this many bytes that holds old data, where space is taken
+/// first.
 fn garbage(len: u64, rng: &mut Rng) -> Content {
-    /// Whoever looks at a disk copies what it holds.
+    /// The written part is short, since every look at a disk copies it.
     const WRITTEN_BYTES: u64 = 1 << 20;
     let mut content = Content::default();
     content.set_len(len);
@@ -345,7 +346,7 @@ fn passphrase() -> Passphrase {
     Passphrase::new(cipher::PASSPHRASE.to_vec())
 }
 
-/// What opens the image under test, if it is encrypted.
+/// Returns the passphrase of the image under test, if it is encrypted.
 pub(crate) fn key(config: &Config) -> Option<Passphrase> {
     (config.encryption != Encryption::None).then(passphrase)
 }
@@ -614,8 +615,7 @@ pub(crate) fn cram(config: &Config, disk: &SimDisk) {
     }
 }
 
-/// What the check of the engine, and a reader that shares nothing with it, find in the file as it
-/// stands.
+/// Checks the file as it stands, by the engine's check and by a reader that shares nothing with it.
 ///
 /// # Errors
 /// Corruptions.
@@ -633,11 +633,11 @@ pub(crate) fn check(
     if findings.snapshots != baseline.snapshots && fixed {
         return Err("what snapshots reach has changed".to_string());
     }
-    baseline.judge(disk, &findings)?;
+    baseline.check(disk, &findings)?;
     Ok(found)
 }
 
-/// What two checks that share nothing find in an image.
+/// Examines an image by two checks that share nothing.
 ///
 /// # Errors
 /// Corruptions.
@@ -696,16 +696,16 @@ pub(crate) fn examine(
     Ok((findings, found))
 }
 
-/// What may be behind.
+/// Structures that may lag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lag {
-    /// Counts, under the dirty bit: somebody else has left the image so.
+    /// Counts, under the dirty bit: another program has left the image so.
     pub counts: bool,
     /// COPIED bits: a change of snapshots was cut short in version 2, which has no dirty bit.
     pub flags: bool,
 }
 
-/// What is not wrong, but told.
+/// Findings that are no errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Clusters that nobody uses.
@@ -715,19 +715,19 @@ pub(crate) struct Found {
 }
 
 impl Baseline {
-    /// What a session must not touch.
+    /// Checks the structures that a session must not touch.
     ///
     /// # Errors
-    /// If it has.
-    pub fn judge(&self, disk: &SimDisk, findings: &Findings) -> Result<(), String> {
+    /// If it has touched them.
+    pub fn check(&self, disk: &SimDisk, findings: &Findings) -> Result<(), String> {
         match findings.autoclear & UNKNOWN_AUTOCLEAR {
             0 => Ok(()),
-            _ => self.judge_untouched(disk),
+            _ => self.check_untouched(disk),
         }
     }
 
     /// While an unknown autoclear bit is set, nothing else may have changed (D5).
-    fn judge_untouched(&self, disk: &SimDisk) -> Result<(), String> {
+    fn check_untouched(&self, disk: &SimDisk) -> Result<(), String> {
         let Some((image, data)) = &self.untouched else {
             return Err("an autoclear bit was set".to_string());
         };
@@ -741,7 +741,8 @@ impl Baseline {
     }
 }
 
-/// What the second reader finds where the engine has read `bytes` from the files as they are.
+/// Compares the second reader's view with `bytes`, which the engine has read from the files as they
+/// are.
 ///
 /// # Errors
 /// If it finds something else.
@@ -788,7 +789,7 @@ fn compare_with(
 ///
 /// # Errors
 /// Where it is not.
-pub(crate) fn judge_data(config: &Config, disk: &SimDisk, model: &mut Model) -> Result<(), String> {
+pub(crate) fn check_data(config: &Config, disk: &SimDisk, model: &mut Model) -> Result<(), String> {
     if config.kind != Kind::Qcow2 || config.data != Data::ExternalRaw {
         return Ok(());
     }

@@ -13,7 +13,7 @@ use crate::model::{Grain, SECTOR_BYTES};
 use crate::rng::Rng;
 use crate::stories::{self, Story};
 
-/// What a run is made to meet.
+/// The conditions that a run is made to meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// Anything.
@@ -33,10 +33,10 @@ pub enum Profile {
     Story(Story),
 }
 
-/// What is done to the image before the run.
+/// Changes of the image before the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prepared {
-    /// What the image says of how space is allocated.
+    /// The allocation policy that is stored in the image.
     pub stored_policy: AllocPolicy,
     /// Much of the disk is written.
     pub filled: bool,
@@ -97,7 +97,7 @@ pub(crate) fn shape(config: &mut Config, seed: u64) {
     if config.profile != Profile::Usual && config.layout.version == 3 {
         config.layout.lazy_refcounts = Rng::derived(seed, "lazy", 0).chance(15);
     }
-    // Lazy ones are made dirty by somebody else, who does not keep to our rules.
+    // Lazy ones are made dirty as by another program, which does not keep to our rules.
     let ours = config.layout.version == 3 && !config.layout.lazy_refcounts;
     config.prepared.autoclear = ours && rng.chance(25);
 }

@@ -1,6 +1,6 @@
-//! From one ending to the next session: the image is opened again, what it holds is judged, and the
-//! first requests are served, on a disk whose power may fail again at any point of it, or whose
-//! operations fail. Each of these endings is judged like any other.
+//! Recovery from one ending to the next session: the image is opened again, its content is checked,
+//! and the first requests are served, on a disk whose power may fail again at any point of it, or
+//! whose operations fail. Each of these endings is checked like any other.
 
 use cowslip::qcow2::probe::Stage;
 use cowslip_queue::BufMut;
@@ -29,11 +29,11 @@ const NUMBERS: u64 = 40;
 /// How one attempt to recover goes.
 #[derive(Clone, Debug, Default)]
 struct Plan {
-    /// The power fails after so many events.
+    /// Number of events after which the power fails.
     power: Option<u64>,
     /// Or there.
     target: Option<Target>,
-    /// What else fails.
+    /// The other faults.
     faults: Vec<Fault>,
     /// Requests before the session proper.
     requests: u64,
@@ -56,7 +56,7 @@ fn opening_fault(rng: &mut Rng) -> Fault {
     }
 }
 
-/// What came of an attempt.
+/// Outcome of an attempt.
 enum Attempt {
     /// The image is open.
     Open(Subject),
@@ -119,7 +119,7 @@ impl Run<'_> {
         (rng.chance(8) && self.changes.edit.is_none()).then_some(plan)
     }
 
-    /// What a directed run does before a session.
+    /// Returns the plans of a directed run before a session.
     fn directed_plans(&self, goal: Goal, index: usize) -> Vec<Plan> {
         let rng = &mut Rng::derived(self.seed, "recoveries", index as u64);
         let later = self.survival.is_some();
@@ -149,7 +149,7 @@ impl Run<'_> {
         }
     }
 
-    /// Opens the image and judges it.
+    /// Opens the image and checks it.
     pub fn recover(&mut self, index: usize, round: &Round) -> Result<Subject, String> {
         if self.survival == Some(Survival::Durable) {
             self.soil(index);
@@ -168,7 +168,7 @@ impl Run<'_> {
         }
     }
 
-    /// One attempt: open, judge, first requests.
+    /// One attempt: open, check, first requests.
     fn attempt_recovery(
         &mut self,
         (index, number): (usize, u64),
@@ -212,7 +212,7 @@ impl Run<'_> {
         // What was behind was repaired first.
         self.lag.counts = false;
         self.watch(&subject);
-        // The reads of the judge are no part of the recovery: nothing happens to them.
+        // The reads of the check are no part of the recovery: nothing happens to them.
         let left = self.disk.hold_power();
         let faults = self.disk.faults();
         self.disk.set_faults(&[]);
@@ -308,7 +308,7 @@ impl Run<'_> {
         Ok(Attempt::Crashed)
     }
 
-    /// Now and then somebody else has left the image, with the dirty bit and counts that lag.
+    /// Makes the image dirty now and then, with counts that lag, as another program would leave it.
     fn soil(&mut self, index: usize) {
         let rng = &mut Rng::derived(self.seed, "dirty", index as u64);
         let percent = match self.config.profile {
@@ -484,10 +484,10 @@ enum Place {
     VmState,
 }
 
-/// What was not certain of a part of a snapshot is from now on.
+/// Settles which of the possible contents a part of a snapshot has, from now on.
 ///
 /// # Errors
-/// What it has, and may not have.
+/// Describes content that it has and may not have.
 pub(crate) fn adopt_snapshot(
     grain: &Grain,
     (granules, contents): (Granules, &mut [Vec<WriteId>]),
@@ -512,10 +512,10 @@ pub(crate) fn adopt_snapshot(
 /// If nothing is left: why the first of them cannot be.
 pub(crate) fn keep_possible(
     disks: &mut Vec<Model>,
-    mut judge: impl FnMut(&mut Model) -> Result<(), Violation>,
+    mut check: impl FnMut(&mut Model) -> Result<(), Violation>,
 ) -> Result<(), Violation> {
     let mut first = None;
-    disks.retain_mut(|disk| match judge(disk) {
+    disks.retain_mut(|disk| match check(disk) {
         Ok(()) => true,
         Err(violation) => {
             first.get_or_insert(violation);

@@ -1,4 +1,4 @@
-//! What internal snapshots hold: the oracle beside the guest's ([`model`](crate::model)).
+//! The oracle of internal snapshots, beside the guest's ([`model`](crate::model)).
 //!
 //! A snapshot is taken, applied or deleted with nothing else in flight. Taken, it holds what the
 //! guest might have read at that moment, granule by granule; where that was not certain, a later
@@ -9,7 +9,7 @@
 
 use crate::model::{Granules, Model, Survival, WriteId};
 
-/// What each granule of a window may hold.
+/// The possible contents of each granule of a window.
 pub type Content = Vec<(Granules, Vec<Vec<WriteId>>)>;
 
 /// A snapshot.
@@ -19,13 +19,13 @@ pub struct Remembered {
     pub id: String,
     /// Bytes of the disk in it.
     pub size: u64,
-    /// What it holds.
+    /// Its content.
     pub content: Content,
     /// Its VM state.
     pub vm_state: Content,
 }
 
-/// What is done with snapshots.
+/// An operation on snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// One is taken.
@@ -72,7 +72,7 @@ pub struct Snapshots {
 const KEPT_MAX: usize = 4;
 
 impl Snapshots {
-    /// An image with so many snapshots of what it holds, as `snapshots.rs` makes them.
+    /// Returns the snapshots of an image with `count` of them, as `snapshots.rs` makes it.
     pub fn new(count: u64, model: &Model) -> Snapshots {
         let known = (1..=count).map(|number| Remembered {
             id: number.to_string(),

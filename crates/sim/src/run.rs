@@ -29,7 +29,7 @@ use crate::subject::Subject;
 use crate::trace::Trace;
 use crate::workload::{self, Request, Verb};
 
-/// What is changed of a run, to make it smaller or to break it.
+/// Changes of a run, to make it smaller or to break it.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     /// Requests that are left out.
@@ -42,7 +42,7 @@ pub struct Changes {
     pub without: BTreeSet<Part>,
     /// Rounds that are kept; all if none.
     pub rounds: Option<usize>,
-    /// The last round ends with a crash after so many issues and completions.
+    /// Number of issues and completions after which the last round ends with a crash.
     pub moment: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ impl Changes {
     }
 }
 
-/// What a run has done.
+/// Totals of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     /// Runs.
@@ -105,9 +105,9 @@ impl Totals {
 /// A run's end.
 #[derive(Debug)]
 pub struct Report {
-    /// What it did.
+    /// Its totals.
     pub totals: Totals,
-    /// What went wrong, if anything did.
+    /// The failure, if it failed.
     pub failure: Option<String>,
     /// Requests that were begun, for shrinking.
     pub begun: Vec<WriteId>,
@@ -180,7 +180,7 @@ pub(crate) struct Run<'a> {
     pub model: Model,
     pub snapshots: Snapshots,
     pub bitmaps: Bitmaps,
-    /// What may be behind in the files.
+    /// Structures of the files that may lag.
     pub lag: prepare::Lag,
     pub looks: Looks,
     pub rng: Rng,
@@ -190,7 +190,7 @@ pub(crate) struct Run<'a> {
     pub coverage: Rc<RefCell<Coverage>>,
     /// Rounds that were begun, and events of the last session.
     progress: Rc<Cell<(usize, u64)>>,
-    /// What the bytes that were found after the last ending are worth.
+    /// Trust in the bytes that were found after the last ending.
     pub survival: Option<Survival>,
 }
 
@@ -209,7 +209,7 @@ pub(crate) struct Work<'a> {
     pub target: Option<Target>,
 }
 
-/// What serving came to.
+/// Outcome of serving.
 pub(crate) struct Served {
     pub stop: Stop,
     /// Foreground tasks that have not ended.
@@ -278,7 +278,7 @@ impl<'a> Run<'a> {
             self.trace.line(|| format!("ROUND {index}: {round:?}"));
             self.session(index, &round)?;
         }
-        // What the last round left is judged too.
+        // The state that the last round left is checked too.
         let round = Round {
             requests: 0,
             ending: Ending::Close,
@@ -576,7 +576,7 @@ impl<'a> Run<'a> {
         self.stop(ending, Some(subject))
     }
 
-    /// What must hold after a close.
+    /// Checks the files after a close.
     fn closed(&mut self) -> Result<(), String> {
         self.disk.hold_power();
         self.trace.set_watch(None);
@@ -599,7 +599,7 @@ impl<'a> Run<'a> {
         // A crash, or a write that fails, leaves bytes in the data file that no entry of the image
         // knows.
         if self.totals.crashes == 0 && self.totals.faults == 0 {
-            prepare::judge_data(&self.config, &self.disk, &mut self.model)?;
+            prepare::check_data(&self.config, &self.disk, &mut self.model)?;
         }
         self.model.crash();
         Ok(())
@@ -630,7 +630,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The power fails, or the process dies. What is left is judged.
+    /// Makes the power fail, or the process die, and checks the files that are left.
     pub fn stop(&mut self, how: Ending, subject: Option<Subject>) -> Result<(), String> {
         self.trace.set_watch(None);
         drop(subject);
@@ -702,10 +702,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What the file itself must be, whoever reads it.
+    /// Checks the file itself, independently of any reader.
     pub fn check(&mut self, when: &str) -> Result<(), String> {
-        let judged = (&self.config, &self.baseline, self.lag);
-        let found = prepare::check(judged, &self.disk, &mut self.rng);
+        let context = (&self.config, &self.baseline, self.lag);
+        let found = prepare::check(context, &self.disk, &mut self.rng);
         let found = found.map_err(|what| format!("{when}: {what}"))?;
         self.trace.line(|| format!("{when}: {found:?}"));
         self.leaks = found.leaks;
@@ -726,7 +726,7 @@ fn sight(subject: &Subject, disk: &SimDisk, recovering: bool) -> Option<Sight> {
     })
 }
 
-/// What is watched while requests are served.
+/// Observers of the requests that are served.
 struct Watch<'a> {
     looker: Looker<'a>,
     subject: &'a Subject,
@@ -784,7 +784,7 @@ fn unprotected(subject: &Subject, disk: &SimDisk) -> Result<(), String> {
     Ok(())
 }
 
-/// What is going on though it cannot be.
+/// Describes an activity that is going on though it cannot be.
 fn refuted(config: &Config, subject: &Subject, disk: &SimDisk) -> Option<String> {
     contradiction(config, &sight(subject, disk, false)?)
 }

@@ -15,7 +15,7 @@ const COMPRESSED: u64 = 1 << 62;
 #[derive(Clone, Debug)]
 pub struct Layer {
     content: Content,
-    /// What its guest data is encrypted with.
+    /// The cipher of its guest data.
     cipher: Option<Cipher>,
     /// Where a raw disk begins in its file.
     start: u64,

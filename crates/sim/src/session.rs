@@ -1,4 +1,4 @@
-//! The requests of a session: each is performed on the subject, and told to the model.
+//! The requests of a session: each is performed on the subject and recorded in the model.
 
 use cowslip::errno::ENOSPC;
 use std::cell::{Cell, RefCell};
@@ -23,7 +23,7 @@ use crate::subject::Subject;
 use crate::trace::{About, Line, Trace};
 use crate::workload::{Request, Verb, Way};
 
-/// What the tasks of a session share.
+/// State that the tasks of a session share.
 pub(crate) struct Session {
     pub model: RefCell<Model>,
     pub disk: SimDisk,
@@ -101,7 +101,7 @@ impl Session {
     }
 
     /// A line about a request.
-    fn tell(&self, id: WriteId, guest: std::ops::Range<u64>, what: impl FnOnce() -> String) {
+    fn record(&self, id: WriteId, guest: std::ops::Range<u64>, what: impl FnOnce() -> String) {
         let about = match guest.is_empty() {
             true => About::Run,
             false => About::Guest(guest),
@@ -122,7 +122,7 @@ impl Session {
         }
     }
 
-    /// A request failed: that is a finding unless the disk was told to fail, or is full.
+    /// A request failed: that is a finding unless the disk was set to fail, or is full.
     fn failed(&self, what: &str, error: &cowslip::Error) {
         let is_full = self.may_be_full
             && matches!(error, Error::Io { source, .. } if source.raw_os_error() == Some(ENOSPC));
@@ -163,7 +163,7 @@ pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request:
         let start = model.grain().start(request.granules.start);
         (start, model.grain().start(request.granules.end) - start)
     };
-    session.tell(id, start..start + len, || {
+    session.record(id, start..start + len, || {
         format!("asks: {:?} guest {start:#x}+{len:#x}", request.verb)
     });
     match request.verb {
@@ -189,7 +189,7 @@ async fn read(subject: &Subject, session: &Session, request: &Request, range: (u
     let mut model = session.model.borrow_mut();
     match read {
         Ok(buf) => {
-            session.tell(request.id, range.0..range.0 + range.1, || {
+            session.record(request.id, range.0..range.0 + range.1, || {
                 "done".to_string()
             });
             match model.end_read(begun, &request.granules, &buf) {
@@ -216,7 +216,7 @@ async fn vm_state(subject: &Subject, session: &Session, request: &Request, way: 
         let start = model.grain().start(granules.start);
         (start, model.grain().start(granules.end) - start)
     };
-    session.tell(id, 0..0, || {
+    session.record(id, 0..0, || {
         format!("asks: {way:?} VM state {start:#x}+{len:#x}")
     });
     let mut buf = BufMut::zeroed(len as usize);
@@ -226,14 +226,14 @@ async fn vm_state(subject: &Subject, session: &Session, request: &Request, way: 
             let begun = begun.expect("it is part of the run");
             let read = subject.read_vm_state(start, buf).await;
             let mut model = session.model.borrow_mut();
-            let judged = model.vm_state(|state| match &read {
+            let checked = model.vm_state(|state| match &read {
                 Ok(buf) => state.end_read(begun, granules, buf),
                 Err(_) => {
                     state.abandon_read(begun);
                     Ok(())
                 }
             });
-            if let Some(Err(violation)) = judged {
+            if let Some(Err(violation)) = checked {
                 session.fail(format!("request {id}: VM state: {violation}"));
             }
             read.map(drop)
@@ -259,7 +259,7 @@ async fn vm_state(subject: &Subject, session: &Session, request: &Request, way: 
         }
     };
     match outcome {
-        Ok(()) => session.tell(id, 0..0, || "done: VM state".to_string()),
+        Ok(()) => session.record(id, 0..0, || "done: VM state".to_string()),
         Err(error) => session.failed(&format!("request {id} (VM state)"), &error),
     }
 }
@@ -268,7 +268,7 @@ async fn flush(subject: &Subject, session: &Session, id: WriteId) {
     let begun = session.model.borrow_mut().begin_flush();
     match subject.flush().await {
         Ok(()) => {
-            session.tell(id, 0..0, || "done: a flush".to_string());
+            session.record(id, 0..0, || "done: a flush".to_string());
             session.model.borrow_mut().end_flush(begun);
         }
         Err(error) => session.failed_for_good(&format!("request {id} (flush)"), &error),
@@ -301,7 +301,7 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
     };
     let outcome = match subject.resize(size, how).await {
         Ok(()) => {
-            session.tell(id, 0..0, || format!("done: the disk has {size:#x} bytes"));
+            session.record(id, 0..0, || format!("done: the disk has {size:#x} bytes"));
             Outcome::Done(Until::Flush)
         }
         Err(error) => {
@@ -337,7 +337,7 @@ async fn refuses_to_resize(subject: &Subject, session: &Session, (id, size): (Wr
     }
 }
 
-/// Cancels its job when that tells of so much progress.
+/// Cancels its job at this number of units of progress.
 struct Impatient {
     left: AtomicU64,
     job: OnceLock<Job>,
@@ -353,7 +353,7 @@ impl Attendant for Attended {
     }
 }
 
-/// A job that may be cancelled after so many pieces of work.
+/// Returns a job that may be cancelled after this number of pieces of work.
 fn job_cancelled_after(pieces: Option<u64>) -> Job {
     let Some(pieces) = pieces else {
         return Job::default();
@@ -380,7 +380,7 @@ async fn snapshot(subject: &Subject, session: &Session, (id, what): (WriteId, Wh
         snapshots.begin(what, rng.bits(), &model)
     };
     if let Some(change) = change {
-        session.tell(id, 0..0, || format!("asks: {change:?}"));
+        session.record(id, 0..0, || format!("asks: {change:?}"));
         if what == What::Apply {
             let size = session.model.borrow().size();
             session.bitmaps.borrow_mut().begin_everything(size);
@@ -392,7 +392,7 @@ async fn snapshot(subject: &Subject, session: &Session, (id, what): (WriteId, Wh
                 session.fail(format!("request {id}: applied under the eyes of bitmaps"));
             }
             Ok(()) => {
-                session.tell(id, 0..0, || "done: snapshots".to_string());
+                session.record(id, 0..0, || "done: snapshots".to_string());
                 let mut model = session.model.borrow_mut();
                 model.end_flush(begun);
                 if let Some(disk) = snapshots.end() {
@@ -421,7 +421,7 @@ async fn bitmap(subject: &Subject, session: &Session, (id, what): (WriteId, bitm
     let Some(change) = change else {
         return;
     };
-    session.tell(id, 0..0, || format!("asks: {change:?}"));
+    session.record(id, 0..0, || format!("asks: {change:?}"));
     let changed = subject.change_bitmaps(&change).await;
     let mut model = session.model.borrow_mut();
     let mut bitmaps = session.bitmaps.borrow_mut();
@@ -429,7 +429,7 @@ async fn bitmap(subject: &Subject, session: &Session, (id, what): (WriteId, bitm
     match changed {
         Ok(_) if refuses => session.fail(format!("request {id}: {change:?} was not refused")),
         Ok(dirty) => {
-            session.tell(id, 0..0, || "done: bitmaps".to_string());
+            session.record(id, 0..0, || "done: bitmaps".to_string());
             if let Err(what) = bitmaps.end_change(&dirty, &mut model) {
                 session.fail(format!("request {id}: {what}"));
             }
@@ -497,7 +497,7 @@ async fn change(subject: &Subject, session: &Session, request: &Request, range: 
     };
     let outcome = match answer {
         Ok(()) => {
-            session.tell(id, start..start + len, || "done".to_string());
+            session.record(id, start..start + len, || "done".to_string());
             outcome
         }
         Err(error) => {

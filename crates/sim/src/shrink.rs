@@ -69,7 +69,7 @@ impl Shrinker<'_> {
         false
     }
 
-    fn tell(&mut self, what: &str) {
+    fn report_step(&mut self, what: &str) {
         let requests = self.report.begun.len();
         (self.say)(&format!("{what}: {requests} requests still fail"));
     }
@@ -81,7 +81,7 @@ impl Shrinker<'_> {
             rounds: Some(rounds),
             ..self.best.clone()
         });
-        self.tell("rounds");
+        self.report_step("rounds");
     }
 
     fn parts(&mut self) {
@@ -93,7 +93,7 @@ impl Shrinker<'_> {
                     ..self.best.clone()
                 });
             if smaller {
-                self.tell(&format!("without {name}"));
+                self.report_step(&format!("without {name}"));
             }
         }
     }
@@ -113,7 +113,7 @@ impl Shrinker<'_> {
             });
             if smaller {
                 wanted.clone_from(&self.report.begun);
-                self.tell("requests");
+                self.report_step("requests");
                 parts = 2.max(parts - 1);
             } else {
                 parts *= 2;
@@ -138,7 +138,7 @@ impl Shrinker<'_> {
                 step /= 2;
             }
         }
-        self.tell("an earlier crash");
+        self.report_step("an earlier crash");
     }
 }
 

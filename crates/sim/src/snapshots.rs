@@ -90,7 +90,7 @@ impl Image<'_> {
         Some(start * self.cluster)
     }
 
-    /// What the entries of all L2 tables refer to, by cluster; with the entries' places.
+    /// Returns the clusters that the entries of all L2 tables refer to, and the entries' places.
     fn reached(&self, l1: u64, entries: u64) -> (Vec<u64>, Vec<u64>) {
         let extended = self.content.number(4, 4) == 3 && self.content.number(72, 8) & 16 != 0;
         let entry_bytes = if extended { 16 } else { 8 };

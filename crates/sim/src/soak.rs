@@ -31,9 +31,9 @@ struct Progress<'a> {
 
 /// Runs under way, and what they came to.
 pub struct Soak<'a> {
-    /// What is tested.
+    /// The subject of the runs.
     pub kind: Kind,
-    /// What is changed of each run.
+    /// Changes of each run.
     pub changes: &'a Changes,
     /// Threads.
     pub jobs: usize,
@@ -113,8 +113,8 @@ impl<'a> Soak<'a> {
             || self.begun.elapsed() >= self.limit
     }
 
-    /// Runs a seed; `told` is called with a failure.
-    fn one(&self, seed: u64, told: &(impl Fn(u64, &str) + Sync)) {
+    /// Runs a seed; `on_failure` is called if it fails.
+    fn one(&self, seed: u64, on_failure: &(impl Fn(u64, &str) + Sync)) {
         let report = run(seed, self.kind, self.changes, Trace::off());
         let mut summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
         summary.add(&report);
@@ -122,7 +122,7 @@ impl<'a> Soak<'a> {
             progress.show(&summary, self.begun.elapsed());
         }
         if let Some(what) = report.failure {
-            told(seed, &what);
+            on_failure(seed, &what);
             self.stop.fetch_or(!self.keep_going, Ordering::Relaxed);
             let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
             failures.push((seed, what));
@@ -130,38 +130,40 @@ impl<'a> Soak<'a> {
     }
 
     /// Runs successive seeds.
-    pub fn range(&self, seeds: std::ops::Range<u64>, told: impl Fn(u64, &str) + Sync) {
+    pub fn range(&self, seeds: std::ops::Range<u64>, on_failure: impl Fn(u64, &str) + Sync) {
         let next = AtomicU64::new(seeds.start);
         self.on_threads(|| {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             let more = seed < seeds.end;
             if more {
-                self.one(seed, &told);
+                self.one(seed, &on_failure);
             }
             more
         });
     }
 
     /// Makes these runs of the mixture.
-    pub fn mixture(&self, runs: std::ops::Range<u64>, told: impl Fn(u64, &str) + Sync) {
+    pub fn mixture(&self, runs: std::ops::Range<u64>, on_failure: impl Fn(u64, &str) + Sync) {
         let (mixture, next) = (Mixture::default(), AtomicU64::new(runs.start));
         self.on_threads(|| {
             let run = next.fetch_add(1, Ordering::Relaxed);
             let more = run < runs.end;
             if more {
-                mixture.seeds(run).for_each(|seed| self.one(seed, &told));
+                mixture
+                    .seeds(run)
+                    .for_each(|seed| self.one(seed, &on_failure));
             }
             more
         });
     }
 
     /// Runs these seeds.
-    fn list(&self, seeds: &[u64], told: &(impl Fn(u64, &str) + Sync)) {
+    fn list(&self, seeds: &[u64], on_failure: &(impl Fn(u64, &str) + Sync)) {
         let next = AtomicUsize::new(0);
         self.on_threads(|| {
             let seed = seeds.get(next.fetch_add(1, Ordering::Relaxed));
             if let Some(seed) = seed {
-                self.one(*seed, told);
+                self.one(*seed, on_failure);
             }
             seed.is_some()
         });
@@ -179,7 +181,7 @@ impl<'a> Soak<'a> {
     /// Directed runs until nothing is left open, or each goal has had its attempts; `thorough` ones
     /// aim at every goal once at least, whether it was reached by chance or not. What runs depends
     /// on `start` only, not on the number of threads.
-    pub fn campaign(&self, start: u64, thorough: bool, told: impl Fn(u64, &str) + Sync) {
+    pub fn campaign(&self, start: u64, thorough: bool, on_failure: impl Fn(u64, &str) + Sync) {
         for attempt in start..start + ATTEMPTS {
             let all = thorough && attempt == start;
             let seeds = directed::seeds(&self.coverage(), attempt, all);
@@ -190,14 +192,14 @@ impl<'a> Soak<'a> {
                     all || goal.is_some_and(|goal| !coverage.has_reached(goal))
                 };
                 let open: Vec<u64> = batch.iter().filter(open).copied().collect();
-                self.list(&open, &told);
+                self.list(&open, &on_failure);
             }
             if all {
-                self.list(&stories::seeds(attempt), &told);
-                self.list(&chains::seeds(attempt), &told);
+                self.list(&stories::seeds(attempt), &on_failure);
+                self.list(&chains::seeds(attempt), &on_failure);
             }
             let drawing = directed::drawing(&self.coverage(), attempt);
-            self.list(&drawing, &told);
+            self.list(&drawing, &on_failure);
             if self.has_ended() || self.summary().coverage.gaps().is_empty() {
                 return;
             }
@@ -208,7 +210,7 @@ impl<'a> Soak<'a> {
         self.summary().coverage
     }
 
-    /// What the runs came to so far.
+    /// Returns the summary of the runs so far.
     pub fn summary(&self) -> Summary {
         let summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
         summary.clone()

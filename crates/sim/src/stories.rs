@@ -26,7 +26,7 @@ pub const LATER_SEED: u64 = 3 << 40;
 /// Runs of each story in a soak.
 const RUNS: u64 = 10;
 
-/// What happens in a run.
+/// The events of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Story {
     /// Refcount blocks are added to the table that there is, and the power fails as they become
@@ -291,7 +291,7 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
     }
 }
 
-/// What shows the order of writes. How many such sessions follow one another.
+/// Shapes a run that shows the order of writes. Returns how many such sessions follow one another.
 fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) -> usize {
     let mut rounds = 1;
     match story {
@@ -477,7 +477,8 @@ fn bitmaps_cut_short(config: &mut Config, round: &mut Round, rng: &mut Rng) -> u
     8
 }
 
-/// What a failure must not leave behind. How many such sessions follow one another.
+/// Shapes a run with failures and their leftovers. Returns how many such sessions follow one
+/// another.
 fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) -> usize {
     let mut rounds = 1;
     match story {
@@ -555,7 +556,7 @@ fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng)
 }
 
 /// Erasing what failed writes have left fails, too: it stays beside a slow write, is read as what
-/// was there before, and then somebody else fills the same subcluster.
+/// was there before, and then another write fills the same subcluster.
 fn erasures_fail(config: &mut Config, round: &mut Round, errno: i32, rng: &mut Rng) {
     config.pace = Pace::SlowWrites;
     round.depth = rng.pick(&[4, 5, 6]);
@@ -616,14 +617,14 @@ pub(crate) fn small_counts(config: &mut Config, rng: &mut Rng) {
     whole(config, rng.between(24, 48) * 64);
 }
 
-/// A disk of so many clusters, all of it in use.
+/// Makes a disk of `clusters` clusters, all of it in use.
 pub(crate) fn whole(config: &mut Config, clusters: u64) {
     config.size = clusters * config.layout.cluster_bytes();
     config.created_bytes = config.size;
     config.windows = std::iter::once(0..config.size / SECTOR_BYTES).collect();
 }
 
-/// A disk of so many tables, a few clusters of each of which are in use.
+/// Makes a disk of `count` tables, a few clusters of each of which are in use.
 pub(crate) fn tables(config: &mut Config, count: u64) {
     let step = config.layout.table_coverage_bytes();
     config.size = count * step;
@@ -640,7 +641,7 @@ mod tests {
     use crate::profile::Profile;
 
     #[test]
-    fn seeds_from_there_on_tell_one_story_after_the_other() {
+    fn seeds_from_there_on_are_one_story_after_the_other() {
         assert_eq!(Story::of(FIRST_SEED - 1), None);
         assert_eq!(Story::of(chains::FIRST_SEED), None);
         let kinds = [

@@ -1,5 +1,5 @@
-//! What a run tests: an image of the engine, or a disk so simple that it is right by inspection, on
-//! which the simulator itself is tested.
+//! The subject of a run: an image of the engine, or a disk so simple that it is right by
+//! inspection, on which the simulator itself is tested.
 
 use std::ops::Range;
 use std::sync::Arc;

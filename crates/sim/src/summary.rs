@@ -1,4 +1,4 @@
-//! What many runs came to, in words and as JSON.
+//! Summary of many runs, in words and as JSON.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::run::{Report, Totals};
 /// The sum of many runs.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// What they did.
+    /// Totals of the runs.
     pub totals: Totals,
     /// Where their crashes and faults fell.
     pub coverage: Coverage,
@@ -63,7 +63,7 @@ impl Summary {
         self.totals.busy_crashes * 100 / self.totals.crashes.max(1)
     }
 
-    /// What a run of sufficient size must not leave open.
+    /// Lists gaps that a run of sufficient size must not have.
     pub fn gaps(&self) -> Vec<String> {
         let mut gaps = self.coverage.gaps();
         if self.busy_percent() < 33 {

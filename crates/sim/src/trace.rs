@@ -1,9 +1,9 @@
-//! A readable record of a run, kept only where somebody wants to read it, and a fingerprint of it,
-//! kept always: two runs of one seed must have the same.
+//! A readable record of a run, kept only on request, and a fingerprint of it, kept always: two runs
+//! of one seed must have the same.
 //!
-//! A line tells when it happened (issues and completions of the disk so far), what write-back was
-//! doing, and what it is about: a guest range, a range of a file, or the run as a whole. When a run
-//! fails at some place, [`Trace::story`] is the part of the record that concerns it.
+//! A line has its time (issues and completions of the disk so far), the activity of write-back, and
+//! its subject: a guest range, a range of a file, or the run as a whole. When a run fails at some
+//! place, [`Trace::story`] is the part of the record that concerns it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a line is about.
+/// Subject of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum About {
     /// The run: crashes, flushes, judgements. Part of every story.
@@ -45,13 +45,13 @@ type Watch = Arc<dyn Fn() -> String + Send + Sync>;
 /// A line of a record.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// What it is about.
+    /// Its subject.
     pub about: About,
     /// The task that does it, or the part of the simulator.
     pub who: String,
     /// The operation of the disk, by number.
     pub io: Option<u64>,
-    /// What happens.
+    /// Description of the event.
     pub text: String,
 }
 
@@ -147,7 +147,7 @@ impl Trace {
         }
     }
 
-    /// Who tells what write-back is doing.
+    /// Sets the source of write-back's activity.
     pub fn set_watch(&self, watch: Option<Watch>) {
         if let Some(mut record) = self.record() {
             record.watch = watch;
@@ -170,7 +170,7 @@ impl Trace {
         self.fingerprint.store(after, Ordering::Relaxed);
     }
 
-    /// What all events so far come to.
+    /// Returns the fingerprint of all events so far.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint.load(Ordering::Relaxed)
     }
@@ -219,7 +219,7 @@ mod tests {
     fn a_story_is_what_concerns_the_place() {
         let trace = Trace::kept();
         let host = |range| About::Host("f".to_string(), range);
-        let tell = |about, who: &str, io, text: &str| {
+        let add = |about, who: &str, io, text: &str| {
             trace.about(|| Line {
                 about,
                 who: who.to_string(),
@@ -227,13 +227,13 @@ mod tests {
                 text: text.to_string(),
             });
         };
-        tell(About::Guest(0..10), "r1", None, "near");
-        tell(About::Guest(10..20), "r2", None, "far");
-        tell(host(0..10), "r2", Some(1), "elsewhere");
-        tell(host(20..30), "r1", Some(2), "its-own");
-        tell(host(90..110), "r3", Some(3), "there");
-        tell(About::Detail, "disk", Some(1), "elsewhere-done");
-        tell(About::Detail, "disk", Some(2), "its-own-done");
+        add(About::Guest(0..10), "r1", None, "near");
+        add(About::Guest(10..20), "r2", None, "far");
+        add(host(0..10), "r2", Some(1), "elsewhere");
+        add(host(20..30), "r1", Some(2), "its-own");
+        add(host(90..110), "r3", Some(3), "there");
+        add(About::Detail, "disk", Some(1), "elsewhere-done");
+        add(About::Detail, "disk", Some(2), "its-own-done");
         trace.line(|| "crash".to_string());
         assert!(trace.story().is_empty(), "no place is known");
         trace.focus(|| vec![About::Guest(5..6), host(100..200)]);

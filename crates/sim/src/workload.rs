@@ -6,7 +6,7 @@ use crate::model::{Granules, SECTOR_BYTES, WriteId};
 use crate::remembered::What;
 use crate::rng::Rng;
 
-/// What a request asks for.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Read.
@@ -65,7 +65,7 @@ impl Verb {
 pub struct Request {
     /// Its number in the run, and that of the bytes that it writes.
     pub id: WriteId,
-    /// What it asks for.
+    /// Its operation.
     pub verb: Verb,
     /// Where, on the disk or in the VM state; empty for a flush.
     pub granules: Granules,

@@ -1,5 +1,5 @@
-//! Judges the engine as it was built by as many seeds as the environment says. `cargo xtask
-//! mutants` asks so, which can run nothing but tests; the gate has its own seeds in `smoke.rs`.
+//! A run of the engine as it was built, by as many seeds as the environment says. `cargo xtask
+//! mutants`, which can run nothing but tests, uses it; the gate has its own seeds in `smoke.rs`.
 
 use std::process::Command;
 

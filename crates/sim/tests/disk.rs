@@ -382,7 +382,7 @@ fn the_power_fails_right_after_an_issue_or_a_completion() {
         assert!(!disk.has_power() && !disk.step());
     });
     assert_eq!(left, set(&["..", "a."]));
-    // Right after the completion of a flush, and before anybody has heard of it.
+    // Right after the completion of a flush, before its answer has arrived anywhere.
     let left = outcomes(1, |disk, file| {
         disk.fail_power_after(4);
         finish(disk, write(file, 0, "a")).unwrap();

@@ -50,14 +50,14 @@ fn a_flush_that_fails_for_want_of_space_has_lost_bytes_like_any_other() {
 }
 
 #[test]
-fn a_durable_write_that_fails_may_have_heard_of_the_loss_of_other_bytes() {
+fn a_durable_write_that_fails_may_report_the_loss_of_other_bytes() {
     let edit = |config: &mut Config| one_round(config, Verb::Write, EIO, 50);
     pass_edited(Kind::Qcow2, 0..60, edit);
     pass_edited(Kind::Raw, 0..60, edit);
 }
 
 #[test]
-fn a_durable_write_is_not_acknowledged_beside_one_that_has_heard_of_its_loss() {
+fn a_durable_write_is_not_acknowledged_beside_one_that_has_found_its_loss() {
     let edit = |config: &mut Config| {
         one_round(config, Verb::Write, EIO, 90);
         config.rounds[0].depth = 32;

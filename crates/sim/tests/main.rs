@@ -1,4 +1,4 @@
-//! The simulator's tests, as one program: each program compiles the engine's futures anew.
+//! The simulator's tests, as one program: each program compiles the engine's futures again.
 
 mod budget;
 mod coverage;

@@ -58,7 +58,7 @@ fn qcow2_images_pass() {
     mixture_passes(0..500);
 }
 
-/// The same, by a second thread of whoever runs the tests.
+/// The same seeds' successors, on a second thread of the test runner.
 #[test]
 fn more_qcow2_images_pass() {
     mixture_passes(500..1000);

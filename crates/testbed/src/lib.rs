@@ -18,4 +18,4 @@ pub use place::{
 };
 pub use random::Random;
 pub use spread::Spread;
-pub use tools::told_by;
+pub use tools::output_of;

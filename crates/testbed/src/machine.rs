@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_laptop_is_told_from_its_files() {
+    fn a_laptop_is_recognised_by_its_files() {
         let governor = |cpu| format!("sys/devices/system/cpu/cpufreq/policy{cpu}/scaling_governor");
         let found = machine(&[
             (
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_machines_and_containers_are_told() {
+    fn virtual_machines_and_containers_are_recognised() {
         let flags = ("proc/cpuinfo", "flags : fpu hypervisor\n");
         let bare = machine(&[flags]);
         assert_eq!(bare.virtualization.as_deref(), Some("a virtual machine"));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_tells_nothing_is_no_failure() {
+    fn a_machine_without_information_is_no_failure() {
         let found = machine(&[]);
         assert_eq!((found.processor, found.memory_bytes), (None, None));
         assert_eq!(found.on_battery, None);

@@ -201,11 +201,11 @@ impl Place {
     ///
     /// # Errors
     /// The place is a directory of a foreign file system, or is in use; or a program failed.
-    pub fn make_anew(&mut self, recipe: &Recipe) -> Result<(), String> {
+    pub fn remake(&mut self, recipe: &Recipe) -> Result<(), String> {
         let (device, below) = self
             .device
             .clone()
-            .ok_or("only a file system of its own can be made anew")?;
+            .ok_or("only a file system of its own can be made again")?;
         // While the device is open it does not detach itself.
         let open = File::open(&device).map_err(|e| format!("cannot open {device}: {e}"))?;
         output(Command::new("umount").arg(&self.directory))?;

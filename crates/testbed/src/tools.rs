@@ -13,7 +13,7 @@ const MORE_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
 
 /// Returns the output of a program, in English: its standard output, or its standard error if that
 /// is empty. `None` if it is not installed, fails, or does not end.
-pub fn told_by(program: &str, words: &[&str]) -> Option<String> {
+pub fn output_of(program: &str, words: &[&str]) -> Option<String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut directories: Vec<_> = std::env::split_paths(&path).collect();
     directories.extend(MORE_DIRECTORIES.map(Into::into));
@@ -76,22 +76,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_heard_on_either_stream() {
+    fn output_of_either_stream_is_returned() {
         assert_eq!(
-            told_by("sh", &["-c", "echo out; echo err >&2"]),
+            output_of("sh", &["-c", "echo out; echo err >&2"]),
             Some("out".to_string())
         );
         assert_eq!(
-            told_by("sh", &["-c", "echo err >&2"]),
+            output_of("sh", &["-c", "echo err >&2"]),
             Some("err".to_string())
         );
-        assert_eq!(told_by("sh", &["-c", "echo out; exit 1"]), None);
-        assert_eq!(told_by("no-such-program", &[]), None);
+        assert_eq!(output_of("sh", &["-c", "echo out; exit 1"]), None);
+        assert_eq!(output_of("no-such-program", &[]), None);
     }
 
     #[test]
     fn what_they_say_is_bounded() {
-        let said = told_by("sh", &["-c", "head -c 1000000 /dev/zero | tr '\\0' x"]).unwrap();
+        let said = output_of("sh", &["-c", "head -c 1000000 /dev/zero | tr '\\0' x"]).unwrap();
         assert_eq!(said.len() as u64, BYTES_MAX);
     }
 }

@@ -346,7 +346,7 @@ impl ImageArgs {
     }
 }
 
-/// What was checked to be below 2^31.
+/// Converts a number that was checked to be below 2^31.
 fn fitting(number: u64) -> usize {
     usize::try_from(number).expect("the number was checked")
 }

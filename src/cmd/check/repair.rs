@@ -11,18 +11,18 @@ use super::{Args, Reporter, end_progress};
 use crate::error::CommandError;
 use crate::interrupt::MessageOnInterrupt;
 use crate::output::{self, OutputFormat};
-use crate::repair_text::tell_step;
+use crate::repair_text::print_step;
 
 /// Exit code of a plan that has steps: as that of a check that finds something.
 const EXIT_CORRUPTIONS: u8 = 2;
 const EXIT_LEAKS: u8 = 3;
 
-/// Tells a repair, and what remains.
-struct Teller {
+/// Reports a repair, and the damage that remains.
+struct RepairReporter {
     reporter: Reporter,
 }
 
-impl Observer for Teller {
+impl Observer for RepairReporter {
     fn event(&mut self, event: Event<'_>) {
         match event {
             Event::Remains(finding) => self.reporter.finding(finding),
@@ -30,7 +30,7 @@ impl Observer for Teller {
                 done_bytes,
                 total_bytes,
             } => self.reporter.progress(done_bytes, total_bytes),
-            Event::Planned(_) | Event::Done(_) => tell_step(&event),
+            Event::Planned(_) | Event::Done(_) => print_step(&event),
         }
     }
 }
@@ -41,13 +41,13 @@ pub(super) async fn run(
     scope: Scope,
     (args, format): (&Args, OutputFormat),
 ) -> Result<(CheckResult, Summary), CommandError> {
-    let mut teller = Teller {
+    let mut reporter = RepairReporter {
         reporter: Reporter::new(args),
     };
     let _message = MessageOnInterrupt::new(
         "The repair is not complete. The image is no worse than before; run it again.".to_string(),
     );
-    let outcome = repair::repair(file, &RepairOptions::new(scope), &mut teller).await;
+    let outcome = repair::repair(file, &RepairOptions::new(scope), &mut reporter).await;
     let outcome = outcome.map_err(|error| CommandError::new(format!("Check failed: {error}")))?;
     end_progress(args);
     let done = outcome.done;

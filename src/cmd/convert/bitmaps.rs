@@ -10,7 +10,7 @@ use super::Args;
 use crate::error::CommandError;
 use crate::output::Program;
 
-/// What is to be copied; nothing unless it is asked for.
+/// Returns the bitmaps to copy; none unless they are asked for.
 ///
 /// # Errors
 /// Several sources, one that can have no bitmaps, or bitmaps that were not saved properly.

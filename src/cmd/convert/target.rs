@@ -97,7 +97,7 @@ impl Target {
         &self.image
     }
 
-    /// What an existing target reads as.
+    /// Returns the content of an existing target.
     pub fn unwritten(&self, request: &Request<'_>) -> TargetContent {
         if request.args.backing.is_some() {
             // Without a backing file of its own, what is not copied stays as it is, as with
@@ -130,7 +130,7 @@ impl Target {
             Ok(_) => self.files.into_iter().for_each(NewFile::finished),
             Err(_) => {
                 if let Some(name) = &self.overwritten {
-                    // The failure that led here is the one to tell of.
+                    // The failure that led here is the one to report.
                     drop(
                         std::fs::OpenOptions::new()
                             .write(true)
@@ -144,8 +144,8 @@ impl Target {
     }
 }
 
-/// What a target that is made is expected to read as where nothing is written;
-/// [`Image::is_zero_when_new`] says of the target itself, once it is there, whether it does.
+/// Returns the content expected of a new target where nothing is written;
+/// [`Image::is_zero_when_new`] says of the target itself, once it is there, whether it has it.
 /// `backing_bytes` is the size of its backing file.
 pub fn unwritten_when_made(
     request: &Request<'_>,

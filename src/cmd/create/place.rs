@@ -190,7 +190,7 @@ impl Drop for NewFile {
 /// Passes the allocation hints for a new file to the file system before the file has any space. The
 /// default depends on the policy: whole extents where space is preallocated, no hint where only
 /// written data takes space.
-pub(super) fn tell_file_system(
+pub(super) fn set_file_system_options(
     request: &Request,
     file: &dyn BlockFile,
 ) -> Result<(), CommandError> {

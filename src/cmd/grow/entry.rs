@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use cowslip::growth::{Ahead, AtClose, Cut, Refill, Rule, at_close};
 use rustix::fs::fstat;
 
+use super::report::Event;
 use super::target::{self, Allocated, Handle, Id, Refused, Trimmed, Use};
-use super::tell::Event;
 
 /// The first wait for a file that is still open when it is to be truncated: the notification of a
 /// close comes shortly before the close has completed.
@@ -29,12 +29,12 @@ pub struct Entry {
     /// Which.
     pub id: Id,
     handle: Option<Handle>,
-    /// Open only while somebody else may have it open, too: programs cannot be run that are open
-    /// for writing.
+    /// Open only while another process may have it open, too: programs that are open for writing
+    /// cannot be run.
     file: Option<File>,
     ahead: Ahead,
     size: u64,
-    /// What it takes, in bytes, with what lies ahead.
+    /// Space that it takes, in bytes, with the space ahead.
     space: u64,
     /// In a row, with growth between them.
     closes: u8,
@@ -216,7 +216,7 @@ impl Entry {
             None => find()?,
         };
         let opened = match self.file.take() {
-            Some(file) => Ok((file, Use::Somebody)),
+            Some(file) => Ok((file, Use::InUse)),
             None => handle.open(),
         };
         if handle.stat().map(|stat| target::id(&stat)) != Ok(self.id) {
@@ -225,7 +225,7 @@ impl Entry {
         self.handle = Some(handle);
         let (file, used) = opened?;
         // Nobody is going to write, but for those who come back each time.
-        if used == Use::Somebody || at_close(Some(self.closes)) == AtClose::Keep {
+        if used == Use::InUse || at_close(Some(self.closes)) == AtClose::Keep {
             self.file = Some(file);
         }
         Ok(())
@@ -251,7 +251,7 @@ impl Entry {
         }
     }
 
-    /// Somebody who could write has closed it.
+    /// Handles a close by a process that could write.
     pub fn closed(
         &mut self,
         idle: Duration,

@@ -14,8 +14,8 @@ use rustix::fs::{AtFlags, Stat, fstatvfs, statat};
 use rustix::process::{Resource, getrlimit};
 
 use super::entry::Entry;
+use super::report::{Event, Reporter};
 use super::target::{self, Handle, Id};
-use super::tell::{Event, Teller};
 use super::watch::{Batch, Change, Key, Watch};
 
 /// Files that are remembered.
@@ -26,12 +26,12 @@ const GIVEN_MAX: usize = 1 << 16;
 const HELD_MAX: u64 = 1024;
 /// Descriptors for each of these: one that does not count as open, one that does.
 const DESCRIPTORS: u64 = 2;
-/// What a file is taken to have grown by when it is first seen, if it is that long.
+/// Growth that is assumed of a file when it is first seen, if it is that long.
 const FIRST_GROWTH_BYTES: u64 = 1 << 20;
-/// So long it is tried at the end.
+/// Limit of the time that is spent on it at the end.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// What is done with all files.
+/// Settings of all files.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// How much is allocated.
@@ -99,12 +99,12 @@ impl Files {
     }
 
     /// Does what follows from a batch.
-    pub fn take(&mut self, watch: &Watch, batch: &Batch, teller: &mut Teller) {
+    pub fn take(&mut self, watch: &Watch, batch: &Batch, reporter: &mut Reporter) {
         let now = Instant::now();
         self.held_bytes = self.all().map(Entry::held_bytes).sum();
         self.held_files = self.all().filter(|entry| entry.is_held()).count();
         for (key, change) in &batch.changes {
-            self.look(watch, key, *change, (now, teller));
+            self.look(watch, key, *change, (now, reporter));
         }
         if batch.has_lost {
             let anything = Change {
@@ -113,7 +113,7 @@ impl Files {
             };
             let keys: Vec<Key> = self.entries.keys().cloned().collect();
             for key in keys {
-                self.look(watch, &key, anything, (now, teller));
+                self.look(watch, &key, anything, (now, reporter));
             }
         }
     }
@@ -123,7 +123,7 @@ impl Files {
         watch: &Watch,
         key: &Key,
         change: Change,
-        (now, teller): (Instant, &mut Teller),
+        (now, reporter): (Instant, &mut Reporter),
     ) {
         let directory = watch.directory(key.0).handle();
         let found = statat(directory, &key.1, AtFlags::SYMLINK_NOFOLLOW);
@@ -157,7 +157,7 @@ impl Files {
                 events.extend(entry.allocate(grown, free, find, now));
                 self.held_bytes += entry.held_bytes().saturating_sub(before);
                 self.held_files += usize::from(entry.is_held() && !was_held);
-                teller.summary.files += u64::from(first && entry.steps() > 0);
+                reporter.summary.files += u64::from(first && entry.steps() > 0);
             } else if !std::mem::replace(&mut self.has_warned, true) {
                 let why = format!("{} others are given space already", self.held_max);
                 events.push(Event::LeftAlone { why });
@@ -168,9 +168,9 @@ impl Files {
             events.extend(entry.closed(self.settings.idle, find, now));
         }
         for event in events {
-            teller.tell(&name(watch, key), &event);
+            reporter.event(&name(watch, key), &event);
         }
-        teller.summary.held_max = teller.summary.held_max.max(self.held_bytes);
+        reporter.summary.held_max = reporter.summary.held_max.max(self.held_bytes);
     }
 
     /// Whether the file is one of ours, from now on if need be.
@@ -230,17 +230,17 @@ impl Files {
     }
 
     /// Does what is due, and forgets what is quiet.
-    pub fn tick(&mut self, watch: &Watch, teller: &mut Teller) {
+    pub fn tick(&mut self, watch: &Watch, reporter: &mut Reporter) {
         let now = Instant::now();
         let named = self.entries.iter_mut();
         for (key, entry) in named.filter(|(_, entry)| entry.is_due(now)) {
             if let Some(event) = entry.give_back(now) {
-                teller.tell(&name(watch, key), &event);
+                reporter.event(&name(watch, key), &event);
             }
         }
         for (name, entry) in self.orphans.iter_mut().filter(|(_, e)| e.is_due(now)) {
             if let Some(event) = entry.give_back(now) {
-                teller.tell(name, &event);
+                reporter.event(name, &event);
             }
         }
         let idle = self.settings.idle;
@@ -252,8 +252,8 @@ impl Files {
         self.orphans.retain(|(_, e)| e.owes() && !e.is_deleted());
     }
 
-    /// Gives back everything that nobody has open, and tells of the rest.
-    pub fn end(mut self, watch: &Watch, teller: &mut Teller) {
+    /// Gives back the space of all files that are not open elsewhere, and reports the rest.
+    pub fn end(mut self, watch: &Watch, reporter: &mut Reporter) {
         let named = self.entries.drain();
         let mut rest: Vec<(String, Entry)> = named
             .map(|(key, entry)| (name(watch, &key), entry))
@@ -264,7 +264,7 @@ impl Files {
         while !rest.is_empty() && begun.elapsed() < END_MAX {
             for (name, entry) in &mut rest {
                 if let Some(event) = entry.give_back(Instant::now()) {
-                    teller.tell(name, &event);
+                    reporter.event(name, &event);
                 }
             }
             rest.retain(|(_, entry)| entry.owes() && !entry.is_deleted());
@@ -275,9 +275,10 @@ impl Files {
         for (name, entry) in &rest {
             let event = Event::Left {
                 bytes: entry.held_bytes(),
-                why: "somebody has it open; 'cowslip grow --trim' gives it back later".to_string(),
+                why: "another process has it open; 'cowslip grow --trim' gives it back later"
+                    .to_string(),
             };
-            teller.tell(name, &event);
+            reporter.event(name, &event);
         }
     }
 }

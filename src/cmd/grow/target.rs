@@ -29,13 +29,13 @@ pub enum Refused {
     Gone,
     /// A directory, a symbolic link, a device …
     NotRegular,
-    /// Somebody holds a lease on it, or runs it: for now.
+    /// Another process holds a lease on it, or runs it: for now.
     Busy,
     /// In words.
     For(String),
 }
 
-/// What became of a request for space.
+/// Result of a request for space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allocated {
     /// It is there.
@@ -46,28 +46,28 @@ pub enum Allocated {
     Never(String),
 }
 
-/// What became of space behind the end.
+/// Result of giving back the space behind the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trimmed {
     /// The file ends where its space does.
     Done {
         /// The file's length.
         size: u64,
-        /// What was given back.
+        /// Bytes that were given back.
         given_back: u64,
-        /// What the file system keeps all the same.
+        /// Bytes that the file system keeps all the same.
         left: u64,
     },
-    /// Somebody has the file open, or waits for it.
+    /// Another process has the file open, or waits for it.
     InUse,
-    /// It was cut, but so late that the kernel may have let in somebody who waited.
+    /// It was cut, but so late that the kernel may have let in a waiting opener.
     Late,
 }
 
 /// Why space stays behind an end that was cut.
 pub const KEPT_BY_SYSTEM: &str = "its file system keeps what lies behind an end that does not move";
 
-/// What is said of a cut that came late.
+/// Warning of a cut that came late.
 pub const CUT_LATE: &str = "it was cut so late that another program could open it meanwhile \
                             (/proc/sys/fs/lease-break-time): what it has appended may be lost";
 
@@ -137,14 +137,14 @@ pub struct Handle(OwnedFd);
 pub enum Use {
     /// Nobody.
     Nobody,
-    /// Somebody.
-    Somebody,
+    /// Another process.
+    InUse,
 }
 
 fn refused(error: Errno) -> Refused {
     match error {
         Errno::NOENT | Errno::NXIO => Refused::Gone,
-        // NONBLOCK and somebody's lease; a program that runs.
+        // NONBLOCK and a lease of another process; a program that runs.
         Errno::AGAIN | Errno::TXTBSY => Refused::Busy,
         error => Refused::For(words(error)),
     }
@@ -188,7 +188,7 @@ impl Handle {
         }
         let used = match lease::take_alone(&file) {
             Ok(Some(_)) => Use::Nobody,
-            Ok(None) => Use::Somebody,
+            Ok(None) => Use::InUse,
             Err(error) => {
                 let why = match error.raw_os_error() {
                     Some(libc::EINVAL | libc::EOPNOTSUPP) => {
@@ -254,8 +254,8 @@ pub fn trim(file: &File) -> io::Result<Trimmed> {
     };
     // Nothing of what the file holds was modified. Who may not set times still may give back space.
     futimens(file, &times).ok();
-    // Not every file system looks beyond an end that stays where it is. Still under the lease: what
-    // somebody appends after it lies behind this end, too.
+    // Not every file system looks beyond an end that stays where it is. Still under the lease:
+    // bytes that are appended after it lie behind this end, too.
     let left = match beyond_end_bytes(file)? {
         Some(left) => left,
         None => beyond_end_by_blocks(&after),

@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use cowslip_queue::fiemap::beyond_end_bytes;
 use rustix::fs::{Mode, OFlags};
 
+use super::report::{Event, Reporter};
 use super::shown;
 use super::target::{self, Handle, Refused, Trimmed};
-use super::tell::{Event, Teller};
 use crate::error::CommandError;
 
 /// Of named files, and of all regular files of directories.
 ///
 /// # Errors
 /// What was named is not there, or is neither.
-pub fn run(paths: &[PathBuf], teller: &mut Teller) -> Result<(), CommandError> {
+pub fn run(paths: &[PathBuf], reporter: &mut Reporter) -> Result<(), CommandError> {
     for path in paths {
         let failed = |error: std::io::Error| {
             let words = cowslip::error::system_words(&error);
@@ -31,15 +31,15 @@ pub fn run(paths: &[PathBuf], teller: &mut Teller) -> Result<(), CommandError> {
             for found in std::fs::read_dir(path).map_err(failed)? {
                 let name = found.map_err(failed)?.file_name();
                 let shown = shown(&path.join(&name));
-                match trim(&directory, &name, &shown, teller) {
+                match trim(&directory, &name, &shown, reporter) {
                     Ok(()) | Err(Refused::Gone | Refused::NotRegular) => {}
-                    Err(refused) => teller.tell(&shown, &left_alone(refused)),
+                    Err(refused) => reporter.event(&shown, &left_alone(refused)),
                 }
             }
         } else {
             let directory = open_directory(parent.unwrap_or(Path::new("."))).map_err(failed)?;
             let name = path.file_name().unwrap_or(OsStr::new("."));
-            trim(&directory, name, &shown(path), teller).map_err(|refused| {
+            trim(&directory, name, &shown(path), reporter).map_err(|refused| {
                 let why = match refused {
                     Refused::NotRegular => "it is not a regular file".to_string(),
                     refused => words(refused),
@@ -48,7 +48,7 @@ pub fn run(paths: &[PathBuf], teller: &mut Teller) -> Result<(), CommandError> {
             })?;
         }
     }
-    teller.end();
+    reporter.end();
     Ok(())
 }
 
@@ -76,7 +76,7 @@ fn trim(
     directory: impl AsFd,
     name: &OsStr,
     shown: &str,
-    teller: &mut Teller,
+    reporter: &mut Reporter,
 ) -> Result<(), Refused> {
     let handle = Handle::find(directory, name)?;
     let (file, _) = handle.open()?;
@@ -99,13 +99,13 @@ fn trim(
         },
         Trimmed::InUse => Event::Left {
             bytes: beyond.unwrap_or(0),
-            why: "somebody has it open".to_string(),
+            why: "another process has it open".to_string(),
         },
         Trimmed::Late => Event::Left {
             bytes: 0,
             why: target::CUT_LATE.to_string(),
         },
     };
-    teller.tell(shown, &event);
+    reporter.event(shown, &event);
     Ok(())
 }

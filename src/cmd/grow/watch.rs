@@ -1,4 +1,4 @@
-//! What happens in directories, as inotify tells it, in batches.
+//! Events in directories, as inotify reports them, in batches.
 //!
 //! The directories of named files are watched, not the files: so a file that is replaced, or does
 //! not exist yet, is followed by its name. Events of one file are joined, so a batch has a file
@@ -48,16 +48,16 @@ impl Directory {
 /// A file by its directory's number and its name.
 pub type Key = (usize, OsString);
 
-/// What has happened to a file.
+/// Change of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// It was written, truncated, or came here.
     pub is_modified: bool,
-    /// Somebody who could write has closed it.
+    /// A process that could write has closed it.
     pub is_closed: bool,
 }
 
-/// What has happened since the last batch.
+/// Changes since the last batch.
 #[derive(Debug, Default)]
 pub struct Batch {
     /// To these files.

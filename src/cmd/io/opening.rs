@@ -15,7 +15,7 @@ use crate::options;
 use cowslip_filters::Breakpoints;
 use cowslip_nodes::Bottom;
 
-/// What is to be opened, and how.
+/// Image to open, and how.
 #[derive(Clone, Debug)]
 pub struct ImageRequest {
     /// The file's name.
@@ -107,7 +107,7 @@ impl ImageRequest {
         }
     }
 
-    /// What contradicts itself before a file is opened, in QEMU's words.
+    /// Returns the contradiction in the options, found before a file is opened, in QEMU's words.
     fn contradiction(&self, source: Option<&Source>) -> Option<&'static str> {
         let writable = self.how.access == Access::Write && !self.how.temporary;
         let option = |is_set: fn(&Source) -> bool| source.is_some_and(is_set);
@@ -131,7 +131,7 @@ pub struct Opened {
     pub image: Rc<Image>,
     /// Whether it was opened for writing.
     pub writable: bool,
-    /// What the user should know about it, for standard error.
+    /// Warnings about it, for standard error.
     pub warnings: Vec<String>,
     /// Names of the drivers, for a disk that stores nothing instead of an image.
     pub drivers: Option<String>,
@@ -139,7 +139,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// An image that somebody else has opened, for writing if it can be.
+    /// Takes over an open image, for writing if it can be.
     pub fn adopted(image: Image) -> Opened {
         Opened {
             writable: image.is_writable(),
@@ -195,7 +195,7 @@ impl Opened {
             return Err(why.to_string());
         }
         if before.is_some() && request.how.temporary {
-            return Err("A temporary snapshot (-s) cannot be opened anew".to_string());
+            return Err("A temporary snapshot (-s) cannot be reopened".to_string());
         }
         let image = match before {
             Some(image) => {
@@ -240,7 +240,8 @@ fn drivers_of_null(source: &Source) -> Option<String> {
 }
 
 impl Opened {
-    /// What an open image must keep, and switches that are none, in QEMU's words.
+    /// Refuses switches that do not exist and properties that an open image must keep, in QEMU's
+    /// words.
     fn refuse_change(&self, name: &str, value: &str) -> Result<(), String> {
         let own = name.strip_prefix("file.").or(name.strip_prefix("backing."));
         let own = own.unwrap_or(name);

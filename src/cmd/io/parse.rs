@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_told_apart_from_what_is_too_large() {
+    fn text_that_is_no_size_is_distinguished_from_sizes_that_are_too_large() {
         for text in [
             "x", "64kb", "1.5", "1.5b", "0.5b", "1.5x", "1.x", ".", "k", "1kk", "0x", "0xk", "0xg",
             "0x10k", "0x1.8k", "0x1.0", "0x1p3", "0e1", "1e3", "1e1k", "1.0e0k", "1_000", "inf",

@@ -1,4 +1,4 @@
-//! What the qemu-io shell prints about requests, extents and images. Pure: values to text.
+//! Output of the qemu-io shell on requests, extents and images. Pure: values to text.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub enum Style {
 /// One finished request.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
-    /// What was done: "read", "wrote", "discard".
+    /// Verb of the request: "read", "wrote", "discard".
     pub done: &'static str,
     /// First byte on the disk.
     pub offset: u64,
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_are_told_in_both_notations() {
+    fn extents_are_printed_in_both_notations() {
         assert_eq!(
             map_line(65536, 983_040, Held::Elsewhere),
             "960 KiB (0xf0000) bytes not allocated at offset 64 KiB (0x10000)\n"

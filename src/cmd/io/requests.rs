@@ -17,7 +17,7 @@ use super::shell::{Complaint, Outcome, Shell};
 use crate::cmd::io::out::Out;
 use crate::getopt::{Name, Scanner};
 
-/// What buffers are filled with if nobody says otherwise.
+/// Byte that buffers are filled with by default.
 const DEFAULT_PATTERN: u8 = 0xcd;
 
 /// The part of what was read that must consist of one byte.
@@ -28,7 +28,7 @@ struct Expected {
     length: u64,
 }
 
-/// What is done with the bytes that were read.
+/// Treatment of the bytes that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Show {
     Nothing,
@@ -52,11 +52,11 @@ struct Reading {
     show: Show,
     style: Style,
     target: Target,
-    /// What a failure calls it.
+    /// Name of the request in failures.
     called: &'static str,
 }
 
-/// What is written.
+/// Source of the data of a write.
 #[derive(Debug)]
 enum Content {
     Data(Bytes),
@@ -95,7 +95,7 @@ struct Writing {
     content: Content,
     fua: bool,
     style: Style,
-    /// What a failure calls it.
+    /// Name of the request in failures.
     called: &'static str,
 }
 
@@ -154,7 +154,7 @@ impl WriteLine {
         Ok(())
     }
 
-    /// What contradicts itself.
+    /// Checks for options that contradict each other.
     fn check(&self) -> Outcome {
         let sources = [self.zeroes, self.pattern.is_some(), self.source.is_some()];
         let complaint = if self.vm_state && self.zeroes {
@@ -529,7 +529,7 @@ async fn check_not_stored(image: &Image, offset: u64, length: u64) -> Result<(),
     }
 }
 
-/// Carries a read out and tells about it.
+/// Carries a read out and prints its result.
 async fn do_read(image: &Image, out: &Out, reading: &Reading) -> Outcome {
     let started = Instant::now();
     let bytes = read_image(image, reading).await.map_err(|error| {
@@ -568,7 +568,7 @@ async fn do_read(image: &Image, out: &Out, reading: &Reading) -> Outcome {
     outcome
 }
 
-/// Carries a write out and tells about it.
+/// Carries a write out and prints its result.
 async fn do_write(image: &Image, out: &Out, writing: &Writing) -> Outcome {
     let started = Instant::now();
     let result = write_image(image, writing).await;

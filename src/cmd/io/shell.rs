@@ -1,7 +1,7 @@
 //! The shell: takes lines, finds commands, checks what they need, runs them, remembers failures.
 //!
-//! What the commands do is in the files beside: `requests.rs` (reads, writes, discards, now or
-//! started), `questions.rs` (what the image is like), `opening.rs`.
+//! The commands are in the files beside: `requests.rs` (reads, writes, discards, now or started),
+//! `questions.rs` (facts about the image), `opening.rs`.
 
 use std::io::BufRead;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ pub enum Complaint {
     Error(String),
     /// A line on standard error, behind the program's name.
     ByName(String),
-    /// The arguments make no sense: the mistake, if there is one to tell, and the usage line.
+    /// The arguments make no sense: the mistake, if it has a message, and the usage line.
     Usage(Option<Mistake>),
     /// All messages have been printed.
     Printed,
@@ -49,7 +49,7 @@ pub enum Script {
     Prompted,
 }
 
-/// What follows after a line.
+/// Action after a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
     GoOn,
@@ -135,7 +135,7 @@ impl Shell {
         };
         if let Err(complaint) = outcome {
             self.failed = true;
-            self.tell(command, called, complaint);
+            self.complain(command, called, complaint);
         }
         match command.verb {
             Verb::Quit => Flow::Quit,
@@ -157,7 +157,7 @@ impl Shell {
         Ok(())
     }
 
-    fn tell(&self, command: &Command, called: &str, complaint: Complaint) {
+    fn complain(&self, command: &Command, called: &str, complaint: Complaint) {
         match complaint {
             Complaint::Said(text) => self.out.print(&format!("{text}\n")),
             Complaint::Error(text) => self.out.complain(&format!("{text}\n")),
@@ -291,7 +291,7 @@ impl Shell {
         self.opened.take()
     }
 
-    /// Takes an image that somebody else has opened.
+    /// Takes over an open image.
     pub(super) fn adopt(&mut self, image: Image) {
         self.opened = Some(Opened::adopted(image));
     }
@@ -316,13 +316,13 @@ impl Shell {
             && let Err(error) = opened.image.close().await
         {
             self.failed = true;
-            self.tell_not_closed(&error);
+            self.report_not_closed(&error);
         }
     }
 
     /// Prints QEMU's message for metadata that could not be written at the close. If the image has
     /// been latched, the user has seen the error already.
-    fn tell_not_closed(&self, error: &cowslip::Error) {
+    fn report_not_closed(&self, error: &cowslip::Error) {
         if matches!(error, cowslip::Error::Latched(_)) {
             return;
         }

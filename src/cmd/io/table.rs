@@ -62,7 +62,7 @@ pub enum Verb {
     Zone(&'static str),
 }
 
-/// What a command needs before it may run.
+/// Conditions of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Nothing.
@@ -93,19 +93,19 @@ pub struct Command {
     pub name: &'static str,
     /// Another name.
     pub alias: Option<&'static str>,
-    /// What it needs.
+    /// Its conditions.
     pub needs: Needs,
     /// How many arguments it takes.
     pub count: Count,
     /// Its arguments, as `help` shows them.
     pub args: Option<&'static str>,
-    /// What it does, in a line.
+    /// Its purpose, in a line.
     pub purpose: &'static str,
-    /// What it does, at length.
+    /// Its help, at length.
     pub help: &'static str,
 }
 
-/// What most commands leave out.
+/// Defaults of most commands.
 const PLAIN: Command = Command {
     verb: Verb::Quit,
     name: "",
@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_counts_are_told_in_three_ways() {
+    fn wrong_counts_are_reported_in_three_ways() {
         for (name, given, expected) in [
             (
                 "w",

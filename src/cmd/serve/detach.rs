@@ -16,7 +16,7 @@ use crate::output::Program;
 /// Set in the environment of a server that a parent has started.
 const SERVER_VARIABLE: &str = "COWSLIP_DETACHED_SERVER";
 
-/// What this process is to do.
+/// Role of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Serve in the foreground.
@@ -72,14 +72,14 @@ fn try_start_server() -> io::Result<u8> {
         .unwrap_or(1))
 }
 
-/// What a server in the background needs to leave its parent's session and streams; nothing in
+/// Means of a server in the background to leave its parent's session and streams; nothing in
 /// others.
 pub struct Detached {
     null: Option<File>,
 }
 
 impl Detached {
-    /// Opens what [`Detached::tell_ready`] needs.
+    /// Opens the files of [`Detached::report_ready`].
     ///
     /// # Errors
     /// The system's; then the server cannot go on.
@@ -94,7 +94,7 @@ impl Detached {
     ///
     /// # Errors
     /// The system's; then the server cannot go on.
-    pub fn tell_ready(self) -> io::Result<()> {
+    pub fn report_ready(self) -> io::Result<()> {
         let Some(null) = self.null else {
             return Ok(());
         };

@@ -120,7 +120,7 @@ pub async fn export_of(image: &Arc<Image>, service: &Service) -> Result<Export, 
     export.description.clone_from(&service.description);
     // Where several clients may share it, one's flush covers what the others wrote.
     export.shared_cache = service.clients_max != Some(1);
-    if service.tells_depth {
+    if service.has_depth_context {
         export.contexts.push(Arc::new(Depth {
             disk,
             layers: image.layers().len() as u32,

@@ -84,7 +84,7 @@ const fn only_long(name: &'static str, value: Value) -> Long {
     }
 }
 
-/// What the command line asks for.
+/// Request of the command line.
 enum Wish {
     Serve(Box<Service>),
     List(Address, Option<ClientTls>),
@@ -174,7 +174,7 @@ struct Line {
     tls: TlsWords,
 }
 
-/// What is wanted of the kernel's NBD devices.
+/// Request for the kernel's NBD devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
     Connect,
@@ -196,7 +196,7 @@ impl Kernel {
     }
 }
 
-/// What is said of TLS, before the objects are known.
+/// Options of TLS, before the objects are known.
 #[derive(Default)]
 struct TlsWords {
     credentials: Option<String>,
@@ -258,7 +258,7 @@ impl Line {
             Name::Letter('f') => self.format = Some(value),
             Name::Long("image-opts") => self.image_options = true,
             Name::Letter('L') => self.lists = true,
-            Name::Letter('A') => service.tells_depth = true,
+            Name::Letter('A') => service.has_depth_context = true,
             Name::Letter('B') => service.bitmaps.push(value),
             Name::Long("tls-creds") => self.tls.credentials = Some(value),
             Name::Long("tls-hostname") => self.tls.hostname = Some(value),

@@ -1,4 +1,4 @@
-//! What a server gives up once its files are open and its socket listens: everything that answering
+//! Rights that a server gives up once its files are open and its socket listens: all that answering
 //! requests does not need. docs/security.md says what that leaves to an attacker.
 //!
 //! Landlock takes away the file system, TCP, and signals to others; a seccomp filter takes away all
@@ -45,7 +45,7 @@ impl Mode {
     }
 }
 
-/// What is in force.
+/// Restrictions in force.
 #[derive(Debug)]
 pub struct Report {
     landlock: Result<RulesetStatus, String>,
@@ -195,7 +195,7 @@ fn allowed() -> Result<Rules, seccompiler::Error> {
 /// `<linux/fs.h>`, `<linux/fiemap.h>`, `<asm-generic/ioctls.h>`.
 const IOCTLS: &[u64] = &[0xc020_660b, 0x1277, 0x8008_1272, 0x5421];
 
-/// What answering requests needs. Some have rules of their own in `allowed`.
+/// System calls that answering requests needs. Some have rules of their own in `allowed`.
 const ALLOWED: &[i64] = &[
     // Files that are open.
     libc::SYS_read,
@@ -284,8 +284,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getrandom,
 ];
 
-/// What nothing of ours, and no C library, calls here: other programs, other processes' memory, the
-/// kernel, another ring.
+/// System calls that nothing of ours, and no C library, makes here: other programs, other
+/// processes' memory, the kernel, another ring.
 const FATAL: &[i64] = &[
     libc::SYS_execve,
     libc::SYS_execveat,

@@ -212,11 +212,11 @@ impl Socket {
     }
 }
 
-/// What is where a socket is to be.
+/// State of the place where a socket is to be.
 enum Place {
     /// A socket that nobody listens on any more.
     Stale(Socket),
-    /// A socket that somebody listens on.
+    /// A socket that a server listens on.
     Answers,
     /// Nothing, or what must not be touched.
     Other,
@@ -230,7 +230,7 @@ impl Place {
         }
     }
 
-    /// What is there when it has been the same for a while. The system closes the sockets of a
+    /// Returns its state when it has been the same for a while. The system closes the sockets of a
     /// server that was killed a little later than it ends, if the server had a ring.
     fn once_settled(path: &Path) -> Place {
         let mut place = Place::of(path);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loser_is_told_that_a_server_answers() {
+    fn the_loser_learns_that_a_server_answers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let first = SocketName::bind(&path).unwrap();

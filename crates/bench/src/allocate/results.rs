@@ -1,4 +1,4 @@
-//! What was measured, as plain data: for JSON, for the table, for pages.
+//! Results, as plain data: for JSON, for the table, for pages.
 
 use cowslip_testbed::Spread;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use super::method::Method;
 /// The state of a file system before a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Somebody else's, whatever is in it.
+    /// A place of another user, whatever is in it.
     AsItIs,
     /// Just made.
     Fresh,
@@ -56,9 +56,9 @@ pub struct Measured {
     pub cpu_seconds: f64,
     /// Page faults during the run, if the system reports them.
     pub faults: Option<u64>,
-    /// What was called.
+    /// System calls that were made.
     pub calls: SystemCalls,
-    /// Mapping records afterwards, if the file system tells them.
+    /// Mapping records afterwards, if the file system lists them.
     pub extents: Option<u64>,
     /// The fewest that there could be.
     pub perfect: u64,

@@ -27,7 +27,7 @@ const RUN_DEPTH: usize = 4;
 enum Contents {
     /// The golden image's.
     Golden,
-    /// What the client wrote over it.
+    /// Data that the client wrote over it.
     Written,
 }
 

@@ -34,7 +34,7 @@ impl Subclusters {
 pub enum Checked {
     /// Nothing was found.
     Clean,
-    /// What was found.
+    /// Findings.
     Bad(String),
     /// There is no such checker here.
     NotInstalled,
@@ -63,7 +63,7 @@ pub struct Row {
     pub cpu_seconds: f64,
     /// Bytes that reached the files, from open to close.
     pub file_bytes: Option<u64>,
-    /// What the overlay takes.
+    /// Space of the overlay.
     pub host: HostUsage,
     /// Our check.
     pub own_check: Checked,

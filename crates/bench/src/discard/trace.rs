@@ -1,4 +1,4 @@
-//! What the table of discards asks: a synthetic trace, and one that a file system left.
+//! Requests of the table of discards: a synthetic trace, and one that a file system left.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ const WRITTEN: u64 = 30;
 const BLOCK_BYTES: u64 = 4 << 10;
 const CHURN: &str = include_str!("churn.trace");
 
-/// What is done to a range.
+/// Operation on a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Write,

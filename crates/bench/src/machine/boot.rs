@@ -84,10 +84,10 @@ impl Guest {
     /// CPU time of QEMU so far.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system does not say.
     pub fn cpu_seconds(&self) -> Result<f64, CommandError> {
         let cost = cost_of(self.qemu.id());
-        let cost = cost.map_err(|e| self.failure(&format!("tells nothing about itself: {e}")))?;
+        let cost = cost.map_err(|e| self.failure(&format!("says nothing about itself: {e}")))?;
         Ok(cost.cpu_seconds)
     }
 
@@ -112,7 +112,7 @@ impl Guest {
         Err(self.failure("does not turn off"))
     }
 
-    /// What comes before the guest is ready for the next order.
+    /// Returns the output up to the guest's readiness for the next order.
     fn output(&mut self, limit: Duration) -> Result<String, CommandError> {
         let start = Instant::now();
         let mut output = String::new();

@@ -20,7 +20,7 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
 /// The verb.
 pub const VERB: &str = "guest-init";
-/// What the guest says when it is ready for an order, before the exit code of the last one.
+/// Line of the guest when it is ready for an order, before the exit code of the last one.
 pub const READY: &str = "cowslip guest: ready ";
 /// The guest's disk.
 pub const DISK: &str = "/dev/vda";

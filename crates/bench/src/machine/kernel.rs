@@ -11,7 +11,7 @@ use cowslip_console::error::{CommandError, failed};
 
 /// Where distributions put kernels.
 const BOOT: &str = "/boot";
-/// What a virtio disk on PCI needs. What is not there is built in.
+/// Modules for a virtio disk on PCI. Those that are not there are built in.
 const MODULES: [&str; 6] = [
     "drivers/virtio/virtio_ring",
     "drivers/virtio/virtio",
@@ -33,7 +33,7 @@ const SECTOR_BYTES: usize = 0x200;
 pub struct Kernel {
     /// Its file.
     pub file: PathBuf,
-    /// As `uname -r` tells it.
+    /// As `uname -r` prints it.
     pub release: String,
 }
 
@@ -101,7 +101,7 @@ fn newest_cloud_kernel(directory: &Path) -> Option<PathBuf> {
     newest.map(|entry| entry.path())
 }
 
-/// The first word of the version that a kernel's file tells.
+/// The first word of the version in a kernel's file.
 fn release(kernel: &[u8]) -> Option<String> {
     let (at, magic) = MAGIC;
     if kernel.get(at..)?.get(..magic.len())? != magic {

@@ -55,7 +55,7 @@ impl PageFile {
     /// # Errors
     /// The same.
     pub fn write_at_last(&self, page: &Page) -> io::Result<()> {
-        // Somebody may be writing the other just now.
+        // Another process may be writing the other just now.
         self.replace(&page.html(), &self.temporary().with_extension("last"))
     }
 

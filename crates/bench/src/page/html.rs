@@ -14,8 +14,8 @@ use super::{
 const STYLE: &str = include_str!("page.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// What stands for a character in a page: what a terminal or a browser would obey, controls and
-/// marks that turn the direction of writing, becomes visible.
+/// Returns a visible substitute for a character that a terminal or a browser would obey: controls,
+/// and marks that turn the direction of writing.
 fn visible(character: char) -> char {
     match character {
         '\n' | '\t' => character,

@@ -1,4 +1,4 @@
-//! Colours that the colour-blind tell apart, on light and on dark ground.
+//! Colours that the colour-blind can distinguish, on light and on dark ground.
 //!
 //! Whose a bar is shows in its hue (blue ours, orange a peer's, grey a yardstick, green another's
 //! figures), which of theirs in its lightness: both survive every kind of colour blindness, and
@@ -16,7 +16,7 @@ pub enum Kind {
     Ours,
     /// Another program's, measured here.
     Peer,
-    /// What the file system can do: raw files.
+    /// The limit set by the file system: raw files.
     Yardstick,
     /// Published by others, about another machine.
     Source,
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_style_sheet_tells_colours_apart() {
+    fn the_style_sheet_distinguishes_colours() {
         let mut light: Vec<u32> = inks().map(|ink| ink.light).collect();
         let count = light.len();
         light.sort_unstable();

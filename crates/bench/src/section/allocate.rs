@@ -29,8 +29,8 @@ pub fn section(document: Document<'_>) -> Section {
     })
 }
 
-/// What it found, in lines of plain text: on each file system the method whose space is durable
-/// first, and the last.
+/// Returns the results in lines of plain text: on each file system the method whose space is
+/// durable first, and the last.
 pub fn summary(document: Document<'_>) -> String {
     let mut out = String::new();
     let states = distinct(document.rows().map(|row| Row(row.0).text("state")));

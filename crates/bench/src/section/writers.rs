@@ -11,11 +11,11 @@ use crate::page::{
 };
 use crate::section::section_of_rows;
 
-/// What is not a word of a row's pattern in its name: the help that it had.
+/// Words of a row's name that are no part of its pattern: the help that it had.
 const HELPS: [&str; 7] = [
     "none", "hint=1M", "fixed=1M", "fixed=1G", "seed", "dynamic", "grow",
 ];
-/// What was compared with it in the text.
+/// The help that is compared with it in the text.
 const OURS: &str = "dynamic";
 
 const TITLE: &str = "Files that grow side by side (writers)";
@@ -35,8 +35,8 @@ pub fn section(document: Document<'_>) -> Section {
     section
 }
 
-/// What it found, in lines of plain text: how far from perfect files are, without help and with
-/// steps ahead.
+/// Returns the results in lines of plain text: how far from perfect files are, without help and
+/// with steps ahead.
 pub fn summary(document: Document<'_>) -> String {
     let mut out = String::new();
     for filesystem in document.filesystems() {
@@ -65,7 +65,7 @@ impl<'a> Row<'a> {
         self.0[name].as_str().unwrap_or_default()
     }
 
-    /// What was done about the layout.
+    /// Returns the help with the layout.
     fn help(self) -> &'a str {
         let mut words = self.text("cell").split(' ');
         let is_help = |word: &&str| HELPS.contains(word);

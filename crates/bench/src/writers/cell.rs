@@ -1,4 +1,4 @@
-//! What is measured: patterns of writing, and what is done about the files' layout.
+//! Cells of the table: patterns of writing, and helps for the files' layout.
 
 use std::ops::RangeInclusive;
 
@@ -9,7 +9,7 @@ use cowslip_console::size;
 pub const WRITE_BYTES: u64 = 64 << 10;
 /// A piece of a torrent.
 pub const TORRENT_BYTES: u64 = 256 << 10;
-/// What 2 x 16 files of NFS clients got each in the mail that asked first, in bytes a second.
+/// Pace of each of 2 x 16 files of NFS clients in the mail that asked first, in bytes a second.
 const NFS_PACE: u64 = 3 << 20;
 /// Ratio of a file system's size to the size of the written data: the data is to fit into one of
 /// the four allocation groups of XFS, with room for images and preallocated space.
@@ -17,7 +17,7 @@ const FILESYSTEM_TIMES: u64 = 6;
 /// XFS refuses to be below 300 MiB, and its groups are to be larger than what is written in all
 /// rows.
 const FILESYSTEM_BYTES_MIN: u64 = 1 << 30;
-/// What writers of a cell may write together.
+/// Limits of the size that writers of a cell write together.
 pub const BYTES_OF_A_CELL: RangeInclusive<u64> = 64 << 20..=1 << 42;
 
 /// The steps that were proposed in that mail: doubling to 4 MiB, then half of the file up to 8 GiB.
@@ -62,7 +62,7 @@ impl Pattern {
     }
 }
 
-/// What is written to.
+/// Target of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Raw files, with O_DIRECT.
@@ -86,7 +86,7 @@ impl Target {
     }
 }
 
-/// What is done about the layout.
+/// Help for the layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Help {
     /// Nothing: the file system's own ways. For images, the policy `sparse`.
@@ -128,7 +128,7 @@ pub struct Cell {
     pub target: Target,
     /// By how many at a time.
     pub writers: usize,
-    /// What is done about it.
+    /// Help for the layout.
     pub help: Help,
     /// Bytes a second of each writer.
     pub pace: Option<u64>,

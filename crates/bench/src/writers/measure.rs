@@ -71,7 +71,7 @@ pub struct Bench<'a> {
     pub directory: &'a Path,
     /// This program.
     pub cowslip: &'a Path,
-    /// What all writers of a cell write.
+    /// Bytes that all writers of a cell write together.
     pub bytes: u64,
 }
 

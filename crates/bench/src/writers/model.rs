@@ -30,12 +30,13 @@ const RUNS: &str = include_str!("model/runs.json");
 const SKETCH_FROM: f64 = 0.25;
 /// Of fewer rows no half can be held against the other.
 const ROWS_MIN: usize = 8;
-/// What is written of a file under a rule without large steps; the rest goes on in the same way.
+/// Bytes that are simulated of a file under a rule without large steps; the rest goes on in the
+/// same way.
 const SAMPLE_BYTES: u64 = 256 << 20;
 const XFS_EXTENT_BYTES: u64 = ((1 << 21) - 1) * 4096;
 const EXT4_EXTENT_BYTES: u64 = 128 << 20;
 
-/// What of a report of real runs is needed.
+/// Fields that are needed of a report of real runs.
 #[derive(Deserialize)]
 struct Runs {
     conditions: RunConditions,
@@ -498,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn space_ahead_has_the_effect_that_the_source_tells_of() {
+    fn space_ahead_has_the_effect_that_the_source_describes() {
         let constants = Constants {
             writes_in_a_row: 1.5,
             writeback_bytes: 16 << 20,

@@ -17,7 +17,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use super::cell::{Cell, Help, WRITE_BYTES};
 use super::stream::free_bytes;
 
-/// What each writer would write.
+/// Size that each writer would write.
 pub const FILE_BYTES: u64 = 64 << 30;
 /// The file systems; ext4 below has files of up to 16 TiB.
 pub const FILESYSTEM_BYTES: u64 = 15 << 40;

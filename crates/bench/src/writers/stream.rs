@@ -23,7 +23,7 @@ use super::cell::{Cell, Help, Pattern, TORRENT_BYTES, Target, WRITE_BYTES};
 const FULL_TRIES: u32 = 200;
 const FULL_WAIT: Duration = Duration::from_millis(5);
 
-/// What all writers of a run share.
+/// State that all writers of a run share.
 #[derive(Debug, Default)]
 pub struct Shared {
     /// Bytes ahead of all ends.
@@ -37,7 +37,7 @@ pub struct Shared {
 
 /// A run's writers.
 pub struct Writers<'a> {
-    /// What they do.
+    /// Pattern.
     pub cell: &'a Cell,
     /// Where.
     pub directory: &'a Path,

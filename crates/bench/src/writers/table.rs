@@ -1,4 +1,4 @@
-//! What came out: rows of figures over the runs of a cell, as a table and for programs.
+//! Results: rows of figures over the runs of a cell, as a table and for programs.
 
 use cowslip_testbed::Spread;
 use serde::Serialize;

@@ -352,7 +352,7 @@ impl AlignedFile {
             // decrypted of them is encrypted again as it was.
             Numbering::Place(base) => offset.wrapping_sub(base),
             Numbering::Guest => {
-                let ahead = self.ahead.expect("whoever uses the file says for what");
+                let ahead = self.ahead.expect("the user of the file sets it");
                 offset.wrapping_add(ahead)
             }
         };

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_is_told_in_qemus_words_and_names_the_holders() {
+    fn a_conflict_is_reported_in_qemus_words_and_names_the_holders() {
         let mut conflict = Conflict {
             file: "a.qcow2".to_string(),
             context: String::new(),

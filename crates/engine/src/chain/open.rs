@@ -201,7 +201,7 @@ async fn open_layer(
     };
     files.claim_image(file.block_file(), (format, is_top, options.writable))?;
     if options.format.is_none() && formats.probe(&file).await? != format {
-        let text = format!("'{}' was made anew while it was being opened", file.name());
+        let text = format!("'{}' was replaced while it was being opened", file.name());
         return Err(Error::Invalid(text));
     }
     let is_qcow2 = format == Format::Qcow2;

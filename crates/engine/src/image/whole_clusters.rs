@@ -115,7 +115,7 @@ impl Image {
         {
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
-                feature: "zeroing parts of compressed clusters without storing them anew".into(),
+                feature: "zeroing parts of compressed clusters without storing them again".into(),
             });
         }
         let _alone = clusters.alone(self.clusters_of(image, &range)).await;

@@ -150,8 +150,8 @@ fn snapshots_become_version_2_whenever_it_is_cut_short() {
     }
 }
 
-/// What a table's zero clusters lose is what refers to them, not what a crash has left counted: a
-/// count that went down by the table's leaked count freed clusters that other tables use.
+/// Zero clusters of a table take the counts of its references with them, not those that a crash has
+/// left: a count that went down by the table's leaked count freed clusters that other tables use.
 #[test]
 fn leaked_counts_of_tables_free_nothing_that_is_in_use() {
     if !peers_are_installed() {

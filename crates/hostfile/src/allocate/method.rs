@@ -41,7 +41,7 @@ impl Method {
     }
 }
 
-/// What libc's `posix_fallocate` comes to on a file system.
+/// Behaviour of libc's `posix_fallocate` on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LibraryMakes {
     /// The kernel's call.
@@ -63,18 +63,18 @@ pub enum ZeroesTake {
     Less,
 }
 
-/// What a file system does with each call, as a trial on a scratch file has shown.
+/// Behaviour of a file system at each call, as a trial on a scratch file has shown it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// `fallocate` succeeds.
     pub fallocate: bool,
-    /// What `fallocate` allocates is counted as the file's afterwards.
+    /// Space that `fallocate` allocates is counted as the file's afterwards.
     pub fallocate_takes_space: bool,
     /// `fallocate` works beyond an end of file that stays.
     pub keeps_end: bool,
-    /// What `posix_fallocate` comes to.
+    /// Behaviour of `posix_fallocate`.
     pub library: LibraryMakes,
-    /// What written zeroes take.
+    /// Space that written zeroes take.
     pub zeroes: ZeroesTake,
 }
 
@@ -105,7 +105,7 @@ pub fn choose(abilities: &Abilities, plan: &Plan) -> Result<Chosen> {
     Ok(match plan.hides_holes() && writes {
         true => Chosen {
             method: Method::PosixFallocate(abilities.library),
-            because: "the file system does not tell the file's holes, and libc's call looks for itself",
+            because: "the file system does not list the file's holes, and libc's call looks for itself",
         },
         false => chosen,
     })

@@ -1,9 +1,9 @@
-//! What an allocation that has not come about leaves: the length and the holes that the file had.
+//! Undoing of an allocation that has failed: the file gets back its length and its holes.
 //!
-//! What lies beyond the old end is cut off first, and only under a lease (`cowslip_queue::cut`): a
-//! length that was read is old the moment somebody appends. Where the kernel grants none, or the
-//! length is not what the allocation has made it, the space stays, and the error says so. Then all
-//! holes are punched again, whichever of them fails.
+//! Bytes beyond the old end are cut off first, and only under a lease (`cowslip_queue::cut`): a
+//! length that was read is stale as soon as another process appends. Where the kernel grants none,
+//! or the length is not the one that the allocation has set, the space stays, and the error says
+//! so. Then all holes are punched again, whichever of them fails.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,8 +15,8 @@ use crate::file::HolesBy;
 use crate::units::{round_down, round_up};
 use crate::{Error, Result, space};
 
-/// What a hole next to one that was filled may have got with it, since mappings are filled by
-/// pages.
+/// Reach of a fill beyond its hole: a neighbouring hole may have been filled with it, since
+/// mappings are filled by pages.
 const NEIGHBOURHOOD_BYTES: u64 = 1 << 20;
 
 /// On a full disk a hole may need room for its own record, which others give back: so often all are
@@ -94,7 +94,9 @@ impl Plan {
         cut.and(punched)?;
         match reach.reached() == 0 || knows_holes || !has_filled_within {
             true => Ok(()),
-            false => Err(self.unsupported("telling holes from space that was never written")),
+            false => {
+                Err(self.unsupported("distinguishing holes from space that was never written"))
+            }
         }
     }
 
@@ -118,7 +120,7 @@ impl Plan {
         }
         let mut lengths = self.len..=self.len;
         if now != self.len {
-            // An end that stays was moved by somebody else.
+            // An end that stays was moved by another process.
             lengths = reach.lengths();
             if self.end == super::End::Stays || reach.has_changed.load(Ordering::Acquire) {
                 return Err(self.left_as_changed());
@@ -138,10 +140,8 @@ impl Plan {
         match self.file.cut_alone(cut).await {
             Ok(Outcome::Cut) => self.allocate_beyond_again().await,
             Ok(Outcome::Changed) => Err(self.left_as_changed()),
-            Ok(Outcome::Unknown) => {
-                Err(self
-                    .left("its file system does not tell what was written there from what was not"))
-            }
+            Ok(Outcome::Unknown) => Err(self
+                .left("its file system does not distinguish written from unwritten space there")),
             Ok(Outcome::InUse) => Err(self.left("another program has the file open")),
             Ok(Outcome::Late) => Err(Error::Invalid(format!(
                 "'{}' was cut to its {} bytes, but that took so long that another program could open \
@@ -160,7 +160,7 @@ impl Plan {
     }
 
     fn left_as_changed(&self) -> Error {
-        self.left("somebody else has written to its end meanwhile")
+        self.left("another process has written to its end meanwhile")
     }
 
     fn left(&self, why: &str) -> Error {
@@ -171,7 +171,7 @@ impl Plan {
         ))
     }
 
-    /// What had waited beyond the end before.
+    /// Allocates again the space beyond the end that was there before.
     async fn allocate_beyond_again(&self) -> Result<()> {
         for space in self.beyond.iter() {
             let len = space.end - space.start;
@@ -184,8 +184,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Makes holes of what was filled, up to the last whole block of the old length: what is behind
-    /// may be somebody else's by now.
+    /// Makes holes of the filled ranges, up to the last whole block of the old length: bytes beyond
+    /// it may belong to another writer by now.
     async fn punch(&self, reached: u64) -> Result<()> {
         let end = match self.reached_within(reached) {
             until if until == self.len => round_down(self.len, BLOCK_BYTES),

@@ -109,7 +109,7 @@ fn files_elsewhere_are_not() {
 }
 
 #[test]
-fn what_is_missing_or_has_a_protocol_is_told_as_ever() {
+fn missing_files_and_protocols_are_refused_as_before() {
     let dir = scratch();
     let image = dir.path().join("images/a.qcow2");
     for policy in [BackingPolicy::Any, BackingPolicy::SameDirectory] {

@@ -77,7 +77,7 @@ fn headers_are_written_and_read_again() {
     }
 }
 
-/// What is put where, and what is said of it.
+/// Offset, bytes that are put there, and the message.
 type Case = (usize, Vec<u8>, &'static str);
 
 fn text(text: &[u8]) -> Vec<u8> {

@@ -30,7 +30,7 @@ const REPLY_BYTES_MAX: u32 = 16 << 10;
 /// Replies to one option; a list of exports is the longest.
 const REPLIES_MAX: usize = 10_000;
 
-/// What the handshake has agreed on.
+/// Result of the handshake.
 pub(super) struct Agreed {
     pub(super) export: ExportDescription,
     pub(super) status_context: Option<u32>,
@@ -166,7 +166,7 @@ fn accepted(answer: Answer) -> Result<Replies, ClientError> {
     }
 }
 
-/// What a server has greeted with.
+/// Greeting of a server.
 enum Greeted {
     /// It can be asked.
     New(Haggling),
@@ -191,7 +191,7 @@ async fn greet(stream: Stream, tls: Option<&ClientTls>) -> Result<Greeted, Clien
     }
 }
 
-/// What there is for TLS in servers before its option.
+/// The error for servers older than the option for TLS.
 fn no_tls() -> ClientError {
     ClientError::Tls("Server does not support STARTTLS".into())
 }

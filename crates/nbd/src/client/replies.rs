@@ -20,7 +20,7 @@ use crate::protocol::{ChunkCode, ChunkFlags, Command, ErrorCode, Malformed};
 
 type To<T> = Completer<Result<T, ClientError>>;
 
-/// What waits for a reply, and what of it has come so far.
+/// The waiter of a reply, and the parts of it that have come so far.
 pub(super) enum Wanted {
     Read {
         /// Absent while a part of it is received.

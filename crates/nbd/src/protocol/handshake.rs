@@ -10,7 +10,7 @@ use super::{
 
 /// Bytes of the server's greeting.
 pub const GREETING_BYTES: usize = MAGICS_BYTES + OFFER_BYTES;
-/// Bytes of it that tell the style.
+/// Bytes of it that identify the style.
 pub const MAGICS_BYTES: usize = 16;
 /// Bytes of the rest, of a newstyle server.
 pub const OFFER_BYTES: usize = 2;
@@ -64,7 +64,7 @@ pub fn decode_magics(message: &[u8]) -> Result<Style, Malformed> {
     Ok(style)
 }
 
-/// What a newstyle server offers, which follows the magic numbers.
+/// Decodes the offers of a newstyle server, which follow the magic numbers.
 ///
 /// # Errors
 /// If it has not two bytes.
@@ -104,7 +104,7 @@ pub fn decode_client_flags(message: &[u8]) -> Result<ClientFlags, Malformed> {
     Ok(flags)
 }
 
-/// What stands before the data of an option.
+/// Header of an option, before its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
     /// The option.
@@ -140,7 +140,7 @@ pub fn encode_option(message: &mut Vec<u8>, option: OptionCode, data: &[u8]) {
     message.extend_from_slice(data);
 }
 
-/// What stands before the data of a reply to an option.
+/// Header of a reply to an option, before its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionReplyHeader {
     /// The option that is answered.
@@ -197,7 +197,7 @@ fn encode_counted_string(data: &mut Vec<u8>, string: &str) {
 pub struct InfoRequest {
     /// The export.
     pub name: String,
-    /// What the client wants to know beyond size and flags.
+    /// Informations that the client asks for beyond size and flags.
     pub infos: Vec<InfoCode>,
 }
 
@@ -304,7 +304,7 @@ impl ServerEntry {
 /// The data of a `MetaContext` reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaContextEntry {
-    /// What identifies the context in replies to `BLOCK_STATUS`.
+    /// Identifier of the context in replies to `BLOCK_STATUS`.
     pub id: u32,
     /// Its name.
     pub name: String,
@@ -377,7 +377,7 @@ pub enum Info {
     Export {
         /// Its size in bytes.
         size: u64,
-        /// What it can do.
+        /// Abilities of the export.
         flags: TransmissionFlags,
     },
     /// Its canonical name.
@@ -386,7 +386,7 @@ pub enum Info {
     Description(String),
     /// The sizes of requests that it takes.
     BlockSize(BlockSizes),
-    /// What this implementation does not know, to be ignored.
+    /// An information that is unknown here, to be ignored.
     Unknown(u16),
 }
 

@@ -48,7 +48,7 @@ fn join<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
 pub struct Request {
     /// Modifiers.
     pub flags: CommandFlags,
-    /// What is asked for.
+    /// Operation.
     pub command: Command,
     /// The client's name for the request, which comes back in the reply.
     pub cookie: u64,
@@ -169,12 +169,12 @@ pub fn encode_simple_reply(cookie: u64, error: Option<ErrorCode>) -> [u8; SIMPLE
     ])
 }
 
-/// What stands before the payload of a chunk.
+/// Header of a chunk, before its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
     /// Whether it is the last of its reply.
     pub flags: ChunkFlags,
-    /// What the payload is.
+    /// Type of the payload.
     pub code: ChunkCode,
     /// Which request it belongs to.
     pub cookie: u64,
@@ -195,10 +195,10 @@ impl ChunkHeader {
     }
 }
 
-/// What stands before the payload of a chunk with extended headers.
+/// Extended header of a chunk, before its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtendedChunkHeader {
-    /// What any chunk has. Its length is one of payload, which never needs 64 bits.
+    /// Header common to all chunks. Its length is one of payload, which never needs 64 bits.
     pub chunk: ChunkHeader,
     /// The offset of the request.
     pub offset: u64,

@@ -108,7 +108,7 @@ impl Link {
         self: &Rc<Link>,
         request: impl FnMut(&Client) -> Pending<Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
-        let (answer, _) = self.ask_and_tell_who(request).await?;
+        let (answer, _) = self.ask_with_client(request).await?;
         Ok(answer)
     }
 
@@ -118,7 +118,7 @@ impl Link {
         self: &Rc<Link>,
         request: impl FnMut(&Client) -> Pending<Result<(), ClientError>>,
     ) -> Result<(), ClientError> {
-        let ((), client) = self.ask_and_tell_who(request).await?;
+        let ((), client) = self.ask_with_client(request).await?;
         let mut unflushed = self.unflushed();
         unflushed.acknowledge();
         if !self.is_current(&client) {
@@ -140,7 +140,7 @@ impl Link {
         Ok(self.unflushed().end_flush(begun))
     }
 
-    async fn ask_and_tell_who<T>(
+    async fn ask_with_client<T>(
         self: &Rc<Link>,
         mut request: impl FnMut(&Client) -> Pending<Result<T, ClientError>>,
     ) -> Result<(T, Rc<Client>), ClientError> {
@@ -185,7 +185,7 @@ impl Link {
         }
     }
 
-    /// Has a new connection made in the place of this one, unless somebody has before.
+    /// Starts a new connection in the place of this one, unless one was started before.
     fn lost(self: &Rc<Link>, client: &Rc<Client>, why: ClientError) {
         if self.is_current(client) {
             let until = Instant::now() + self.way.export.waits.reconnect;

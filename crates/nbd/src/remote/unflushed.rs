@@ -3,9 +3,9 @@
 //!
 //! A server that ends loses the data it held in memory, and a flush that its successor completes
 //! does not cover that data. The same applies if the server has survived: a flush covers other
-//! connections only if the server says so, and the client cannot tell which server it has reached.
-//! So the next flush after such a loss fails, once, whatever the server replies. The decision needs
-//! only counts; nothing here does I/O.
+//! connections only if the server says so, and the client does not know which server it has
+//! reached. So the next flush after such a loss fails, once, whatever the server replies. The
+//! decision needs only counts; nothing here does I/O.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -66,20 +66,20 @@ pub(super) enum ReplyStyle {
     Extended,
 }
 
-/// What the handshake has agreed on.
+/// Result of the handshake.
 pub(super) struct Chosen {
     pub(super) name: String,
     pub(super) export: Arc<Export>,
     pub(super) info: ExportInfo,
     pub(super) replies: ReplyStyle,
-    /// What `BLOCK_STATUS` tells; if nothing, it may not be asked for.
+    /// Contexts for `BLOCK_STATUS`; if there are none, it may not be asked for.
     pub(super) contexts: Vec<Context>,
 }
 
 /// Why there was no choice: a reason for the log, or none if the client took its leave.
 type NoChoice = Option<String>;
 
-/// What an option leads to.
+/// Consequence of an option.
 enum Step {
     Next,
     Leave,
@@ -124,7 +124,7 @@ pub(super) async fn negotiate(
     for _ in 0..OPTIONS_MAX {
         let message = inbox.take(OPTION_HEADER_BYTES).await.map_err(gone)?;
         let header = OptionHeader::decode(&message).map_err(broken)?;
-        shared.tell(|| ServerEvent::Option {
+        shared.notify(|| ServerEvent::Option {
             connection,
             option: header.option,
         });
@@ -169,7 +169,7 @@ async fn secure(
     let shaken = session.handshake().await;
     shaken.map_err(|error| Some(describe(&error)))?;
     tls.authorize(&session.peer()).map_err(Some)?;
-    shared.tell(|| ServerEvent::Secured { connection });
+    shared.notify(|| ServerEvent::Secured { connection });
     Ok(())
 }
 
@@ -227,7 +227,7 @@ struct Haggling<'a> {
     replies: ReplyStyle,
     /// The contexts that were selected, and for which export.
     selected: Option<(String, Vec<Context>)>,
-    /// What is sent once the option is dealt with.
+    /// Bytes to send once the option is dealt with.
     out: Vec<u8>,
 }
 
@@ -497,7 +497,7 @@ fn no_data(data: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// What the client may do with the export, in answer to an option.
+/// Returns the client's abilities on the export, in answer to an option.
 fn transmission_flags(chosen: &Chosen, option: OptionCode) -> TransmissionFlags {
     let (info, replies) = (&chosen.info, chosen.replies);
     let writable = info.access == Access::ReadWrite;

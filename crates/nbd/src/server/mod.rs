@@ -73,7 +73,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// What happens in a server, for logs. Connections are numbered from 1.
+/// Events of a server, for logs. Connections are numbered from 1.
 #[derive(Clone, Debug)]
 pub enum ServerEvent {
     /// A client has connected.
@@ -148,7 +148,7 @@ struct Shared {
     control: Arc<Control>,
 }
 
-/// What is shared with handles on other threads.
+/// State shared with handles on other threads.
 struct Control {
     phase: AtomicU8,
     connections: AtomicUsize,
@@ -189,7 +189,7 @@ impl Control {
 }
 
 impl Shared {
-    fn tell(&self, event: impl FnOnce() -> ServerEvent) {
+    fn notify(&self, event: impl FnOnce() -> ServerEvent) {
         if let Some(observer) = &self.observer {
             observer(&event());
         }
@@ -273,7 +273,7 @@ impl Server {
         self.shared.observer = Some(Box::new(observer));
     }
 
-    /// What stops and watches this server.
+    /// Returns a handle that stops and watches this server.
     pub fn handle(&self) -> ServerHandle {
         ServerHandle {
             control: Arc::clone(&self.shared.control),
@@ -301,7 +301,7 @@ impl Server {
         first(drained, timeout).await;
     }
 
-    /// Serves a single connection that somebody else has accepted, until it ends.
+    /// Serves a single connection that the caller has accepted, until it ends.
     pub async fn serve_connection(self, stream: Stream) {
         let shared = Arc::new(self.shared);
         connection(Arc::clone(&shared), stream, open_connection(&shared)).await;
@@ -327,7 +327,7 @@ async fn accept(shared: Arc<Shared>, listener: Listener) {
                 spawn(connection(Arc::clone(&shared), stream, number));
             }
             First::Right(Err(error)) => {
-                shared.tell(|| ServerEvent::AcceptFailed {
+                shared.notify(|| ServerEvent::AcceptFailed {
                     reason: error.to_string(),
                 });
                 sleep(RETRY).await;
@@ -344,7 +344,7 @@ fn open_connection(shared: &Shared) -> u64 {
     control.connections.fetch_add(1, Ordering::AcqRel);
     let connection = control.connections_ever.fetch_add(1, Ordering::AcqRel) + 1;
     control.changed.notify();
-    shared.tell(|| ServerEvent::Connected { connection });
+    shared.notify(|| ServerEvent::Connected { connection });
     connection
 }
 
@@ -359,7 +359,7 @@ async fn connection(shared: Arc<Shared>, stream: Stream, number: u64) {
     let wire = inbox.wire().clone();
     let (chosen, reason) = match negotiated {
         Ok(chosen) => {
-            shared.tell(|| ServerEvent::Chosen {
+            shared.notify(|| ServerEvent::Chosen {
                 connection: number,
                 export: chosen.name.clone(),
             });
@@ -371,7 +371,7 @@ async fn connection(shared: Arc<Shared>, stream: Stream, number: u64) {
     };
     first(shared.control.until(Phase::Aborting), wire.farewell()).await;
     stream.shutdown();
-    shared.tell(|| ServerEvent::Disconnected {
+    shared.notify(|| ServerEvent::Disconnected {
         connection: number,
         reason,
     });

@@ -40,7 +40,7 @@ const REPLIES_SENT_AT_ONCE: usize = 256;
 /// Reads from this length on are looked through for being all zeroes, which are sent as a hole.
 const HOLE_BYTES_MIN: usize = 4096;
 
-/// What a request has come to.
+/// Result of a request.
 enum Outcome {
     Done,
     Data(Buf),
@@ -48,7 +48,7 @@ enum Outcome {
     Failed(ExportError),
 }
 
-/// What came behind the header of a valid request.
+/// Payload behind the header of a valid request.
 enum Payload {
     Nothing,
     Data(Buf),
@@ -150,7 +150,7 @@ impl Connection {
 
     fn reply(&self, request: Request, outcome: Outcome) {
         if let Outcome::Failed(error) = &outcome {
-            self.shared.tell(|| ServerEvent::RequestFailed {
+            self.shared.notify(|| ServerEvent::RequestFailed {
                 connection: self.number,
                 request,
                 error: error.clone(),
@@ -430,7 +430,8 @@ fn is_zero(data: &[u8]) -> bool {
         .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// What a context tells: extents cut to the range of `len` bytes, equal neighbours joined.
+/// Returns the status in a context: extents cut to the range of `len` bytes, equal neighbours
+/// joined.
 fn status(
     context: Context,
     extents: &[StatusExtent],

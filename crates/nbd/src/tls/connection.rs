@@ -1,11 +1,11 @@
-//! What a session does between two waits, whichever library does it: takes in records, gives out
-//! records, and never waits.
+//! A session between two waits, with either library: takes in records, gives out records, and never
+//! waits.
 
 use std::io::{self, IoSlice, Read, Write};
 
 use super::{Peer, TlsError, psk};
 
-/// What is encrypted before it is sent.
+/// Bytes that are encrypted before they are sent.
 pub(super) const SEALED_BYTES: usize = 256 << 10;
 
 /// The state of a session, without its socket.
@@ -84,7 +84,7 @@ impl Connection {
         }
     }
 
-    /// Who the other side has proven to be. Counts after the handshake.
+    /// Returns the identity that the other side has proven. Counts after the handshake.
     pub(super) fn peer(&self) -> Peer {
         match self {
             Connection::Certificates(connection) => {
@@ -98,7 +98,7 @@ impl Connection {
     }
 }
 
-/// What ends a session.
+/// Returns the error that ends a session.
 pub(super) fn invalid(error: TlsError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }

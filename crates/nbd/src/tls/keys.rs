@@ -34,7 +34,7 @@ impl fmt::Debug for SharedKeys {
     }
 }
 
-/// What is wrong with the text of a file of keys.
+/// Error in the text of a file of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeysError {
     /// The line that is wrong, counted from 1.

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_is_told_in_its_order_and_escaped() {
+    fn a_subject_is_printed_in_its_order_and_escaped() {
         let country = attribute(&[0x55, 4, 6], PRINTABLE_STRING, b"DE");
         let unit = attribute(&[0x55, 4, 11], UTF8_STRING, b"A+B");
         let both = certificate(&[vec![country, unit], vec![common_name("x, y")]]);
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn damaged_certificates_have_no_subject_or_another() {
-        let whole = certificate(&[vec![common_name("somebody")]]);
+        let whole = certificate(&[vec![common_name("a client")]]);
         for len in 0..whole.len() {
             assert_eq!(subject(&whole[..len]), None, "{len} bytes of it");
         }

@@ -2,8 +2,8 @@
 //! whose sessions read from and write to memory here. `psk_missing.rs` stands in its place where
 //! the feature `psk` is off.
 //!
-//! What is spoken, and nothing else; each brings forward secrecy, so that a key that is lost later
-//! opens nothing that was said:
+//! Versions and ciphers, and no others; each brings forward secrecy, so that a key that is lost
+//! later opens no recorded session:
 //!
 //! | version | key exchange | ciphers |
 //! | --- | --- | --- |
@@ -13,7 +13,7 @@
 //!
 //! A side that has no key proves nothing: certificates are neither shown nor believed here. A user
 //! that is not known gets a key made of dice, so that the handshake fails as it does for a wrong
-//! key, and does not tell who is known.
+//! key, and does not reveal known names.
 //!
 //! Left out: resuming sessions, early data, renegotiation, compression.
 
@@ -46,7 +46,7 @@ const SECURITY_LEVEL: u32 = 2;
 const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 /// Data of a record, at most.
 const RECORD_BYTES: usize = 16 << 10;
-/// What is given to the library at once: a record with its header and what encryption adds.
+/// Bytes for the library at once: a record with its header and the overhead of encryption.
 const PIECE_BYTES: usize = RECORD_BYTES + 512;
 /// Limit of the library's own output (key updates, alerts) that waits for the writing side. A peer
 /// that causes more of it without a byte of data in between is hostile.
@@ -54,7 +54,7 @@ const UNASKED_BYTES_MAX: usize = 64 << 10;
 /// The length of the key of nobody: what `psktool` makes.
 const NOBODYS_KEY_BYTES: usize = 32;
 
-/// What one side has: keys, and how they may be used.
+/// Keys of one side, and how they may be used.
 #[derive(Clone)]
 pub(super) struct Context {
     context: SslContext,
@@ -66,9 +66,9 @@ pub(super) struct Context {
 enum Named {
     /// Nobody yet.
     Nobody,
-    /// Somebody with a key.
+    /// A client with a key.
     User(String),
-    /// Somebody without.
+    /// A client without one.
     Stranger(String),
 }
 
@@ -79,7 +79,7 @@ fn named() -> Result<Index<Ssl, Named>, ErrorStack> {
         return Ok(*index);
     }
     let index = Ssl::new_ex_index()?;
-    // Somebody else may have been faster; an index too many costs nothing.
+    // Another thread may have been faster; an index too many costs nothing.
     Ok(*INDEX.get_or_init(|| index))
 }
 
@@ -87,7 +87,7 @@ fn library(error: &ErrorStack) -> CredentialsError {
     CredentialsError::Library(reason(error))
 }
 
-/// What both sides insist on.
+/// Returns a builder with the demands of both sides.
 fn builder() -> Result<SslContextBuilder, ErrorStack> {
     let mut builder = SslContextBuilder::new(SslMethod::tls())?;
     builder.set_min_proto_version(Some(SslVersion::TLS1_2))?;
@@ -226,11 +226,11 @@ fn copy(key: &[u8], target: &mut [u8]) -> usize {
     key.len()
 }
 
-/// What the library takes for a socket.
+/// The library's substitute for a socket.
 #[derive(Default)]
 struct Pipes {
     arrived: Vec<u8>,
-    /// What of `arrived` the library has read.
+    /// Offset in `arrived` up to which the library has read.
     at: usize,
     /// Records that are to be sent.
     sealed: Vec<u8>,

@@ -1,5 +1,5 @@
-//! What stands in the place of `psk.rs` in programs that are built without the feature `psk`:
-//! nothing that could begin a session.
+//! Substitute of `psk.rs` in programs that are built without the feature `psk`: nothing that could
+//! begin a session.
 
 use std::convert::Infallible;
 use std::io::{self, IoSlice};
@@ -13,7 +13,7 @@ pub const PSK_MISSING: Option<&str> = Some(
      --release --features psk`, or use tls-creds-x509",
 );
 
-/// What a side with keys would have.
+/// Keys of a side, of which there can be none.
 #[derive(Clone)]
 pub(super) struct Context(Infallible);
 

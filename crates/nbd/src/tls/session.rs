@@ -19,7 +19,7 @@ use cowslip_queue::{Buf, BufMut, Stream};
 use super::Peer;
 use super::connection::{Connection, SEALED_BYTES};
 
-/// What is received at once: sixteen records.
+/// Bytes to receive at once: sixteen records.
 const ARRIVED_BYTES: usize = 256 << 10;
 /// Room for what records add to it: five bytes of header, 17 at the end, in each 16 KiB; and for
 /// small messages.
@@ -35,7 +35,7 @@ struct State {
     connection: Connection,
     /// Taken out while the kernel writes to it.
     memory: BufMut,
-    /// What of it has arrived and was not given to the library yet.
+    /// Start of the bytes that have arrived and were not given to the library yet.
     start: usize,
     end: usize,
 }
@@ -55,7 +55,7 @@ impl Session {
     }
 
     /// Goes through the handshake: each side knows afterwards with whom it speaks, as far as it
-    /// wanted to know. A client may hear only later that its certificate was refused.
+    /// wanted to know. A client may learn only later that its certificate was refused.
     pub(crate) async fn handshake(&self) -> io::Result<()> {
         loop {
             self.flush().await?;
@@ -74,7 +74,8 @@ impl Session {
         }
     }
 
-    /// Who the other side is, as far as it had to say so. Counts after the handshake.
+    /// Returns the identity of the other side, as far as it had to prove one. Counts after the
+    /// handshake.
     pub(crate) fn peer(&self) -> Peer {
         self.state.borrow().connection.peer()
     }
@@ -110,7 +111,7 @@ impl Session {
     /// Tells the peer that nothing more will come.
     pub(crate) async fn close(&self) {
         self.state.borrow_mut().connection.send_close_notify();
-        // A peer that is gone does not need to hear it.
+        // A peer that is gone does not need it.
         drop(self.flush().await);
     }
 

@@ -1,5 +1,5 @@
-//! What the tests share: a server on a thread of its own, exports that hold requests back, a client
-//! that speaks raw bytes.
+//! Shared parts of the tests: a server on a thread of its own, exports that hold requests back, a
+//! client that speaks raw bytes.
 
 #![allow(dead_code)] // Each test file uses its part of it.
 
@@ -300,7 +300,7 @@ pub fn export_with_contexts(disk: MemoryDisk, names: &[&str]) -> Export {
     }
 }
 
-/// What the raw client calls its requests.
+/// The raw client's cookie.
 pub const COOKIE: u64 = 0x1234_5678_9abc_def0;
 
 /// A client that sends arbitrary messages, valid or not.

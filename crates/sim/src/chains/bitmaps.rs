@@ -2,7 +2,7 @@
 //!
 //! A bitmap follows what is written to its own image. That a chain shows something else because an
 //! image below was written to, or another one is below now, is none of its business; so what an
-//! image reads as is remembered anew after each deed that did not write to it.
+//! content is recorded again after each deed that did not write to it.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ struct Bitmap {
     granularity: u64,
     enabled: bool,
     lost: bool,
-    /// What the image read as when it began to record.
+    /// The image's content when it began to record.
     since: Vec<u8>,
     /// Sectors that have to be dirty whatever it reads as.
     must: BTreeSet<usize>,
@@ -50,7 +50,7 @@ pub(super) struct Followed {
     added: u64,
 }
 
-/// What may have become of an image's bitmaps.
+/// The possible outcomes of a deed for an image's bitmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     /// Its session has ended well.
@@ -60,7 +60,7 @@ pub(super) enum Ended {
 }
 
 impl Followed {
-    /// What can be done: something that is possible if the image takes bitmaps and none is lost.
+    /// Draws an operation that is possible if the image takes bitmaps and none is lost.
     pub(super) fn draw(&self, rng: &mut Rng) -> What {
         let lost = self.list.iter().any(|bitmap| bitmap.lost);
         match self.list.len() {
@@ -98,7 +98,7 @@ impl Followed {
         [512, 4096, 1024, 65536][(self.added % 4) as usize]
     }
 
-    /// What they are when that has been done, while the image reads as `view`.
+    /// Returns the bitmaps after that operation, while the image reads as `view`.
     pub(super) fn after(&self, what: What, view: &[u8]) -> Followed {
         let mut after = self.clone();
         let (name, source) = self.names(what);
@@ -141,7 +141,7 @@ impl Followed {
         }
     }
 
-    /// What the image reads as has changed from outside: nobody has to know.
+    /// Takes a change of the image's content from outside, which no bitmap has to show.
     pub(super) fn look_away(&mut self, (before, now): (&[u8], &[u8])) {
         for bitmap in &mut self.list {
             bitmap.must = bitmap.required(before);

@@ -1,5 +1,5 @@
-//! What is drawn of a configuration after its profile has shaped it, from streams of their own: how
-//! space is allocated, what filters do, the VM state, encryption.
+//! Draws of a configuration after its profile has shaped it, from streams of their own: how space
+//! is allocated, the filters, the VM state, encryption.
 
 use cowslip::image::{AllocPolicy, CopyOnRead, DetectZeroes, DiscardPolicy, ZeroMethod};
 use cowslip::luks::CipherMode;
@@ -77,7 +77,7 @@ impl Config {
         {
             return;
         }
-        // A part of a cluster that is stored anew makes all of it dirty.
+        // A write of a part of a compressed cluster stores all of it again and makes it dirty.
         let has_bitmaps = self.rounds.iter().any(|round| round.bitmaps_percent > 0);
         for round in &mut self.rounds {
             if rng.chance(25) {
@@ -121,7 +121,7 @@ impl Config {
             Profile::Directed(_) | Profile::Story(_) => 0,
             _ => 12,
         };
-        // Whoever makes such an image writes no more than its metadata.
+        // A tool that makes such an image writes no more than its metadata.
         let is_bare = self.preallocation == Preallocation::Off;
         if !rng.chance(percent) || !is_bare || self.layout.cluster_bits > 16 {
             return;

@@ -1,4 +1,4 @@
-//! What survives when the power fails.
+//! Survival of effects when the power fails.
 //!
 //! Media assumptions, stated once: a sector (512 bytes, or the file's alignment if that is larger)
 //! is written whole or not at all, and its neighbours are untouched; a change of space is torn at 4
@@ -16,7 +16,7 @@ use super::content::Content;
 use super::effect::{Effect, SPACE_ATOM_BYTES};
 use super::structure::Structure;
 
-/// What becomes of one effect.
+/// Fate of one effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is on the medium.
@@ -50,9 +50,9 @@ pub enum Style {
     ApplyAll,
     /// Each effect survives with this chance in percent.
     Each(u64),
-    /// What came before some moment survives, what came later does not.
+    /// Effects before some moment survive, later ones do not.
     Before,
-    /// What came later survives, what came before some moment does not.
+    /// Effects after some moment survive, earlier ones do not.
     After,
     /// Survival hangs on the place: regions of this many bytes survive or not.
     Regions(u64),
@@ -60,7 +60,7 @@ pub enum Style {
     AllButOne,
     /// One effect survives.
     OnlyOne,
-    /// So many survive that came last, and nothing else does.
+    /// This number of the latest effects survives, and nothing else does.
     Newest(usize),
     /// Writes of this structure survive, and nothing else does.
     Only(Structure),

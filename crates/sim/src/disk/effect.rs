@@ -1,4 +1,4 @@
-//! What operations do to the bytes of a file, and how a crash may take them apart.
+//! Effects of operations on the bytes of a file, and how a crash may take them apart.
 
 use cowslip_queue::Buf;
 

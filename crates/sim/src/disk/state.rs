@@ -116,10 +116,10 @@ impl FileState {
         });
     }
 
-    /// Loses some of what operations other than `told` have done so far that have not completed.
-    fn forget_in_flight(&mut self, told: u64, mut lost: impl FnMut() -> bool) {
+    /// Loses some of the writes in flight of operations other than `kept`.
+    fn forget_in_flight(&mut self, kept: u64, mut lost: impl FnMut() -> bool) {
         self.log.retain(|entry| {
-            let may_go = entry.completed.is_none() && entry.op != told;
+            let may_go = entry.completed.is_none() && entry.op != kept;
             !(may_go && matches!(entry.effect, Effect::Write { .. }) && lost())
         });
     }
@@ -141,7 +141,7 @@ impl FileState {
     }
 }
 
-/// What an effect changes.
+/// Returns the structure that an effect changes.
 fn structure(map: &Map, effect: &Effect) -> Structure {
     match effect {
         Effect::Write { offset, .. } | Effect::Zero { offset, .. } => map.at(*offset),
@@ -150,7 +150,7 @@ fn structure(map: &Map, effect: &Effect) -> Structure {
     }
 }
 
-/// What an operation delivers in the end.
+/// Result of an operation.
 pub(super) enum Answer {
     Read {
         offset: u64,
@@ -177,7 +177,7 @@ pub(super) struct Op {
     issued: u64,
     /// It does not move before this many moves of the disk.
     not_before: u64,
-    /// What it will do and has not done.
+    /// Effects that are still to come.
     effects: Vec<Effect>,
     durable: bool,
     errno: Option<i32>,
@@ -231,9 +231,9 @@ pub(super) struct State {
     pub power_left: Option<u64>,
     /// Issues and completions of flushes, and of anything after them, until the power fails.
     pub power_flushes: Option<(u64, u64)>,
-    /// The power fails with so many such events.
+    /// Number of such events with which the power fails.
     pub power_at: Option<(Verb, Moment, u64)>,
-    /// What happened last.
+    /// The last event.
     pub last_event: Option<(Verb, Moment)>,
     /// The flush that has been issued since this was last asked.
     pub flush_issued: Option<Structures>,
@@ -383,7 +383,7 @@ impl State {
         }
     }
 
-    /// What an operation does and where, with the name of what lies there.
+    /// Describes an operation and its place, with the name of the structure there.
     fn place(&self, op: &Op) -> String {
         let file = &self.files[op.file];
         let (start, end) = op.range;
@@ -642,7 +642,7 @@ impl State {
         self.outcome(crash, &order, &self.trace)
     }
 
-    /// What would be left of each file if the power failed now.
+    /// Returns each file as a power failure at this moment would leave it.
     pub fn if_power_failed(
         &self,
         mut rng: Rng,
@@ -654,8 +654,8 @@ impl State {
         self.outcome(crash, &order, trace)
     }
 
-    /// What a crash leaves of each file, if operations under way would have taken effect in this
-    /// order.
+    /// Returns each file as a crash leaves it, if operations under way would have taken effect in
+    /// this order.
     fn outcome(&self, mut crash: Crash, order: &[usize], trace: &Trace) -> Vec<FileState> {
         trace.line(|| {
             let (effects, pending) = (self.undecided(), self.pending.len());

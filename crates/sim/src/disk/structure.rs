@@ -1,5 +1,5 @@
-//! What lies where in a file, as far as the order of its writes goes: the kinds of structure that
-//! barriers stand between.
+//! Map of the structures of a file, as far as the order of its writes goes: the kinds of structure
+//! that barriers stand between.
 
 use std::ops::Range;
 
@@ -135,7 +135,7 @@ impl Map {
         }
     }
 
-    /// What begins at, or holds, this place.
+    /// Returns the structure that begins at, or holds, this place.
     pub fn at(&self, place: u64) -> Structure {
         let behind = self
             .places

@@ -88,7 +88,7 @@ impl Reader<'_> {
         next
     }
 
-    /// What is dirty according to a table, whose clusters are counted.
+    /// Returns the dirty ranges according to a table, whose clusters are counted.
     fn bitmap_table(&mut self, table: &Table, in_use: bool) -> Vec<Range<u64>> {
         let number = table.number;
         let bits = self.size.div_ceil(table.granularity);

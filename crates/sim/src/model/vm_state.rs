@@ -47,7 +47,7 @@ impl Model {
         self.area.iter().flat_map(|a| a.model.windows()).collect()
     }
 
-    /// What reads of it may see.
+    /// Returns the contents that reads of it may see.
     pub fn possible_vm_state(&self) -> Content {
         let area = self.area.as_ref();
         area.map_or(Content::new(), |area| area.model.possible())

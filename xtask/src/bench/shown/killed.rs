@@ -231,7 +231,7 @@ fn last_flush(output: &str) -> Result<u64, String> {
         line.strip_suffix(" requests")?.parse().ok()
     });
     let last = numbers.next_back();
-    last.ok_or_else(|| format!("no flush was told of:\n{output}"))
+    last.ok_or_else(|| format!("no flush was reported:\n{output}"))
 }
 
 /// Runs a program with this input and returns its output, whatever its exit code.
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(last_flush(output), Ok(64));
         assert_eq!(
             last_flush("Flushed after 96 requests"),
-            Err("no flush was told of:\nFlushed after 96 requests".to_string())
+            Err("no flush was reported:\nFlushed after 96 requests".to_string())
         );
     }
 

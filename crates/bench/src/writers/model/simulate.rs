@@ -10,7 +10,7 @@ use cowslip_testbed::Random;
 
 use super::space::Space;
 
-/// What is fitted.
+/// Parameters that are fitted.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Constants {
@@ -20,7 +20,7 @@ pub struct Constants {
     pub writeback_bytes: u64,
 }
 
-/// Who decides about space.
+/// Policy of allocation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Allocation {
     /// The writer, by a rule of the library, writing directly.
@@ -47,12 +47,12 @@ pub enum Pattern {
     Small,
 }
 
-/// What is simulated.
+/// Input of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     /// Writers at a time.
     pub writers: usize,
-    /// What each writes.
+    /// Bytes of each writer.
     pub bytes: u64,
     /// A write.
     pub write_bytes: u64,
@@ -62,13 +62,13 @@ pub struct Scene {
     pub group_bytes: u64,
     /// The longest extent.
     pub extent_bytes: u64,
-    /// Who decides.
+    /// Policy of allocation.
     pub allocation: Allocation,
     /// When they are closed.
     pub pattern: Pattern,
 }
 
-/// What came out.
+/// Result of a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Of each file, in order of size: its length, and its extents.
@@ -289,7 +289,7 @@ impl Run<'_> {
         self.unused += file.unused();
     }
 
-    /// What happens after a write. Whether the file is done.
+    /// Advances the file after a write. Returns whether it is done.
     fn after_write(&mut self, file: &mut File) -> bool {
         if file.size >= file.goal {
             let size = file.size;

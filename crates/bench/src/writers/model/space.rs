@@ -1,6 +1,6 @@
 //! Free space in allocation groups, and where the next piece of a file goes. Pure.
 //!
-//! What file systems have in common: a file goes on where it ends if that is free; else its next
+//! Common rule of file systems: a file goes on where it ends if that is free; else its next
 //! piece goes to the nearest free extent behind that is long enough, else to the first in the group
 //! of its directory that is, else to the longest there is. An extent lies in one group.
 
@@ -28,7 +28,7 @@ impl Space {
         }
     }
 
-    /// What is free.
+    /// Returns the number of free bytes.
     pub fn free_bytes(&self) -> u64 {
         self.free_bytes
     }

@@ -14,7 +14,7 @@ use super::*;
 
 const BLOCK: u64 = 4096;
 
-/// What a write would do, and who waits for it.
+/// A write that is held back: offset, data, and the completer of its waiter.
 type Held = (u64, IoVec, Completer<io::Result<()>>);
 
 /// A file whose writes are carried out when the test says so.

@@ -20,7 +20,7 @@ pub enum ReportStyle {
     Nothing,
 }
 
-/// What happens to a file.
+/// Events of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
@@ -34,7 +34,7 @@ pub enum Event {
         /// The file's length then.
         size: u64,
     },
-    /// What was left behind its end is free again.
+    /// Space that was left behind its end is free again.
     #[serde(rename_all = "kebab-case")]
     GivenBack {
         /// How much.
@@ -58,7 +58,7 @@ pub enum Event {
         /// In words.
         why: String,
     },
-    /// What lies behind its end could not be given back.
+    /// Space behind its end could not be given back.
     #[serde(rename_all = "kebab-case")]
     Left {
         /// How much.
@@ -88,16 +88,16 @@ pub struct Summary {
 
 /// Says it.
 #[derive(Debug)]
-pub struct Teller {
+pub struct Reporter {
     style: ReportStyle,
     /// Totals so far.
     pub summary: Summary,
 }
 
-impl Teller {
+impl Reporter {
     /// A reporter with totals of zero.
-    pub fn new(style: ReportStyle) -> Teller {
-        Teller {
+    pub fn new(style: ReportStyle) -> Reporter {
+        Reporter {
             style,
             summary: Summary::default(),
         }
@@ -116,7 +116,7 @@ impl Teller {
     }
 
     /// Something has happened to the file of this name.
-    pub fn tell(&mut self, name: &str, event: &Event) {
+    pub fn event(&mut self, name: &str, event: &Event) {
         match event {
             Event::Allocated { bytes, .. } => {
                 self.summary.steps += 1;

@@ -1,4 +1,4 @@
-//! The words for the one image of a verb.
+//! Arguments of verbs that take one image.
 
 use super::ImageSpec;
 use crate::error::CommandError;
@@ -19,7 +19,7 @@ pub struct OneImage {
 }
 
 impl OneImage {
-    /// The image.
+    /// Returns the image.
     ///
     /// # Errors
     /// As [`only`].
@@ -29,7 +29,7 @@ impl OneImage {
     }
 }
 
-/// The one image that a verb of `qemu-img` is asked about.
+/// Returns the only image that a verb of `qemu-img` takes.
 ///
 /// # Errors
 /// Not one name, or a format beside a list of options.

@@ -28,7 +28,7 @@ pub fn parse_choice(given: &str) -> Result<SnapshotChoice, String> {
     Ok(choice.unwrap_or_else(|| SnapshotChoice::IdOrName(given.to_string())))
 }
 
-/// What `-l` of a verb names, if it is given.
+/// Returns the snapshot that `-l` of a verb names, if it is given.
 ///
 /// # Errors
 /// `Failed in parsing snapshot param 'x'`; what is wrong with it has been said.

@@ -62,26 +62,26 @@ impl Outlet {
 
 /// The results so far.
 #[derive(Debug)]
-pub struct Telling {
+pub struct Reporter {
     outlet: Outlet,
     printed: PrintedOnInterrupt,
     page_written: DoneOnInterrupt,
 }
 
-impl Telling {
+impl Reporter {
     /// Nothing is printed so far.
-    pub fn new(outlet: Outlet) -> Telling {
-        let telling = Telling {
+    pub fn new(outlet: Outlet) -> Reporter {
+        let reporter = Reporter {
             outlet,
             printed: PrintedOnInterrupt::nothing(),
             page_written: DoneOnInterrupt::nothing(),
         };
         // Its first rows may be minutes away.
-        if !telling.outlet.earlier.is_empty() {
-            let end = telling.together(&telling.outlet.earlier);
-            telling.printed.replace(|| {}, end);
+        if !reporter.outlet.earlier.is_empty() {
+            let end = reporter.together(&reporter.outlet.earlier);
+            reporter.printed.replace(|| {}, end);
         }
-        telling
+        reporter
     }
 
     /// Whether rows are printed as they come.
@@ -89,7 +89,7 @@ impl Telling {
         self.outlet.style == ReportStyle::Rows
     }
 
-    /// More is measured: prints its rows, and keeps what there is to tell if a signal comes now.
+    /// More is measured: prints its rows, and keeps the report for a signal that comes now.
     pub fn add(&self, rows: &str, interrupted: Value, progress: &Progress) {
         let end = self.end(&interrupted);
         let print = || progress.suspend(|| output::print(rows));
@@ -97,7 +97,7 @@ impl Telling {
         if let Some(page) = self.outlet.page.clone() {
             let documents = self.documents(interrupted);
             self.page_written.replace(move || {
-                // There is nobody left to tell.
+                // No reader is left.
                 drop(pages::page(&documents).map(|made| page.write_at_last(&made)));
             });
         }
@@ -117,7 +117,7 @@ impl Telling {
         }
     }
 
-    /// What comes last.
+    /// Returns the end of the output.
     fn end(&self, document: &Value) -> String {
         match self.outlet.style {
             ReportStyle::Json => output::json_text(document) + "\n",
@@ -189,7 +189,7 @@ mod tests {
             earlier: Vec::new(),
             command: None,
         };
-        let end = |style| Telling::new(outlet(style)).end(&document);
+        let end = |style| Reporter::new(outlet(style)).end(&document);
         assert_eq!(
             end(ReportStyle::Rows),
             "\na note\n\nOut of time: 1 of 3 cells are finished.\n"
