@@ -4,3 +4,4 @@ pub(super) mod drain;
 pub(super) mod hold;
 pub(super) mod latch;
 pub(super) mod refuse;
+pub(super) mod state;

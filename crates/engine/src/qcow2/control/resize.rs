@@ -32,7 +32,7 @@ impl Copying<'_> {
     fn end(mut self, state: &mut State) {
         self.ended = true;
         // Dropping the waiters wakes them.
-        state.copying.remove(&self.l1_index);
+        state.mapping.copying.remove(&self.l1_index);
     }
 }
 
@@ -43,11 +43,11 @@ impl Drop for Copying<'_> {
             return;
         }
         let mut state = self.image.lock();
-        let now = state.epochs.current();
+        let now = state.mapping.epochs.current();
         let freed = Freed::Cluster(self.image.geometry().host_offset(self.new));
-        state.quarantine.push((freed, now));
-        state.epochs.abandon();
-        state.copying.remove(&self.l1_index);
+        state.space.quarantine.push((freed, now));
+        state.mapping.epochs.abandon();
+        state.mapping.copying.remove(&self.l1_index);
     }
 }
 
@@ -60,22 +60,22 @@ impl Qcow2 {
             let mut state = self.lock();
             self.unlatched(&state)?;
             // The operation that holds requests back may be about to move this table.
-            if state.draining.is_some() {
+            if state.health.draining.is_some() {
                 return Ok(());
             }
-            let table = state.tables.table(l1_index).ok().flatten();
+            let table = state.mapping.tables.table(l1_index).ok().flatten();
             let shared = table.filter(|table| !table.copied);
-            let (Some(old), false) = (shared, state.copying.contains_key(&l1_index)) else {
+            let (Some(old), false) = (shared, state.mapping.copying.contains_key(&l1_index)) else {
                 return Ok(());
             };
-            if state.free.clusters() == 0 {
+            if state.space.free.clusters() == 0 {
                 return Ok(());
             }
             let (new, _) = self.take_clusters(&mut state, 1)[0];
             state.raise(new);
-            state.protected.insert(new);
-            state.copying.insert(l1_index, Waiters::default());
-            (old.offset, new, state.epochs.enter())
+            state.space.protected.insert(new);
+            state.mapping.copying.insert(l1_index, Waiters::default());
+            (old.offset, new, state.mapping.epochs.enter())
         };
         let copying = Copying {
             image: self,
@@ -98,10 +98,10 @@ impl Qcow2 {
         };
         let mut state = self.lock();
         let state = &mut *state;
-        let now = state.epochs.current();
+        let now = state.mapping.epochs.current();
         let freed = if copied.is_ok() { old } else { offset };
         if copied.is_ok() {
-            state.tables.set_table(
+            state.mapping.tables.set_table(
                 l1_index,
                 NewTable {
                     offset,
@@ -109,9 +109,9 @@ impl Qcow2 {
                 },
             );
         }
-        state.quarantine.push((Freed::Cluster(freed), now));
-        state.unflushed = true;
-        state.epochs.leave(epoch);
+        state.space.quarantine.push((Freed::Cluster(freed), now));
+        state.committed.unflushed = true;
+        state.mapping.epochs.leave(epoch);
         copying.end(state);
         copied
     }
@@ -165,7 +165,7 @@ impl Qcow2 {
             stale.start = part.end;
         }
         let mut _growth = None;
-        if entries > self.lock().tables.l1().len() as u64 {
+        if entries > self.lock().mapping.tables.l1().len() as u64 {
             _growth = Some(self.probe.l1_table_grows());
             self.lengthen_l1(entries).await?;
         }
@@ -244,7 +244,7 @@ impl Qcow2 {
         }
         self.write_back().await?;
         // An image that is shrunk should not keep space ahead.
-        let hint = self.lock().header.extensions.allocation;
+        let hint = self.lock().committed.header.extensions.allocation;
         if let Some(hint) = hint {
             let _turn = self.turn.take().await;
             let written = self.write_allocation_hint(hint.with_closes(0));
@@ -287,15 +287,15 @@ impl Qcow2 {
         let clusters = geometry.clusters_for(entries * 8);
         self.file.reach(Event::L1GrowAllocTable).await;
         let first = self.take_run(counts, clusters).await?;
-        let mut l1 = self.lock().tables.l1().to_vec();
+        let mut l1 = self.lock().mapping.tables.l1().to_vec();
         l1.resize(entries as usize, 0);
         let mut bytes: Vec<u8> = l1.iter().flat_map(|entry| entry.to_be_bytes()).collect();
         bytes.resize((clusters << geometry.cluster_bits()) as usize, 0);
         let (old, old_clusters) = {
             let state = self.lock();
-            let clusters = geometry.clusters_for(state.header.l1_bytes());
+            let clusters = geometry.clusters_for(state.committed.header.l1_bytes());
             (
-                state.header.l1_table_offset >> geometry.cluster_bits(),
+                state.committed.header.l1_table_offset >> geometry.cluster_bits(),
                 clusters,
             )
         };
@@ -310,9 +310,9 @@ impl Qcow2 {
         self.write_header(&header).await?;
         {
             let mut state = self.lock();
-            state.tables.set_l1(l1);
+            state.mapping.tables.set_l1(l1);
             for cluster in first..first + clusters {
-                state.protected.insert(HostCluster(cluster));
+                state.space.protected.insert(HostCluster(cluster));
             }
         }
         self.free_metadata(counts, old..old + old_clusters).await?;
@@ -360,8 +360,12 @@ impl Qcow2 {
         loop {
             {
                 let mut state = self.lock();
-                if state.free.has_run(clusters) {
-                    let (start, taken, _) = state.free.take(clusters).expect("there is such a run");
+                if state.space.free.has_run(clusters) {
+                    let (start, taken, _) = state
+                        .space
+                        .free
+                        .take(clusters)
+                        .expect("there is such a run");
                     debug_assert_eq!(taken, clusters);
                     return Ok(start.0);
                 }
@@ -375,7 +379,7 @@ impl Qcow2 {
         // After a failure, memory and medium differ: the session cannot go on.
         let closed = self.or_latched(self.finish().await);
         let mut state = self.lock();
-        state.closed = true;
+        state.health.closed = true;
         state.maintenance.wake();
         closed
     }
@@ -384,22 +388,26 @@ impl Qcow2 {
     /// nothing to flush that is its own.
     fn is_as_opened(&self) -> bool {
         let state = self.lock();
-        let is_unwritten = state.raised.is_empty()
-            && state.counted_ahead.is_empty()
-            && state.quarantine.is_empty()
-            && state.claimed == state.claimed_at_open;
-        is_unwritten && !state.ready_for_changes && !state.damaged && !state.latch.is_set()
+        let is_unwritten = state.space.raised.is_empty()
+            && state.space.counted_ahead.is_empty()
+            && state.space.quarantine.is_empty()
+            && state.space.claimed == state.space.claimed_at_open;
+        is_unwritten
+            && !state.committed.ready_for_changes
+            && !state.health.damaged
+            && !state.health.latch.is_set()
     }
 
     /// Returns whether no autoclear bit is set that a change of the data file would have to clear
     /// (D5).
     fn may_cut_padding(&self) -> bool {
         let state = self.lock();
-        state.ready_for_changes || state.header.autoclear_features & !autoclear::KNOWN == 0
+        state.committed.ready_for_changes
+            || state.committed.header.autoclear_features & !autoclear::KNOWN == 0
     }
 
     async fn finish(&self) -> Result<()> {
-        if !self.writable || self.lock().closed {
+        if !self.writable || self.lock().health.closed {
             return Ok(());
         }
         let _drained = self.drain().await;

@@ -13,7 +13,7 @@ pub(in crate::qcow2) struct Drained<'a>(&'a Qcow2);
 impl Drop for Drained<'_> {
     fn drop(&mut self) {
         // Wakes those that were held back.
-        self.0.lock().draining = None;
+        self.0.lock().health.draining = None;
     }
 }
 
@@ -26,7 +26,7 @@ pub(in crate::qcow2) struct Still<'a> {
 
 impl Drop for Still<'_> {
     fn drop(&mut self) {
-        self.image.lock().hold = None;
+        self.image.lock().health.hold = None;
     }
 }
 
@@ -37,10 +37,10 @@ impl Qcow2 {
         loop {
             let waiting = {
                 let mut state = self.lock();
-                if state.epochs.all_ended() {
+                if state.mapping.epochs.all_ended() {
                     return drained;
                 }
-                state.epochs.wait()
+                state.mapping.epochs.wait()
             };
             waiting.await;
         }
@@ -51,10 +51,10 @@ impl Qcow2 {
         loop {
             let waiting = {
                 let mut state = self.lock();
-                match &mut state.draining {
+                match &mut state.health.draining {
                     Some(drained) => drained.wait(),
                     None => {
-                        state.draining = Some(Waiters::default());
+                        state.health.draining = Some(Waiters::default());
                         break;
                     }
                 }
@@ -71,7 +71,7 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn stand_still(&self) -> Result<Still<'_>> {
         let drained = self.hold_changes_back().await;
         // Reads that came one after the other would keep the last one from ever ending.
-        self.lock().hold = Some(Hold::default());
+        self.lock().health.hold = Some(Hold::default());
         let still = Still {
             image: self,
             _drained: drained,
@@ -80,16 +80,16 @@ impl Qcow2 {
             let waiting = {
                 let mut state = self.lock();
                 let state = &mut *state;
-                if state.epochs.any_abandoned() {
+                if state.mapping.epochs.any_abandoned() {
                     let text = format!(
                         "a request to '{}' was broken off: it has to be closed and opened again first",
                         self.name()
                     );
                     return Err(Error::Invalid(text));
                 }
-                match state.hold.as_mut() {
-                    _ if !state.epochs.all_ended() => state.epochs.wait(),
-                    _ if state.tables.is_in_use() => state.tables.wait_for_use(),
+                match state.health.hold.as_mut() {
+                    _ if !state.mapping.epochs.all_ended() => state.mapping.epochs.wait(),
+                    _ if state.mapping.tables.is_in_use() => state.mapping.tables.wait_for_use(),
                     Some(hold) => {
                         hold.is_complete = true;
                         return Ok(still);
@@ -105,12 +105,12 @@ impl Qcow2 {
 impl State {
     /// Returns the wait of a request that has not begun, if reads are held back.
     pub(in crate::qcow2) fn held_back(&mut self) -> Option<cowslip_queue::Pending<()>> {
-        self.hold.as_mut().map(|hold| hold.waiting.wait())
+        self.health.hold.as_mut().map(|hold| hold.waiting.wait())
     }
 
     /// Returns the wait of a request that needs a slice, if slices are held back.
     pub(in crate::qcow2) fn slices_held_back(&mut self) -> Option<cowslip_queue::Pending<()>> {
-        let hold = self.hold.as_mut().filter(|hold| hold.is_complete)?;
+        let hold = self.health.hold.as_mut().filter(|hold| hold.is_complete)?;
         Some(hold.waiting.wait())
     }
 }

@@ -51,9 +51,12 @@ fn an_image_is_marked_where_damage_was_met_and_nowhere_else() {
         let before = disk.contents();
         {
             let mut state = image.lock();
-            state.damaged = damaged;
+            state.health.damaged = damaged;
             if damaged {
-                state.latch.set(damage("guest data is mapped to metadata"));
+                state
+                    .health
+                    .latch
+                    .set(damage("guest data is mapped to metadata"));
             }
         }
         disk.take_log();
@@ -79,7 +82,7 @@ fn a_mark_that_fails_is_made_again() {
     for fails in [Op::Write(0..112), Op::Flush] {
         let disk = new_disk(Version::V3);
         let image = qcow2_on(&disk);
-        image.lock().damaged = true;
+        image.lock().health.damaged = true;
         disk.fail(move |op| (*op == fails).then(|| io::Error::from_raw_os_error(EIO)));
         block_on(image.mark_corrupt());
         assert!(!image.header().is_corrupt());
@@ -104,7 +107,7 @@ fn before_its_first_write_a_session_flushes_and_clears_what_it_does_not_maintain
         let disk = new_disk(Version::V3);
         let image = qcow2_on(&disk);
         // Images that have all of these have more besides; only what becomes of the bits matters.
-        image.lock().header.autoclear_features = set;
+        image.lock().committed.header.autoclear_features = set;
         disk.take_log();
         block_on(image.ready_for_writes()).expect("nothing fails");
         let mut expected = vec![Op::Flush];
@@ -134,6 +137,6 @@ fn a_session_that_cannot_be_made_ready_does_not_write() {
         disk.take_log();
         block_on(image.ready_for_writes()).expect_err("it is latched");
         assert_eq!(changes(&disk), []);
-        assert!(!image.lock().ready_for_writes && image.is_latched());
+        assert!(!image.lock().committed.ready_for_writes && image.is_latched());
     }
 }
