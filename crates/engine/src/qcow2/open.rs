@@ -19,7 +19,6 @@ use crate::qcow2::commit::probe::Probe;
 use crate::qcow2::commit::state::Committed;
 use crate::qcow2::control::bitmap::{self, Bitmaps};
 use crate::qcow2::control::snapshot;
-use crate::qcow2::health::latch::Latch;
 use crate::qcow2::health::state::Health;
 use crate::qcow2::mapping::state::Mapping;
 use crate::qcow2::mapping::tables::Tables;
@@ -362,7 +361,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh, brake: Brake) -> Stat
         mapping: Mapping::new(Tables::new(header.entry_format(), l1)),
         space: HostSpace::new(fresh),
         committed: Committed::new(header),
-        health: Health::new(Latch::new(brake)),
+        health: Health::new(brake),
         bitmaps: Bitmaps::default(),
         writes: WriteStatistics::default(),
         maintenance: Waiters::default(),

@@ -20,7 +20,7 @@ impl Qcow2 {
         loop {
             let (waiting, write_back, room) = {
                 let mut state = self.lock();
-                if state.health.closed || state.health.latch.is_set() {
+                if state.health.is_closed() || state.health.is_latched() {
                     return;
                 }
                 let room = (state.space.free.clusters() < state.space.low_water)
@@ -56,7 +56,7 @@ impl Drop for Unfinished<'_> {
             let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
             let text = format!("Writing metadata of '{}' was broken off", image.name());
             let mut state = image.lock();
-            state.health.latch.set(Error::io(text, abandoned));
+            state.health.latch(Error::io(text, abandoned));
         }
     }
 }

@@ -162,7 +162,7 @@ impl Qcow2 {
         state.space.quarantine.extend(later);
         state.committed.unflushed = true;
         if !is_no_space(error) {
-            state.health.latch.set(error.duplicate());
+            state.health.latch(error.duplicate());
         }
     }
 
@@ -238,7 +238,7 @@ impl Qcow2 {
         let under_way = self.durable_writes.begin();
         let flushed = file.flush().await;
         if let Err(error) = &flushed {
-            self.lock().health.latch.set(error.duplicate());
+            self.lock().health.latch(error.duplicate());
         }
         under_way.end();
         flushed?;
@@ -253,7 +253,7 @@ impl Qcow2 {
         if all_noted.is_err() {
             let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
             let text = format!("A durable write to '{}' was broken off", self.name());
-            state.health.latch.set(Error::io(text, abandoned));
+            state.health.latch(Error::io(text, abandoned));
         }
         self.unlatched(&state)
     }
@@ -371,12 +371,12 @@ impl Qcow2 {
         }
         if let Some(error) = damaged {
             // The image's own counts contradict its tables: it must not be written any more.
-            state.health.latch.set(error);
+            state.health.latch(error);
         }
         if let Err(error) = &written {
             state.committed.unflushed = true;
             if !is_no_space(error) {
-                state.health.latch.set(error.duplicate());
+                state.health.latch(error.duplicate());
             }
         }
         Ok(())
@@ -498,7 +498,7 @@ impl Qcow2 {
             offset: self.geometry().host_offset(HostCluster(cluster)).0,
             detail: "it is 0, but the cluster holds metadata".to_string(),
         };
-        state.health.latch.set(error.duplicate());
+        state.health.latch(error.duplicate());
         Err(error)
     }
 
@@ -589,7 +589,7 @@ impl Qcow2 {
             let state = self.lock();
             let is_marked =
                 state.committed.header.version < 3 || state.committed.header.is_corrupt();
-            if !state.health.damaged || is_marked || !state.health.latch.knows_roots() {
+            if is_marked || !state.health.may_mark_damage() {
                 return;
             }
             state.committed.header.clone()
@@ -647,7 +647,7 @@ impl Qcow2 {
         // The data read so far, table entries included, may have been left unflushed by a process
         // that died: nothing may depend on it before it is durable.
         if let Err(error) = self.barrier().await {
-            self.lock().health.latch.set(error.duplicate());
+            self.lock().health.latch(error.duplicate());
             return Err(error);
         }
         let maintained = autoclear::DATA_FILE_RAW | autoclear::BITMAPS;

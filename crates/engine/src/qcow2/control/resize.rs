@@ -60,7 +60,7 @@ impl Qcow2 {
             let mut state = self.lock();
             self.unlatched(&state)?;
             // The operation that holds requests back may be about to move this table.
-            if state.health.draining.is_some() {
+            if state.health.holds_changes_back() {
                 return Ok(());
             }
             let table = state.mapping.tables.table(l1_index).ok().flatten();
@@ -379,7 +379,7 @@ impl Qcow2 {
         // After a failure, memory and medium differ: the session cannot go on.
         let closed = self.or_latched(self.finish().await);
         let mut state = self.lock();
-        state.health.closed = true;
+        state.health.close();
         state.maintenance.wake();
         closed
     }
@@ -392,10 +392,7 @@ impl Qcow2 {
             && state.space.counted_ahead.is_empty()
             && state.space.quarantine.is_empty()
             && state.space.claimed == state.space.claimed_at_open;
-        is_unwritten
-            && !state.committed.ready_for_changes
-            && !state.health.damaged
-            && !state.health.latch.is_set()
+        is_unwritten && !state.committed.ready_for_changes && !state.health.is_latched()
     }
 
     /// Returns whether no autoclear bit is set that a change of the data file would have to clear
@@ -407,7 +404,7 @@ impl Qcow2 {
     }
 
     async fn finish(&self) -> Result<()> {
-        if !self.writable || self.lock().health.closed {
+        if !self.writable || self.lock().health.is_closed() {
             return Ok(());
         }
         let _drained = self.drain().await;

@@ -10,13 +10,7 @@ use crate::{Error, Result};
 impl Qcow2 {
     /// The latch, for requests that write or flush.
     pub(in crate::qcow2) fn unlatched(&self, state: &State) -> Result<()> {
-        if let Some(error) = state.health.latch.reason() {
-            return Err(match error {
-                Error::Corrupt { .. } => error.duplicate(),
-                _ => Error::Latched(self.name().to_string()),
-            });
-        }
-        Ok(())
+        state.health.unlatched(self.name())
     }
 
     /// The outcome of a request that writes. If it met damage, the image is marked, so that it is
@@ -44,8 +38,7 @@ impl Qcow2 {
             offset: host.0,
             detail: "guest data is mapped to a cluster that holds metadata".to_string(),
         };
-        state.health.latch.set(error.duplicate());
-        state.health.damaged = true;
+        state.health.latch_for_damage(error.duplicate());
         Err(error)
     }
 
@@ -78,12 +71,12 @@ impl Qcow2 {
 
     /// Returns whether an earlier failure keeps everybody from writing.
     pub(in crate::qcow2) fn is_latched(&self) -> bool {
-        self.lock().health.latch.is_set()
+        self.lock().health.is_latched()
     }
 
     /// Latches the image.
     pub(in crate::qcow2) fn latch(&self, reason: &Error) {
-        self.lock().health.latch.set(reason.duplicate());
+        self.lock().health.latch(reason.duplicate());
     }
 
     /// Refuses everything but a close: the state in memory is that of the image before the change.

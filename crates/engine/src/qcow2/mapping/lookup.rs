@@ -90,7 +90,7 @@ impl Qcow2 {
             let mut visit = None;
             let prepared = {
                 let mut state = self.lock();
-                let held_back = state.slices_held_back();
+                let held_back = state.health.slices_held_back();
                 let prepared = match held_back {
                     Some(waiting) => Ok(Prepared::Wait(waiting)),
                     None => state.mapping.tables.prepare(slice),
@@ -198,7 +198,7 @@ impl Qcow2 {
         loop {
             let waiting = {
                 let mut state = self.lock();
-                match state.held_back() {
+                match state.health.reads_held_back() {
                     Some(waiting) => waiting,
                     None => {
                         return EpochGuard {

@@ -230,8 +230,8 @@ impl Qcow2 {
             let need = {
                 let mut state = self.lock();
                 self.unlatched(&state)?;
-                match &mut state.health.draining {
-                    Some(drained) => Blocked::Other(drained.wait()),
+                match state.health.changes_held_back() {
+                    Some(waiting) => Blocked::Other(waiting),
                     None => match self.try_admit(
                         &mut state,
                         request,
@@ -279,8 +279,8 @@ impl Qcow2 {
         state: &mut State,
         slice: u64,
     ) -> Result<std::result::Result<(), Blocked>> {
-        match &mut state.health.draining {
-            Some(drained) => Ok(Err(Blocked::Other(drained.wait()))),
+        match state.health.changes_held_back() {
+            Some(waiting) => Ok(Err(Blocked::Other(waiting))),
             None => self.own_slice(state, slice),
         }
     }

@@ -131,7 +131,7 @@ impl Qcow2 {
             && let Some(error) = outcome.iter().find_map(|outcome| outcome.as_ref().err())
         {
             // It is a flush of the file, and one that failed: see `sync`.
-            state.health.latch.set(error.duplicate());
+            state.health.latch(error.duplicate());
         }
         for (step, outcome) in batch.steps.iter().zip(outcome) {
             let attempted = self.attempted(&step.write);

@@ -152,8 +152,8 @@ impl Qcow2 {
             return Ok(None);
         };
         self.protect(state, host)?;
-        if let Some(drained) = &mut state.health.draining {
-            return Ok(Some(Err(Blocked::Other(drained.wait()))));
+        if let Some(waiting) = state.health.changes_held_back() {
+            return Ok(Some(Err(Blocked::Other(waiting))));
         }
         let want = LeaseRequest {
             range: view.start + hole.start..view.start + hole.end,

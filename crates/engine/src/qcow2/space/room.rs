@@ -116,7 +116,7 @@ impl Qcow2 {
             let hint = state.committed.header.extensions.allocation;
             let first = state.space.free.run_ending_at(claimed).unwrap_or(claimed);
             let start = first.max(state.space.claimed_at_open);
-            let stays = state.health.latch.is_set() || state.mapping.epochs.any_abandoned();
+            let stays = state.health.is_latched() || state.mapping.epochs.any_abandoned();
             if stays {
                 return Ok(());
             }

@@ -42,7 +42,7 @@ impl Qcow2 {
         let mut counts = self.turn.take().await;
         let bitmaps = {
             let mut state = self.lock();
-            if state.health.latch.is_set() || !state.bitmaps.is_to_be_stored() {
+            if state.health.is_latched() || !state.bitmaps.is_to_be_stored() {
                 return Ok(());
             }
             std::mem::take(&mut state.bitmaps)

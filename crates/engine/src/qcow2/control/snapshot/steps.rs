@@ -447,10 +447,10 @@ impl Qcow2 {
         if is_known && self.unlatched(&self.lock()).is_ok() {
             job.enter(Stage::Undo);
             if let Err(failed) = self.undo(counts, preparation).await {
-                self.lock().health.latch.set(failed);
+                self.lock().health.latch(failed);
             }
         } else {
-            self.lock().health.latch.set(error.duplicate());
+            self.lock().health.latch(error.duplicate());
         }
         Err(error)
     }

@@ -49,15 +49,9 @@ fn an_image_is_marked_where_damage_was_met_and_nowhere_else() {
         let disk = new_disk(version);
         let image = qcow2_on(&disk);
         let before = disk.contents();
-        {
-            let mut state = image.lock();
-            state.health.damaged = damaged;
-            if damaged {
-                state
-                    .health
-                    .latch
-                    .set(damage("guest data is mapped to metadata"));
-            }
+        if damaged {
+            let damage = damage("guest data is mapped to metadata");
+            image.lock().health.latch_for_damage(damage);
         }
         disk.take_log();
         block_on(image.mark_corrupt());
@@ -82,7 +76,10 @@ fn a_mark_that_fails_is_made_again() {
     for fails in [Op::Write(0..112), Op::Flush] {
         let disk = new_disk(Version::V3);
         let image = qcow2_on(&disk);
-        image.lock().health.damaged = true;
+        image
+            .lock()
+            .health
+            .latch_for_damage(Error::Invalid("damage".to_string()));
         disk.fail(move |op| (*op == fails).then(|| io::Error::from_raw_os_error(EIO)));
         block_on(image.mark_corrupt());
         assert!(!image.header().is_corrupt());
