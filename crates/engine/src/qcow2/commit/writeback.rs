@@ -32,6 +32,7 @@ use futures_util::future::join_all;
 
 use super::probe::Stage;
 use super::roots::Flush;
+use super::state::Ready;
 use crate::file::{AlignedFile, Durability, Event};
 use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::header::{AllocationHint, Header, autoclear, incompatible};
@@ -90,13 +91,13 @@ impl Qcow2 {
         let wanted = {
             let state = self.lock();
             self.unlatched(&state)?;
-            state.committed.cuts + 1
+            state.committed.next_cut()
         };
         let mut turn = self.turn.take().await;
         {
             let state = self.lock();
             self.unlatched(&state)?;
-            if state.committed.durable_cut >= wanted {
+            if state.committed.is_durable(wanted) {
                 return Ok(());
             }
         }
@@ -116,7 +117,7 @@ impl Qcow2 {
                 Ok(()) => {
                     let state = &mut *state;
                     state.mapping.tables.cut_is_durable(&cycle.tables);
-                    state.committed.durable_cut = cycle.number;
+                    state.committed.cut_is_durable(cycle.number);
                     state.space.cleared.append(&mut cycle.freed);
                 }
                 Err(error) => self.take_back(&mut state, cycle, error),
@@ -132,16 +133,16 @@ impl Qcow2 {
     fn cut(&self) -> Cycle {
         let mut state = self.lock();
         let state = &mut *state;
-        state.committed.cuts += 1;
+        let (number, unflushed) = state.committed.cut();
         state.mapping.epochs.advance();
         Cycle {
-            number: state.committed.cuts,
+            number,
             tables: state.mapping.tables.cut(),
             raised: std::mem::take(&mut state.space.raised)
                 .into_iter()
                 .collect(),
             freed: std::mem::take(&mut state.space.quarantine),
-            unflushed: std::mem::take(&mut state.committed.unflushed),
+            unflushed,
             space_changes: self.file.space_changes(),
             unordered: false,
             l1_reached: false,
@@ -160,7 +161,7 @@ impl Qcow2 {
         }
         let later = std::mem::replace(&mut state.space.quarantine, cycle.freed);
         state.space.quarantine.extend(later);
-        state.committed.unflushed = true;
+        state.committed.note_unflushed();
         if !is_no_space(error) {
             state.health.latch(error.duplicate());
         }
@@ -190,7 +191,7 @@ impl Qcow2 {
             if cycle.unflushed || wrote_counts || has_tables {
                 self.barrier().await?;
                 counts.refcounts.settle();
-                self.lock().committed.settled_space_changes = cycle.space_changes;
+                self.lock().committed.settle_space(cycle.space_changes);
             }
         }
         drop(stage);
@@ -217,7 +218,7 @@ impl Qcow2 {
     /// Returns whether entries of a cut have to wait until what they refer to, and its counts, are
     /// durable.
     fn is_ordered(&self, counts: &Counts, cycle: &Cycle) -> bool {
-        let is_settled = self.lock().committed.settled_space_changes == cycle.space_changes;
+        let is_settled = self.lock().committed.is_space_settled(cycle.space_changes);
         !counts.refcounts.is_settled()
             || !is_settled
             || cycle.tables.is_ordered()
@@ -374,7 +375,7 @@ impl Qcow2 {
             state.health.latch(error);
         }
         if let Err(error) = &written {
-            state.committed.unflushed = true;
+            state.committed.note_unflushed();
             if !is_no_space(error) {
                 state.health.latch(error.duplicate());
             }
@@ -563,7 +564,7 @@ impl Qcow2 {
         {
             let state = self.lock();
             let changes = state.committed.header.extensions.allocation != Some(hint);
-            if !changes || !state.committed.ready_for_changes || hint.data_offset == 0 {
+            if !changes || !state.committed.is_ready_for(Ready::Changes) || hint.data_offset == 0 {
                 return Ok(());
             }
         }
@@ -610,17 +611,17 @@ impl Qcow2 {
     /// Before the first write of a session: what we do not maintain is marked so, durably, and what
     /// we do is marked as not yet right (D5).
     pub(in crate::qcow2) async fn ready_for_writes(&self) -> Result<()> {
-        if self.lock().committed.ready_for_writes {
+        if self.lock().committed.is_ready_for(Ready::Writes) {
             return Ok(());
         }
         let _turn = self.turn.take().await;
         self.latch_if_cancelled(async {
             self.ready_in_turn().await?;
-            if self.lock().committed.ready_for_writes {
+            if self.lock().committed.is_ready_for(Ready::Writes) {
                 return Ok(());
             }
             self.track_in_turn().await?;
-            self.lock().committed.ready_for_writes = true;
+            self.lock().committed.now_ready_for(Ready::Writes);
             Ok(())
         })
         .await
@@ -628,7 +629,7 @@ impl Qcow2 {
 
     /// The same before what changes the image, and nothing that the guest sees.
     pub(in crate::qcow2) async fn ready_for_changes(&self) -> Result<()> {
-        if self.lock().committed.ready_for_changes {
+        if self.lock().committed.is_ready_for(Ready::Changes) {
             return Ok(());
         }
         let _turn = self.turn.take().await;
@@ -639,7 +640,7 @@ impl Qcow2 {
         let mut header = {
             let state = self.lock();
             self.unlatched(&state)?;
-            if state.committed.ready_for_changes {
+            if state.committed.is_ready_for(Ready::Changes) {
                 return Ok(());
             }
             state.committed.header.clone()
@@ -655,7 +656,7 @@ impl Qcow2 {
             header.autoclear_features &= maintained;
             self.write_header(&header).await?;
         }
-        self.lock().committed.ready_for_changes = true;
+        self.lock().committed.now_ready_for(Ready::Changes);
         Ok(())
     }
 }

@@ -348,7 +348,7 @@ impl Qcow2 {
                 .mapping
                 .tables
                 .set_entry(cluster, &entry, WriteOrdering::Bytes);
-            state.committed.unflushed = true;
+            state.committed.note_unflushed();
         }
         Ok(write)
     }

@@ -8,9 +8,9 @@ use crate::backing::{Backing, NoBacking};
 use crate::file::{Durability, Event, Space};
 use crate::image::ZeroOptions;
 use crate::job::Job;
+use crate::qcow2::commit::state::Ready;
 use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::geometry::HostCluster;
-use crate::qcow2::header::autoclear;
 use crate::qcow2::mapping::tables::{NewTable, OnDisk};
 use crate::qcow2::offline::create::Preallocation;
 use crate::qcow2::plan::{EntryRequest, Freed, Unref};
@@ -110,7 +110,7 @@ impl Qcow2 {
             );
         }
         state.space.quarantine.push((Freed::Cluster(freed), now));
-        state.committed.unflushed = true;
+        state.committed.note_unflushed();
         state.mapping.epochs.leave(epoch);
         copying.end(state);
         copied
@@ -392,15 +392,8 @@ impl Qcow2 {
             && state.space.counted_ahead.is_empty()
             && state.space.quarantine.is_empty()
             && state.space.claimed == state.space.claimed_at_open;
-        is_unwritten && !state.committed.ready_for_changes && !state.health.is_latched()
-    }
-
-    /// Returns whether no autoclear bit is set that a change of the data file would have to clear
-    /// (D5).
-    fn may_cut_padding(&self) -> bool {
-        let state = self.lock();
-        state.committed.ready_for_changes
-            || state.committed.header.autoclear_features & !autoclear::KNOWN == 0
+        let is_unready = !state.committed.is_ready_for(Ready::Changes);
+        is_unwritten && is_unready && !state.health.is_latched()
     }
 
     async fn finish(&self) -> Result<()> {
@@ -408,7 +401,7 @@ impl Qcow2 {
             return Ok(());
         }
         let _drained = self.drain().await;
-        if self.raw_data && self.may_cut_padding() {
+        if self.raw_data && self.lock().committed.may_change_data_file() {
             self.data.cut_padding(self.size()).await?;
         }
         if self.is_as_opened() {

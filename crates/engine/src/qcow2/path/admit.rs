@@ -103,7 +103,7 @@ impl Batch<'_> {
         if let Some(epoch) = self.epoch.take() {
             state.mapping.epochs.leave(epoch);
         }
-        state.committed.unflushed = true;
+        state.committed.note_unflushed();
     }
 
     fn let_go(&mut self, state: &mut State) {
@@ -135,7 +135,7 @@ impl Drop for Batch<'_> {
         }
         state.mapping.epochs.abandon();
         // The bytes that have reached the file need a flush, even if no request waits for it.
-        state.committed.unflushed = true;
+        state.committed.note_unflushed();
         self.let_go(&mut state);
     }
 }
@@ -173,7 +173,7 @@ impl<'a> LeaseGuard<'a> {
         let (ticket, epoch) = self.held.take()?;
         state.mapping.leases.release(ticket);
         state.mapping.tables.unpin(ticket.slice());
-        state.committed.unflushed = true;
+        state.committed.note_unflushed();
         Some(epoch)
     }
 }

@@ -423,7 +423,7 @@ impl Qcow2 {
                 }
                 None => {}
             }
-            state.committed.unflushed = true;
+            state.committed.note_unflushed();
         }
         if state.mapping.tables.wants_writeback() {
             state.maintenance.wake();

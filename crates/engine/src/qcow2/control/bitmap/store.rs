@@ -81,7 +81,7 @@ impl Qcow2 {
                 }
             }
             // A write that comes after all marks them again.
-            state.committed.ready_for_writes = false;
+            state.committed.end_tracking();
             state.bitmaps.now_stored(entries.clone());
         }
         if let Some(directory) = old_directory {

@@ -8,6 +8,7 @@ use super::space::qcow2_on;
 use super::{EIO, block_on};
 
 use crate::Error;
+use crate::qcow2::commit::state::Ready;
 use crate::qcow2::header::{Header, autoclear, incompatible};
 use crate::qcow2::offline::create::{CreateOptions, Version, create};
 
@@ -134,6 +135,6 @@ fn a_session_that_cannot_be_made_ready_does_not_write() {
         disk.take_log();
         block_on(image.ready_for_writes()).expect_err("it is latched");
         assert_eq!(changes(&disk), []);
-        assert!(!image.lock().committed.ready_for_writes && image.is_latched());
+        assert!(!image.lock().committed.is_ready_for(Ready::Changes) && image.is_latched());
     }
 }
