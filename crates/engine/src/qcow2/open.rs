@@ -446,7 +446,7 @@ impl Qcow2 {
         {
             let mut state = self.lock();
             state.space.protected = Protected::default();
-            state.mapping.bad_tables.clear();
+            state.mapping.forget_bad_tables();
             state.space.table_beyond = None;
         }
         protect_metadata(self, &roots)
@@ -475,9 +475,9 @@ fn protect_metadata(image: &Qcow2, roots: &[Root]) -> Result<()> {
             if cluster.0 >= state.space.claimed {
                 let first = state.space.table_beyond.get_or_insert(cluster);
                 *first = cluster.min(*first);
-                state.mapping.bad_tables.insert(index);
+                state.mapping.refuse_table(index);
             } else if !state.space.protected.insert(cluster) {
-                state.mapping.bad_tables.insert(index);
+                state.mapping.refuse_table(index);
             }
         }
     }

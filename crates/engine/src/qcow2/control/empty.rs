@@ -58,7 +58,7 @@ impl Qcow2 {
         let clusters = self.geometry().clusters_for(old_l1.len() as u64 * 8);
         let first = self.take_run(counts, clusters).await?;
         let old_first = self.lock().committed.header.l1_table_offset >> bits;
-        let old_tables = self.sound_tables();
+        let old_tables = self.lock().mapping.sound_tables();
         self.move_to_empty_l1(counts, first..first + clusters)
             .await?;
         // The image is empty, durably, and in memory: no request reads the clusters freed now. A
@@ -108,15 +108,6 @@ impl Qcow2 {
         let mut header = self.header();
         header.l1_table_offset = first << self.geometry().cluster_bits();
         self.write_header(&header).await
-    }
-
-    /// The places of the L2 tables that are where a table may be.
-    fn sound_tables(&self) -> Vec<HostOffset> {
-        let state = self.lock();
-        let indexes = 0..state.mapping.tables.l1().len() as u64;
-        let sound = indexes.filter(|index| !state.mapping.bad_tables.contains(index));
-        let tables = sound.filter_map(|index| state.mapping.tables.table(index).ok().flatten());
-        tables.map(|table| table.offset).collect()
     }
 
     /// Lowers the counts of all that these tables reached, and their own, durably. Clusters that

@@ -1,4 +1,4 @@
-//! Changing the size of the disk, copying shared tables, closing: what happens beside requests.
+//! Changing the size of the disk, and the L1 table with it.
 
 use std::ops::Range;
 
@@ -8,114 +8,15 @@ use crate::backing::{Backing, NoBacking};
 use crate::file::{Durability, Event, Space};
 use crate::image::ZeroOptions;
 use crate::job::Job;
-use crate::qcow2::commit::state::Ready;
 use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::geometry::HostCluster;
-use crate::qcow2::mapping::tables::{NewTable, OnDisk};
 use crate::qcow2::offline::create::Preallocation;
-use crate::qcow2::plan::{EntryRequest, Freed, Unref};
-use crate::qcow2::{Counts, Qcow2, State};
-use crate::sync::Waiters;
+use crate::qcow2::plan::{EntryRequest, Unref};
+use crate::qcow2::{Counts, Qcow2};
 use crate::units::round_up;
 use crate::{Error, Result};
 
-/// A table that is being copied.
-struct Copying<'a> {
-    image: &'a Qcow2,
-    l1_index: u64,
-    new: HostCluster,
-    ended: bool,
-}
-
-impl Copying<'_> {
-    /// Lets those go on that wait for the copy.
-    fn end(mut self, state: &mut State) {
-        self.ended = true;
-        // Dropping the waiters wakes them.
-        state.mapping.copying.remove(&self.l1_index);
-    }
-}
-
-impl Drop for Copying<'_> {
-    /// Dropped with the copy under way: the epoch is never left, so its space is not reused.
-    fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        let mut state = self.image.lock();
-        let now = state.mapping.epochs.current();
-        let freed = Freed::Cluster(self.image.geometry().host_offset(self.new));
-        state.space.quarantine.push((freed, now));
-        state.mapping.epochs.abandon();
-        state.mapping.copying.remove(&self.l1_index);
-    }
-}
-
 impl Qcow2 {
-    /// Copies a table that a snapshot shares. The entries' COPIED bits already say which
-    /// clusters are shared, so the copy is verbatim.
-    pub(in crate::qcow2) async fn unshare_table(&self, l1_index: u64) -> Result<()> {
-        self.make_room(1).await?;
-        let (old, new, epoch) = {
-            let mut state = self.lock();
-            self.unlatched(&state)?;
-            // The operation that holds requests back may be about to move this table.
-            if state.health.holds_changes_back() {
-                return Ok(());
-            }
-            let table = state.mapping.tables.table(l1_index).ok().flatten();
-            let shared = table.filter(|table| !table.copied);
-            let (Some(old), false) = (shared, state.mapping.copying.contains_key(&l1_index)) else {
-                return Ok(());
-            };
-            if state.space.free.clusters() == 0 {
-                return Ok(());
-            }
-            let (new, _) = self.take_clusters(&mut state, 1)[0];
-            state.raise(new);
-            state.space.protected.insert(new);
-            state.mapping.copying.insert(l1_index, Waiters::default());
-            (old.offset, new, state.mapping.epochs.enter())
-        };
-        let copying = Copying {
-            image: self,
-            l1_index,
-            new,
-            ended: false,
-        };
-        let offset = self.geometry().host_offset(new);
-        let copied = match self
-            .file
-            .read_new(old.0, self.geometry().cluster_bytes())
-            .await
-        {
-            Ok(table) => {
-                self.file
-                    .write(offset.0, vec![table.freeze()], Durability::Cached)
-                    .await
-            }
-            Err(error) => Err(error),
-        };
-        let mut state = self.lock();
-        let state = &mut *state;
-        let now = state.mapping.epochs.current();
-        let freed = if copied.is_ok() { old } else { offset };
-        if copied.is_ok() {
-            state.mapping.tables.set_table(
-                l1_index,
-                NewTable {
-                    offset,
-                    on_disk: OnDisk::Table,
-                },
-            );
-        }
-        state.space.quarantine.push((Freed::Cluster(freed), now));
-        state.committed.note_unflushed();
-        state.mapping.epochs.leave(epoch);
-        copying.end(state);
-        copied
-    }
-
     /// Changes the size of the disk; an added range gets its space as the plan says. Where the size
     /// changes at which the area of the VM state begins, that is empty afterwards.
     pub(crate) async fn resize(
@@ -372,51 +273,5 @@ impl Qcow2 {
             }
             self.find_room(counts, clusters).await?;
         }
-    }
-
-    /// Flushes what the session has changed, and releases space allocated ahead.
-    pub(crate) async fn close(&self) -> Result<()> {
-        // After a failure, memory and medium differ: the session cannot go on.
-        let closed = self.or_latched(self.finish().await);
-        let mut state = self.lock();
-        state.health.close();
-        state.maintenance.wake();
-        closed
-    }
-
-    /// Returns whether the session has changed nothing, and kept no space ahead: then there is
-    /// nothing to flush that is its own.
-    fn is_as_opened(&self) -> bool {
-        let state = self.lock();
-        let is_unwritten = state.space.raised.is_empty()
-            && state.space.counted_ahead.is_empty()
-            && state.space.quarantine.is_empty()
-            && state.space.claimed == state.space.claimed_at_open;
-        let is_unready = !state.committed.is_ready_for(Ready::Changes);
-        is_unwritten && is_unready && !state.health.is_latched()
-    }
-
-    async fn finish(&self) -> Result<()> {
-        if !self.writable || self.lock().health.is_closed() {
-            return Ok(());
-        }
-        let _drained = self.drain().await;
-        if self.raw_data && self.lock().committed.may_change_data_file() {
-            self.data.cut_padding(self.size()).await?;
-        }
-        if self.is_as_opened() {
-            return Ok(());
-        }
-        self.write_back().await?;
-        {
-            let mut counts = self.turn.take().await;
-            let released = self.release_counted_ahead(&mut counts);
-            self.latch_if_cancelled(released).await?;
-        }
-        // Clusters that the first cycle cleared have no readers left: the second lowers their
-        // counts.
-        self.write_back().await?;
-        let stored = self.store_bitmaps().await;
-        self.trim().await.and(stored)
     }
 }

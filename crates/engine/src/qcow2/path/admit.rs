@@ -526,7 +526,7 @@ impl Qcow2 {
         let table = state.mapping.tables.table(l1_index);
         let table =
             table.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
-        if state.mapping.bad_tables.contains(&l1_index) {
+        if state.mapping.is_bad_table(l1_index) {
             return Err(Error::Corrupt {
                 file: self.name().to_string(),
                 structure: "L2 table",
@@ -534,8 +534,8 @@ impl Qcow2 {
                 detail: "it overlaps other metadata or is beyond the end of the file".to_string(),
             });
         }
-        if let Some(copied) = state.mapping.copying.get_mut(&l1_index) {
-            return Ok(Err(Blocked::Other(copied.wait())));
+        if let Some(waiting) = state.mapping.copy_under_way(l1_index) {
+            return Ok(Err(Blocked::Other(waiting)));
         }
         match table {
             Some(table) if !table.copied => return Ok(Err(Blocked::OwnTable(l1_index))),

@@ -74,7 +74,8 @@ impl Qcow2 {
         let end = self.lock().mapping.tables.l1().len() as u64;
         let mut given_up = 0;
         for index in first..end {
-            let Some(offset) = self.shared_table(index) else {
+            let shared = self.lock().mapping.shared_table(index);
+            let Some(offset) = shared else {
                 continue;
             };
             let Some(entries) = self.read_entries(offset).await? else {
@@ -102,14 +103,6 @@ impl Qcow2 {
         self.cycle(counts).await
     }
 
-    /// Where the table at an L1 index is, if a snapshot shares it.
-    fn shared_table(&self, l1_index: u64) -> Option<HostOffset> {
-        let state = self.lock();
-        let table = state.mapping.tables.table(l1_index).ok().flatten()?;
-        let is_shared = !table.copied && !state.mapping.bad_tables.contains(&l1_index);
-        is_shared.then_some(table.offset)
-    }
-
     /// The entries of a table that refer to space; `None` if one of them is damaged.
     async fn read_entries(&self, table: HostOffset) -> Result<Option<Vec<L2Entry>>> {
         let len = self.geometry().cluster_bytes();
@@ -125,7 +118,7 @@ impl Qcow2 {
         {
             let mut state = self.lock();
             // A request that was dropped may still reach some of them.
-            if state.mapping.epochs.any_abandoned() || !state.mapping.bad_tables.is_empty() {
+            if state.mapping.epochs.any_abandoned() || state.mapping.has_bad_tables() {
                 return Ok(());
             }
             self.release_table_space(&mut state);
