@@ -5,7 +5,6 @@
 //! it does not accept, so callers need not check. Many requests are under way at a time; they
 //! complete in any order, and overlapping ones take effect in any order.
 
-use crate::errno::EIO;
 use std::fmt;
 use std::ops::Range;
 use std::pin::Pin;
@@ -13,6 +12,7 @@ use std::sync::Arc;
 
 use cowslip_queue::{IoVec, IoVecMut};
 
+use crate::errno::EIO;
 use crate::file::{Durability, Space};
 use crate::{Error, Result};
 

@@ -4,10 +4,10 @@
 //! unsupported feature ([`Error::Unsupported`]); the caller's request is impossible
 //! ([`Error::Invalid`] and others). Mistakes of this program are assertions, not errors.
 
-use crate::errno::{EACCES, EAGAIN, EBUSY, ECANCELED, EINVAL, EIO, ENOTSUP, EPERM};
 use std::fmt;
 use std::io;
 
+use crate::errno::{EACCES, EAGAIN, EBUSY, ECANCELED, EINVAL, EIO, ENOTSUP, EPERM};
 use crate::file::{Conflict, ReadAs};
 
 /// A failure of an operation on an image.

@@ -7,10 +7,10 @@
 
 mod jobs;
 
-use cowslip::errno::{EIO, ENOSPC};
 use std::ops::Range;
 use std::sync::Arc;
 
+use cowslip::errno::{EIO, ENOSPC};
 use cowslip::file::BlockFile;
 use cowslip::image::{DiscardPolicy, Durability, OpenOptions};
 use cowslip::luks::Passphrase;

@@ -5,7 +5,6 @@
 //! is carried out in every order that the file's operations can have, with one request dropped or
 //! none.
 
-use cowslip::errno::EPERM;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -14,6 +13,7 @@ use std::task::{Context, Poll, Waker};
 use crate::support::block_on;
 use crate::support::slow::NoFiles;
 use cowslip::commit::{Afterwards, Commit};
+use cowslip::errno::EPERM;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Capabilities, Durability, FileRequest, Gate, Space};
 use cowslip::image::{DiscardPolicy, Format, OpenOptions, ZeroOptions};

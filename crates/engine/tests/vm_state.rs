@@ -1,10 +1,10 @@
 //! The VM state behind a disk: what is there after a resize, a snapshot, a commit and an amendment,
 //! and what is refused. How QEMU's tools see it is in the command's tests.
 
-use cowslip::errno::{EFBIG, EIO};
 use std::sync::Arc;
 
 use cowslip::commit::{Afterwards, Commit};
+use cowslip::errno::{EFBIG, EIO};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate};
 use cowslip::image::{Format, OpenOptions};

@@ -1,9 +1,9 @@
 //! [`PartFile`]: a range of another file, as QEMU's `raw` with `offset` and `size`.
 
-use cowslip_block::errno::ENOSPC;
 use std::io;
 use std::sync::Arc;
 
+use cowslip_block::errno::ENOSPC;
 use cowslip_block::file::{
     BlockFile, Capabilities, ContentId, Durability, FileExtent, Space, Storage,
 };

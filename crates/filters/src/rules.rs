@@ -5,9 +5,9 @@
 //! kind `set-state` change the state, which is a condition of other rules. So an error hits the
 //! request that follows its event and, unless the rule has `once`, all later ones.
 
-use cowslip_block::errno::EIO;
 use std::ops::Range;
 
+use cowslip_block::errno::EIO;
 use cowslip_block::file::Event;
 use cowslip_block::{Error, Result};
 

@@ -4,7 +4,6 @@
 //! It is the plain file's part of a preallocation. The caller knows which bytes belong to which
 //! structure, and in what order they become part of an image. Nothing here frees space again.
 
-use cowslip_block::errno::ENOSPC;
 use std::future::Future;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -14,6 +13,7 @@ use crate::job::{Job, PIECE_BYTES, Stage};
 use crate::units::pieces;
 use crate::{Error, Result};
 use cowslip_block::Buf;
+use cowslip_block::errno::ENOSPC;
 use cowslip_block::policy::Preallocation;
 
 /// Bytes that one call of the file system allocates: it holds up other I/O of the file, and cannot

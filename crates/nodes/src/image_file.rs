@@ -1,12 +1,12 @@
 //! [`ImageFile`]: an image as a file, for another image or a filter above it.
 
-use cowslip_block::errno::{EIO, ENOSPC};
 use std::io;
 use std::sync::Arc;
 
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space, Storage};
 use cowslip::image::{Format, ZeroOptions};
 use cowslip::{BufMut, Error, Image, IoVec, IoVecMut};
+use cowslip_block::errno::{EIO, ENOSPC};
 use cowslip_queue::{Pending, pending};
 
 /// Extents that are asked for at a time.

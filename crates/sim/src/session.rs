@@ -1,11 +1,11 @@
 //! The requests of a session: each is performed on the subject and recorded in the model.
 
-use cowslip::errno::ENOSPC;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use cowslip::errno::ENOSPC;
 use cowslip::image::{DetectZeroes, Durability, Space, WritePolicy, ZeroOptions};
 use cowslip::job::{Attendant, Progress};
 use cowslip::qcow2::create::Preallocation;

@@ -3,10 +3,10 @@
 //! A command line is parsed into a request first ([`Reading`], [`Writing`]), with all its errors;
 //! the request is then carried out in one place, whether or not the shell waits for it.
 
-use cowslip::errno::{EINVAL, EIO, ENOTSUP};
 use std::rc::Rc;
 use std::time::Instant;
 
+use cowslip::errno::{EINVAL, EIO, ENOTSUP};
 use cowslip::image::{Durability, Extent, Space, ZeroOptions};
 use cowslip::{Buf, BufMut, Error, Image};
 use cowslip_queue::pending;

@@ -5,9 +5,9 @@
 //! moves next is drawn from the seed. The volatile content is what reads see; every effect is also
 //! logged until a flush covers it. A flush covers what had completed when it was issued.
 
-use cowslip::errno::ENOTSUP;
 use std::io;
 
+use cowslip::errno::ENOTSUP;
 use cowslip::file::{Capabilities, FileExtent};
 use cowslip_queue::{Completer, IoVecMut};
 

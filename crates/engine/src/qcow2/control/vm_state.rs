@@ -9,12 +9,12 @@
 //! uses the area holds `Qcow2::vm_state` meanwhile, and so does one that changes the size. A resize
 //! that moves the start of the area moves the state with it, since its offsets must stay the same.
 
-use crate::errno::{EFBIG, EIO};
 use std::ops::Range;
 
 use cowslip_queue::{IoVec, IoVecMut};
 
 use crate::backing::NoBacking;
+use crate::errno::{EFBIG, EIO};
 use crate::file::Event;
 use crate::qcow2::Qcow2;
 use crate::qcow2::header::L1_BYTES_MAX;
@@ -67,7 +67,7 @@ impl Qcow2 {
     /// with small clusters each L1 entry maps so little that a state needs thousands.
     async fn reach_with_l1(&self, end: u64) -> Result<()> {
         let needed = self.geometry().l1_entries_for(end);
-        let has = self.lock().tables.l1().len() as u64;
+        let has = self.lock().mapping.tables.l1().len() as u64;
         self.refuse_l1(needed)?;
         if needed <= has {
             return Ok(());
@@ -99,9 +99,9 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn free_behind(&self, start: u64) -> Result<()> {
         let nothing = NoBacking;
         let coverage = self.geometry().l2_coverage_bytes();
-        let entries = self.lock().tables.l1().len() as u64;
+        let entries = self.lock().mapping.tables.l1().len() as u64;
         for index in start / coverage..entries {
-            if self.lock().tables.l1()[index as usize] == 0 {
+            if self.lock().mapping.tables.l1()[index as usize] == 0 {
                 continue;
             }
             let range = start.max(index * coverage)..(index + 1) * coverage;

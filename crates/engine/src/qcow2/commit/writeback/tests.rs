@@ -8,7 +8,6 @@ mod latches;
 mod marks;
 mod space;
 
-use crate::errno::{EDQUOT, EIO, ENOSPC};
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -20,6 +19,7 @@ use cowslip_queue::{BufMut, IoVec, Pending};
 
 use super::*;
 use crate::Image;
+use crate::errno::{EDQUOT, EIO, ENOSPC};
 use crate::file::memory::MemoryFile;
 use crate::file::{BlockFile, FileRequest, Gate};
 use crate::image::{Durability, OpenOptions};

@@ -49,7 +49,7 @@ fn new_counts_that_could_not_be_written_stop_the_session() {
     for errno in [EIO, ENOSPC] {
         let disk = with_small_blocks();
         let image = qcow2_on(&disk);
-        let wanted = image.lock().free.clusters() + 200;
+        let wanted = image.lock().space.free.clusters() + 200;
         fail(&disk, errno, is_write);
         block_on(image.make_room(wanted)).expect_err("blocks cannot be written");
         let extensions = changes(&disk).into_iter();
@@ -164,7 +164,8 @@ fn an_image_whose_header_is_unknown_is_not_marked_corrupt() {
         fail(&disk, EIO, fails);
         block_on(image.write_header(&header)).expect_err("it fails");
         // A request that was under way meets damage.
-        image.lock().damaged = true;
+        let damage = Error::Invalid("guest data is mapped to metadata".to_string());
+        image.lock().health.latch_for_damage(damage);
         disk.mend();
         disk.take_log();
         let before = disk.contents();
