@@ -96,7 +96,7 @@ impl fmt::Display for Mistake {
 pub struct Scanner<'a> {
     args: &'a [String],
     letters: &'static str,
-    longs: &'static [Long],
+    longs: &'a [Long],
     own: &'static [Long],
     stops_at_operand: bool,
     second_may_be_less: bool,
@@ -109,7 +109,7 @@ pub struct Scanner<'a> {
 impl<'a> Scanner<'a> {
     /// Scans `args`, the program's or command's name not among them. In `letters`, a colon follows
     /// each option that takes a value.
-    pub fn new(args: &'a [String], letters: &'static str, longs: &'static [Long]) -> Scanner<'a> {
+    pub fn new(args: &'a [String], letters: &'static str, longs: &'a [Long]) -> Scanner<'a> {
         Scanner {
             args,
             letters,

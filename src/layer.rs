@@ -11,7 +11,6 @@ use cowslip::file::{
     BlockFile, ChosenBy, Claim, ContentId, FileRequest, Gate, ReadAs, ReadSet, Role, Sharing,
     Storage,
 };
-use cowslip::foreign::probe;
 use cowslip::image::Format;
 use cowslip::luks;
 use cowslip::qcow2::header::Header;
@@ -21,11 +20,11 @@ use crate::error::CommandError;
 use crate::open::object;
 use crate::open::{
     self, ImageSpec, NodeGate, OpenHow, Source, claim_file, is_description, local_name, open_file,
-    opening_reason, parse_format,
+    opening_reason, parse_format, probe,
 };
 use cowslip_filters::Breakpoints;
-use cowslip_nodes::Bottom;
 use cowslip_nodes::driver::FileHow;
+use cowslip_nodes::{Bottom, disk_bytes};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -45,6 +44,8 @@ pub struct ImageFileInfo {
     pub format: Format,
     /// Length of the file, in whole sectors.
     pub file_len: u64,
+    /// The size of its disk in bytes, if neither a header nor the file's length says it.
+    disk_bytes: Option<u64>,
     /// Bytes that it occupies on the host.
     pub disk_size: Option<u64>,
     /// The file system's extent size hint for the file in bytes, if one is set.
@@ -268,7 +269,7 @@ impl ImageFileInfo {
     ) -> cowslip::Result<ImageFileInfo> {
         let format = match format {
             Some(format) => format,
-            None => probe(&read_start(file.as_ref()).await?, name, &[])?,
+            None => probe(&read_start(file.as_ref()).await?, name)?,
         };
         let is_claimed = match options.sharing {
             Sharing::Forced => false,
@@ -281,6 +282,10 @@ impl ImageFileInfo {
         let inspection = match format {
             Format::Raw | Format::Luks | Format::Other(_) => None,
             Format::Qcow2 => Some(inspect(file).await?),
+        };
+        let disk_bytes = match format {
+            Format::Other(_) => Some(disk_bytes(file, format, &gate(options)).await?),
+            Format::Raw | Format::Luks | Format::Qcow2 => None,
         };
         let len = file.len().await;
         let len = len.map_err(|error| {
@@ -297,6 +302,7 @@ impl ImageFileInfo {
             protocol: Protocol::default(),
             format,
             file_len: len.next_multiple_of(SECTOR_BYTES),
+            disk_bytes,
             disk_size: file.allocated_bytes(),
             extent_hint_bytes: file.extent_hint_bytes(),
             zero_methods: zero_methods(file.as_ref()),
@@ -319,7 +325,7 @@ impl ImageFileInfo {
         match (self.header(), &self.keys) {
             (Some(header), _) => header.size,
             (None, Some(keys)) => self.file_len.saturating_sub(keys.payload_offset),
-            (None, None) => self.file_len,
+            (None, None) => self.disk_bytes.unwrap_or(self.file_len),
         }
     }
 

@@ -24,7 +24,7 @@ mod temporary;
 pub mod tls;
 
 pub use cowslip_console::queue::block_on;
-pub use cowslip_nodes::options::{alloc_policy, detect_zeroes, parse_aio, parse_format};
+pub use cowslip_nodes::options::{alloc_policy, detect_zeroes, parse_aio};
 pub use cowslip_nodes::{
     Access, CacheMode, ImageSpec, NodeGate, OpenHow, Source, foreign, local_name, open_alone,
     open_file, reopen_image, sharing,
@@ -47,6 +47,27 @@ pub fn how() -> OpenHow {
 /// Whether a name, as images have it, is not that of a file of the host.
 pub fn is_description(name: &str) -> bool {
     drivers::standard().is_description(name)
+}
+
+/// The format of images of this name.
+///
+/// # Errors
+/// `Unknown driver 'x'`.
+pub fn parse_format(name: &str) -> cowslip::Result<Format> {
+    drivers::standard().format(name)
+}
+
+/// The format of images of this name, in which no node of the host's files is a format.
+pub fn format_named(name: &str) -> Option<Format> {
+    drivers::standard().engine_formats().named(name)
+}
+
+/// The format of a file that begins with these bytes.
+///
+/// # Errors
+/// A format that is only recognised.
+pub fn probe(start: &[u8], file: &str) -> cowslip::Result<Format> {
+    drivers::standard().probe(start, file)
 }
 
 /// The queue's threads for blocking calls, which pack and unpack clusters too: for verbs that move

@@ -14,17 +14,17 @@ use cowslip::qcow2::header::CryptMethod;
 use cowslip::{Error, Job};
 use serde_json::{Value, json};
 
+use super::ChangeArgs;
 use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS, format_named};
 use crate::encryption::{self, SlotOptions};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
-use crate::job::JobArgs;
 use crate::open::{
-    self, Access, CacheMode, OneImage, OpenHow, Trust, alloc_policy, block_on, open_image,
+    self, Access, CacheMode, OneImage, OpenHow, alloc_policy, block_on, open_image,
     warn_of_guessed_raw,
 };
 use crate::options::{self, Kind, Known};
-use crate::output::{DoneArgs, Program, is_called_as_qemu, print, usage_error};
+use crate::output::{Program, is_called_as_qemu, print, usage_error};
 
 /// Command line of `amend`.
 #[derive(clap::Args)]
@@ -44,15 +44,8 @@ pub struct Args {
     /// Allow what may lose data: a key slot in use is overwritten, the last one is erased
     #[arg(long)]
     force: bool,
-    /// Print nothing
-    #[arg(short, long)]
-    quiet: bool,
     #[command(flatten)]
-    trust: Trust,
-    #[command(flatten)]
-    done: DoneArgs,
-    #[command(flatten)]
-    job: JobArgs,
+    change: ChangeArgs,
     #[command(flatten)]
     image: OneImage,
 }
@@ -139,10 +132,10 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     let how = OpenHow {
         access: Access::Write,
         cache,
-        policy: args.trust.backing_policy,
+        policy: args.change.trust.backing_policy,
         ..open::how()
     };
-    let job = args.job.job()?;
+    let job = args.change.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let mut done = 0;
     let outcome = block_on(Aio::Auto, async {
@@ -184,8 +177,8 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     if asks_for_help {
         return Ok(());
     }
-    args.job.end();
-    args.done.report(args.quiet, "", || {
+    args.change.job.end();
+    args.change.done.report(args.change.quiet, "", || {
         let options = options.into_iter();
         let options = options.map(|(name, value)| (name, Value::from(value)));
         json!({

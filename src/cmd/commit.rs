@@ -8,15 +8,15 @@ use cowslip::file::{ContentId, Sharing};
 use cowslip::image::{DiscardPolicy, Image, OpenOptions};
 use serde_json::json;
 
+use super::ChangeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    self, Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, open_image,
-    warn_of_guessed_raw,
+    self, Access, CacheMode, OneImage, OpenHow, Source, block_on, open_image, warn_of_guessed_raw,
 };
 use crate::options::bytes_within;
-use crate::output::{DoneArgs, Program, is_called_as_qemu};
+use crate::output::{Program, is_called_as_qemu};
 use crate::repair_text::repaired_when_opened;
 use crate::size::SIZE_MAX;
 
@@ -40,15 +40,8 @@ pub struct Args {
     /// Maximum rate in bytes per second; 0 is no limit
     #[arg(short, long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
-    /// Print nothing
-    #[arg(short, long)]
-    quiet: bool,
     #[command(flatten)]
-    trust: Trust,
-    #[command(flatten)]
-    done: DoneArgs,
-    #[command(flatten)]
-    job: JobArgs,
+    change: ChangeArgs,
     #[command(flatten)]
     image: OneImage,
 }
@@ -61,7 +54,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 impl Args {
     /// How the job is shown and paced: `-r` is `--rate-limit`, in qemu-img's words.
     fn shown(&self) -> Result<JobArgs, CommandError> {
-        let shown = self.job.unless(self.quiet);
+        let shown = self.change.job.unless(self.change.quiet);
         let Some(rate) = &self.rate else {
             return Ok(shown);
         };
@@ -81,7 +74,7 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
         access: Access::Write,
         cache: cache?,
         discard: DiscardPolicy::Unmap,
-        policy: args.trust.backing_policy,
+        policy: args.change.trust.backing_policy,
         ..open::how()
     };
     let shown = args.shown()?;
@@ -121,13 +114,15 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
     }
     let base = outcome.map_err(not_committed)?;
     shown.end();
-    args.done.report(args.quiet, "Image committed.\n", || {
-        json!({
-            "filename": spec.filename,
-            "base": base,
-            "emptied": !(args.drop || args.base.is_some()),
-        })
-    });
+    args.change
+        .done
+        .report(args.change.quiet, "Image committed.\n", || {
+            json!({
+                "filename": spec.filename,
+                "base": base,
+                "emptied": !(args.drop || args.base.is_some()),
+            })
+        });
     Ok(())
 }
 

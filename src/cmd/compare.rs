@@ -30,10 +30,15 @@ const SECTOR_BYTES: u64 = 512;
 #[derive(clap::Args)]
 pub struct Args {
     /// The first image's format
-    #[arg(short = 'f', long = "a-format", alias = "format", value_name = "FMT")]
+    #[arg(short = 'f', long = "a-format", aliases = ["format", "left-format"], value_name = "FMT")]
     a_format: Option<String>,
     /// The second image's format
-    #[arg(short = 'F', long = "b-format", value_name = "FMT")]
+    #[arg(
+        short = 'F',
+        long = "b-format",
+        alias = "right-format",
+        value_name = "FMT"
+    )]
     b_format: Option<String>,
     /// The FILENAMEs are complete image specifications
     #[arg(long)]

@@ -74,7 +74,12 @@ pub struct Args {
     )]
     source_cache: String,
     /// Format of the target; raw by default
-    #[arg(short = 'O', long = "target-format", value_name = "FMT")]
+    #[arg(
+        short = 'O',
+        long = "target-format",
+        alias = "output-format",
+        value_name = "FMT"
+    )]
     target_format: Option<String>,
     /// The target is a complete image specification
     #[arg(long)]
@@ -96,6 +101,7 @@ pub struct Args {
     #[arg(
         short = 't',
         long = "target-cache",
+        alias = "output-cache",
         value_name = "CACHE",
         default_value = "unsafe"
     )]

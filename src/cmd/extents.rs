@@ -5,7 +5,6 @@ use std::path::Path;
 
 use cowslip::file::host::{Aio, HostGate, HostOptions, open_host_file, resolve_name};
 use cowslip::file::{ChosenBy, Claim, FileRequest, Gate, ReadAs, ReadSet, Role, Sharing};
-use cowslip::foreign::probe;
 use cowslip::image::Format;
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{inspect, read_start};
@@ -145,7 +144,7 @@ async fn opened(source: &Source, how: &OpenHow) -> cowslip::Result<Option<ImageF
     let file = open_host_file(source.filename.as_ref(), &options)?;
     let format = match source.format {
         Some(format) => format,
-        None => probe(&read_start(file.as_ref()).await?, &source.filename, &[])?,
+        None => open::probe(&read_start(file.as_ref()).await?, &source.filename)?,
     };
     if format != Format::Qcow2 {
         return Ok(None);

@@ -20,10 +20,10 @@ const EXTENTS_AT_ONCE: usize = 1024;
 #[derive(clap::Args)]
 pub struct Args {
     /// Where to begin
-    #[arg(long, value_name = "OFFSET", allow_hyphen_values = true)]
+    #[arg(short = 's', long, value_name = "OFFSET", allow_hyphen_values = true)]
     start_offset: Option<String>,
     /// How much to map
-    #[arg(long, value_name = "LENGTH", allow_hyphen_values = true)]
+    #[arg(short = 'l', long, value_name = "LENGTH", allow_hyphen_values = true)]
     max_length: Option<String>,
     /// Open the image although another process writes to it
     #[arg(short = 'U', long)]

@@ -13,15 +13,15 @@ use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::rebase::Storage;
 use serde_json::json;
 
+use super::ChangeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
-use crate::job::JobArgs;
 use crate::layer::{self, ImageFileInfo, InspectOptions};
 use crate::open::{
-    self, Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, foreign,
+    self, Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, block_on, foreign, format_named,
     open_image, sharing, warn_of_guessed_raw,
 };
-use crate::output::{DoneArgs, Program, is_called_as_qemu, usage_error};
+use crate::output::{Program, is_called_as_qemu, usage_error};
 
 /// Command line of `rebase`.
 #[derive(clap::Args)]
@@ -52,15 +52,8 @@ pub struct Args {
     /// Open the new backing file although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Print nothing
-    #[arg(short, long)]
-    quiet: bool,
     #[command(flatten)]
-    trust: Trust,
-    #[command(flatten)]
-    done: DoneArgs,
-    #[command(flatten)]
-    job: JobArgs,
+    change: ChangeArgs,
     #[command(flatten)]
     image: OneImage,
 }
@@ -96,7 +89,7 @@ impl Args {
     }
 
     fn backing_format(&self) -> Result<Option<Format>, CommandError> {
-        let parse = |name: &str| match (Format::from_name(name), foreign::format_refused(name)) {
+        let parse = |name: &str| match (format_named(name), foreign::format_refused(name)) {
             (Some(format), _) => Ok(format),
             // Nobody looks at the file then.
             (None, Some(_)) if self.backing_unsafe => Ok(Format::Raw),
@@ -123,17 +116,17 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
             true => BackingChoice::None,
             false => BackingChoice::AsNamed,
         },
-        policy: args.trust.backing_policy,
+        policy: args.change.trust.backing_policy,
         ..open::how()
     };
     let backing_how = OpenHow {
         cache: parse(&args.backing_cache, "source cache option")?,
         sharing: sharing(args.force_share, Sharing::AsFormat),
-        policy: args.trust.backing_policy,
+        policy: args.change.trust.backing_policy,
         key_secret: spec.resolve()?.image.backing_key_secret,
         ..open::how()
     };
-    let shown = args.job.unless(args.quiet);
+    let shown = args.change.job.unless(args.change.quiet);
     let job = shown.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let outcome = block_on(Aio::Auto, async {
@@ -151,7 +144,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
     }
     outcome.map_err(|error| args.could_not_change(error))?;
     shown.end();
-    args.done.report(args.quiet, "", || {
+    args.change.done.report(args.change.quiet, "", || {
         json!({
             "filename": spec.filename,
             "backing-filename": args.backing.as_deref().filter(|name| !name.is_empty()),

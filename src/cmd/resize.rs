@@ -8,12 +8,12 @@ use cowslip::image::Image;
 use cowslip::qcow2::create::Preallocation;
 use serde_json::json;
 
+use super::ChangeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
-use crate::job::JobArgs;
-use crate::open::{self, Access, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw};
+use crate::open::{self, Access, OpenHow, block_on, open_image, warn_of_guessed_raw};
 use crate::options;
-use crate::output::{DoneArgs, Program, usage_error};
+use crate::output::{Program, usage_error};
 
 /// Command line of `resize`.
 #[derive(clap::Args)]
@@ -30,15 +30,8 @@ pub struct Args {
     /// Allow the disk to become smaller; what is beyond its new end is lost
     #[arg(long)]
     shrink: bool,
-    /// Print nothing
-    #[arg(short, long)]
-    quiet: bool,
     #[command(flatten)]
-    trust: Trust,
-    #[command(flatten)]
-    done: DoneArgs,
-    #[command(flatten)]
-    job: JobArgs,
+    change: ChangeArgs,
     /// The image file, and its new size; with + or - by how much it changes
     #[arg(value_name = "FILENAME [+-]SIZE")]
     words: Vec<String>,
@@ -110,10 +103,10 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
     )?;
     let open_how = OpenHow {
         access: Access::Write,
-        policy: args.trust.backing_policy,
+        policy: args.change.trust.backing_policy,
         ..open::how()
     };
-    let job = args.job.job()?;
+    let job = args.change.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let outcome = block_on(Aio::Auto, async {
         let image = open_image(&spec, &open_how).await?;
@@ -135,15 +128,17 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
         }
         outcome => {
             let (before, size) = outcome?;
-            args.job.end();
-            args.done.report(args.quiet, "Image resized.\n", || {
-                json!({
-                    "filename": filename,
-                    "virtual-size-before": before,
-                    "virtual-size": size,
-                    "preallocation": args.preallocation,
-                })
-            });
+            args.change.job.end();
+            args.change
+                .done
+                .report(args.change.quiet, "Image resized.\n", || {
+                    json!({
+                        "filename": filename,
+                        "virtual-size-before": before,
+                        "virtual-size": size,
+                        "preallocation": args.preallocation,
+                    })
+                });
             Ok(())
         }
     }

@@ -18,12 +18,46 @@ use crate::output::{Program, print_error};
 
 use super::{Found, Long, Mistake, Name, Scanner, Value};
 
-/// Options and operands of a verb.
+/// The options that qemu-img has for a verb; what they are is declared for the parser.
 #[derive(Clone, Copy, Debug)]
 struct Verb {
     name: &'static str,
     letters: &'static str,
-    longs: &'static [Long],
+    /// Names apart by blanks.
+    longs: &'static str,
+}
+
+impl Verb {
+    /// Its long options, as the parser declares them.
+    fn longs(&self, parser: &Command) -> Vec<Long> {
+        let declared = |name| match name {
+            "help" => HELP,
+            // Objects are defined as they are scanned.
+            "object" => OBJECT,
+            name => {
+                let arg = parser.get_arguments().find(|arg| is_named(arg, name));
+                let arg = arg.expect("a test compares the names with the parser's");
+                Long {
+                    name,
+                    letter: arg.get_short(),
+                    value: value_of(arg),
+                }
+            }
+        };
+        self.longs.split_whitespace().map(declared).collect()
+    }
+}
+
+/// The value that an option has: one that may be left out is not qemu-img's.
+fn value_of(arg: &Arg) -> Value {
+    let is_required = match arg.get_num_args() {
+        Some(count) => count.min_values() > 0,
+        None => arg.get_action().takes_values(),
+    };
+    match is_required {
+        true => Value::Required,
+        false => Value::None,
+    }
 }
 
 /// The line cannot be followed.
@@ -92,13 +126,7 @@ const fn long_with_value(name: &'static str) -> Long {
 }
 
 const HELP: Long = flag("help", 'h');
-const QUIET: Long = flag("quiet", 'q');
-const PROGRESS: Long = flag("progress", 'p');
-const FORCE_SHARE: Long = flag("force-share", 'U');
-const FORMAT: Long = with_value("format", 'f');
 const OBJECT: Long = long_with_value("object");
-const IMAGE_OPTS: Long = long_flag("image-opts");
-const OUTPUT: Long = long_with_value("output");
 
 /// Before the verb.
 const STANDARD_LETTERS: &str = "hVT:";
@@ -129,253 +157,86 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "amend",
         letters: "f:ho:pqt:",
-        longs: &[
-            HELP,
-            QUIET,
-            PROGRESS,
-            OBJECT,
-            FORMAT,
-            with_value("cache", 't'),
-            with_value("options", 'o'),
-            IMAGE_OPTS,
-            long_flag("force"),
-        ],
+        longs: "help quiet progress object format cache options image-opts force",
     },
     Verb {
         name: "bench",
         letters: "c:d:f:hi:no:qs:t:wS:U",
-        longs: &[
-            HELP,
-            FORMAT,
-            IMAGE_OPTS,
-            with_value("cache", 't'),
-            with_value("count", 'c'),
-            with_value("depth", 'd'),
-            with_value("offset", 'o'),
-            with_value("buffer-size", 's'),
-            with_value("step-size", 'S'),
-            with_value("aio", 'i'),
-            flag("native", 'n'),
-            flag("write", 'w'),
-            long_with_value("pattern"),
-            long_with_value("flush-interval"),
-            long_flag("no-drain"),
-            FORCE_SHARE,
-        ],
+        longs: "help format image-opts cache count depth offset buffer-size step-size \
+                aio native write pattern flush-interval no-drain force-share",
     },
     Verb {
         name: "bitmap",
         letters: "b:f:g:hF:",
-        longs: &[
-            HELP,
-            OBJECT,
-            IMAGE_OPTS,
-            long_flag("add"),
-            long_flag("remove"),
-            long_flag("clear"),
-            long_flag("enable"),
-            long_flag("disable"),
-            long_with_value("merge"),
-            with_value("granularity", 'g'),
-            with_value("source-file", 'b'),
-            with_value("source-format", 'F'),
-        ],
+        longs: "help object image-opts add remove clear enable disable merge granularity \
+                source-file source-format",
     },
     Verb {
         name: "check",
         letters: "f:hqr:T:U",
-        longs: &[
-            HELP,
-            QUIET,
-            FORMAT,
-            with_value("cache", 'T'),
-            with_value("repair", 'r'),
-            OUTPUT,
-            OBJECT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-        ],
+        longs: "help quiet format cache repair output object image-opts force-share",
     },
     Verb {
         name: "commit",
         letters: "b:df:hpqr:t:",
-        longs: &[
-            HELP,
-            QUIET,
-            OBJECT,
-            FORMAT,
-            IMAGE_OPTS,
-            with_value("cache", 't'),
-            flag("drop", 'd'),
-            with_value("base", 'b'),
-            PROGRESS,
-            with_value("rate", 'r'),
-        ],
+        longs: "help quiet object format image-opts cache drop base progress rate",
     },
     Verb {
         name: "compare",
         letters: "f:hpqsF:T:U",
-        longs: &[
-            HELP,
-            QUIET,
-            OBJECT,
-            with_value("cache", 'T'),
-            IMAGE_OPTS,
-            with_value("a-format", 'f'),
-            with_value("left-format", 'f'),
-            with_value("b-format", 'F'),
-            with_value("right-format", 'F'),
-            FORCE_SHARE,
-            flag("strict", 's'),
-            PROGRESS,
-        ],
+        longs: "help quiet object cache image-opts a-format left-format b-format \
+                right-format force-share strict progress",
     },
     Verb {
         name: "convert",
         letters: "cf:hl:m:no:pqr:t:B:CF:O:S:T:UW",
-        longs: &[
-            HELP,
-            QUIET,
-            OBJECT,
-            IMAGE_OPTS,
-            long_flag("source-image-opts"),
-            with_value("source-format", 'f'),
-            with_value("source-cache", 'T'),
-            with_value("snapshot", 'l'),
-            with_value("sparse-size", 'S'),
-            with_value("output-format", 'O'),
-            with_value("options", 'o'),
-            with_value("output-cache", 't'),
-            with_value("backing", 'B'),
-            with_value("backing-format", 'F'),
-            FORCE_SHARE,
-            long_flag("target-image-opts"),
-            long_flag("salvage"),
-            long_flag("target-is-zero"),
-            long_flag("bitmaps"),
-            long_flag("skip-broken-bitmaps"),
-            with_value("rate", 'r'),
-            with_value("parallel", 'm'),
-            flag("oob-writes", 'W'),
-            flag("copy-range-offloading", 'C'),
-        ],
+        longs: "help quiet object image-opts source-image-opts source-format \
+                source-cache snapshot sparse-size output-format options output-cache \
+                backing backing-format force-share target-image-opts salvage \
+                target-is-zero bitmaps skip-broken-bitmaps rate parallel oob-writes \
+                copy-range-offloading",
     },
     Verb {
         name: "create",
         letters: "b:f:ho:quF:",
-        longs: &[
-            HELP,
-            QUIET,
-            OBJECT,
-            FORMAT,
-            with_value("backing", 'b'),
-            with_value("backing-format", 'F'),
-            flag("backing-unsafe", 'u'),
-            with_value("options", 'o'),
-        ],
+        longs: "help quiet object format backing backing-format backing-unsafe options",
     },
     Verb {
         name: "dd",
         letters: "f:hO:U",
-        longs: &[
-            HELP,
-            OBJECT,
-            FORMAT,
-            with_value("output-format", 'O'),
-            IMAGE_OPTS,
-            FORCE_SHARE,
-        ],
+        longs: "help object format output-format image-opts force-share",
     },
     Verb {
         name: "info",
         letters: "bf:hU",
-        longs: &[
-            HELP,
-            FORMAT,
-            OUTPUT,
-            flag("backing-chain", 'b'),
-            OBJECT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-        ],
+        longs: "help format output backing-chain object image-opts force-share",
     },
     Verb {
         name: "map",
         letters: "f:hl:s:U",
-        longs: &[
-            HELP,
-            FORMAT,
-            OUTPUT,
-            OBJECT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            with_value("start-offset", 's'),
-            with_value("max-length", 'l'),
-        ],
+        longs: "help format output object image-opts force-share start-offset max-length",
     },
     Verb {
         name: "measure",
         letters: "f:hl:o:O:U",
-        longs: &[
-            HELP,
-            with_value("target-format", 'O'),
-            FORMAT,
-            IMAGE_OPTS,
-            with_value("options", 'o'),
-            with_value("snapshot", 'l'),
-            OBJECT,
-            OUTPUT,
-            long_with_value("size"),
-            FORCE_SHARE,
-        ],
+        longs: "help target-format format image-opts options snapshot object output size \
+                force-share",
     },
     Verb {
         name: "rebase",
         letters: "b:cf:hpqt:uF:T:U",
-        longs: &[
-            HELP,
-            QUIET,
-            PROGRESS,
-            OBJECT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            FORMAT,
-            with_value("cache", 't'),
-            flag("compress", 'c'),
-            with_value("backing", 'b'),
-            with_value("backing-format", 'F'),
-            with_value("backing-cache", 'T'),
-            flag("backing-unsafe", 'u'),
-        ],
+        longs: "help quiet progress object image-opts force-share format cache compress \
+                backing backing-format backing-cache backing-unsafe",
     },
     Verb {
         name: RESIZE,
         letters: "f:hq",
-        longs: &[
-            HELP,
-            QUIET,
-            OBJECT,
-            FORMAT,
-            IMAGE_OPTS,
-            long_with_value("preallocation"),
-            long_flag("shrink"),
-        ],
+        longs: "help quiet object format image-opts preallocation shrink",
     },
     Verb {
         name: "snapshot",
         letters: "a:c:d:f:hlqU",
-        longs: &[
-            HELP,
-            QUIET,
-            OBJECT,
-            FORMAT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            flag("list", 'l'),
-            with_value("apply", 'a'),
-            with_value("create", 'c'),
-            with_value("delete", 'd'),
-        ],
+        longs: "help quiet object format image-opts force-share list apply create delete",
     },
 ];
 
@@ -414,7 +275,8 @@ pub fn unambiguous(
         return Err(Refusal::UnknownVerb(name.clone()));
     };
     out.push(name.clone());
-    let mut scanner = Scanner::new(rest, verb.letters, verb.longs).with_own(OWN);
+    let longs = verb.longs(parser);
+    let mut scanner = Scanner::new(rest, verb.letters, &longs).with_own(OWN);
     if verb.name == RESIZE {
         scanner = scanner.second_may_be_less();
     }
@@ -426,7 +288,7 @@ pub fn unambiguous(
         let value = found.value.as_deref().unwrap_or_default();
         let validated = validate(verb.name, found.name, value).map_err(Refusal::Value)?;
         if validated == Validated::Passed {
-            push(found, (parser, verb.longs), &mut out).map_err(mistake)?;
+            push(found, (parser, &longs), &mut out).map_err(mistake)?;
         }
     }
     out.push("--".to_string());
@@ -573,17 +435,18 @@ mod tests {
         let line = crate::QemuImgLine::command();
         for verb in VERBS {
             let parser = line.find_subcommand(verb.name).unwrap();
+            let known = verb.longs(parser);
             let letters = verb.letters.chars().filter(|letter| *letter != ':');
             let letters = letters.filter(|letter| *letter != 'h').map(Name::Letter);
             // An option with a letter is identified by it; objects are defined as they are parsed.
-            let longs = verb.longs.iter();
+            let longs = known.iter();
             let longs = longs.filter(|long| long.letter.is_none() && long.name != "object");
             for name in letters.chain(longs.map(|long| Name::Long(long.name))) {
                 let takes = match name {
                     Name::Letter(letter) => verb.letters.contains(&format!("{letter}:")),
                     Name::Long(long) => {
-                        let known = verb.longs.iter().find(|known| known.name == long);
-                        known.unwrap().value == Value::Required
+                        let found = known.iter().find(|known| known.name == long);
+                        found.unwrap().value == Value::Required
                     }
                 };
                 let found = Found {
@@ -591,7 +454,7 @@ mod tests {
                     value: takes.then(|| "1".to_string()),
                 };
                 let mut out = vec!["x".to_string()];
-                push(found, (parser, verb.longs), &mut out).unwrap();
+                push(found, (parser, &known), &mut out).unwrap();
                 let parsed = parser.clone().try_get_matches_from(out);
                 let wrong = parsed.err().map(|error| error.to_string());
                 assert_eq!(wrong, None, "{} {name:?}", verb.name);

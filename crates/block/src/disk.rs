@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use cowslip_queue::{IoVec, IoVecMut};
 
+use crate::errno::EIO;
 use crate::file::{Durability, Space};
 use crate::{Error, Result};
 
@@ -134,7 +135,6 @@ fn read_only<T: Send + 'static>(name: &str) -> DiskFuture<'static, T> {
 /// EIO, as in QEMU.
 #[doc(hidden)]
 pub fn within(size: u64, offset: u64, len: u64) -> Result<()> {
-    const EIO: i32 = 5;
     match offset.checked_add(len) {
         Some(end) if end <= size => Ok(()),
         _ => Err(Error::io(

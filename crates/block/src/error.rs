@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io;
 
+use crate::errno::{EACCES, EAGAIN, EBUSY, ECANCELED, EINVAL, EIO, ENOTSUP, EPERM};
 use crate::file::{Conflict, ReadAs};
 
 /// A failure of an operation on an image.
@@ -174,22 +175,13 @@ impl Error {
 
     /// The nearest `errno`, for protocols and for messages in the C library's wording.
     pub fn errno(&self) -> i32 {
-        const EPERM: i32 = 1;
-        const EIO: i32 = 5;
-        const EINVAL: i32 = 22;
-        const EACCES: i32 = 13;
-        const EROFS_AS_EACCES: i32 = EACCES;
-        const ENOTSUP: i32 = 95;
-        const EAGAIN: i32 = 11;
-        const EBUSY: i32 = 16;
-        const ECANCELED: i32 = 125;
         match self {
             Error::Io { source, .. } => source.raw_os_error().unwrap_or(EIO),
             Error::Corrupt { .. } | Error::Latched(_) => EIO,
             Error::Unsupported { .. } => ENOTSUP,
             Error::Invalid(_) | Error::Opening { .. } => EINVAL,
             Error::Key(_) => EPERM,
-            Error::ReadOnly(_) => EROFS_AS_EACCES,
+            Error::ReadOnly(_) => EACCES,
             Error::Forbidden(_) => EACCES,
             Error::Locked(_) => EAGAIN,
             Error::Overwrites(_) => EBUSY,

@@ -8,12 +8,10 @@
 //! "MS-VHDX" (Microsoft); `docs/interop/qed_spec.rst`, `parallels.rst` and `qcow2.rst` of QEMU; for
 //! the others, headers that their own programs write.
 
+use crate::errno::EPERM;
 use crate::error::Feature;
 use crate::policy::Format;
 use crate::{Error, Result};
-
-/// `EPERM` of the system.
-const EPERM: i32 = 1;
 
 /// Bytes at the beginning of a file from which its format is probed.
 pub const PROBED_BYTES: u64 = 512;

@@ -6,6 +6,8 @@
 //! command lines, printing, sockets, time.
 
 pub mod disk;
+#[doc(hidden)]
+pub mod errno;
 pub mod error;
 pub mod file;
 pub mod foreign;

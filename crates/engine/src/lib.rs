@@ -120,7 +120,7 @@ pub use cowslip_block::{
     job, limits, run,
 };
 #[doc(hidden)]
-pub use cowslip_block::{foreign, workers};
+pub use cowslip_block::{errno, foreign, workers};
 #[doc(hidden)]
 pub use cowslip_hostfile::{allocate, growth, space};
 pub use cowslip_luks as luks;

@@ -10,6 +10,7 @@ mod jobs;
 use std::ops::Range;
 use std::sync::Arc;
 
+use cowslip::errno::{EIO, ENOSPC};
 use cowslip::file::BlockFile;
 use cowslip::image::{DiscardPolicy, Durability, OpenOptions};
 use cowslip::luks::Passphrase;
@@ -22,8 +23,6 @@ use cowslip::{Buf, BufMut, Error, Image, Result};
 use crate::support::failing::{Contents, Medium, Reach, Strike};
 use crate::support::{block_on, our_check};
 
-const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
 /// Where the guest writes after the job.
 const GUEST: Range<usize> = 20_000..23_000;
 const GUEST_BYTE: u8 = 0xee;

@@ -13,6 +13,7 @@ use std::task::{Context, Poll, Waker};
 use crate::support::block_on;
 use crate::support::slow::NoFiles;
 use cowslip::commit::{Afterwards, Commit};
+use cowslip::errno::EPERM;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Capabilities, Durability, FileRequest, Gate, Space};
 use cowslip::image::{DiscardPolicy, Format, OpenOptions, ZeroOptions};
@@ -20,7 +21,6 @@ use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image, IoVec, IoVecMut, Job};
 use cowslip_queue::{Pending, pending};
 
-const EPERM: i32 = 1;
 /// Fills the disk before: no header has such bytes.
 const FILL: u8 = 0xee;
 const DISK_BYTES: usize = 8192;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use cowslip::commit::{Afterwards, Commit};
+use cowslip::errno::{EFBIG, EIO};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate};
 use cowslip::image::{Format, OpenOptions};
@@ -300,8 +301,6 @@ fn what_cannot_be_addressed_is_refused() {
         let loaded = image.read_vm_state(offset, BufMut::zeroed(512));
         block_on(loaded).map(|bytes| bytes.to_vec())
     };
-    const EIO: i32 = 5;
-    const EFBIG: i32 = 27;
     // The longest L1 table, and one entry more.
     let end = (32 << 20) / 8 * TABLE - 3 * TABLE;
     assert_eq!(save_at(end), Err(EFBIG));

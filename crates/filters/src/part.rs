@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use cowslip_block::errno::ENOSPC;
 use cowslip_block::file::{
     BlockFile, Capabilities, ContentId, Durability, FileExtent, Space, Storage,
 };
@@ -67,7 +68,6 @@ impl PartFile {
     /// Translates an offset to one of the inner file. Fails with ENOSPC beyond the range, as a
     /// device does.
     fn place(&self, offset: u64, len: u64) -> io::Result<u64> {
-        const ENOSPC: i32 = 28;
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(self.start + offset),
             _ => Err(io::Error::from_raw_os_error(ENOSPC)),

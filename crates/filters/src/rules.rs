@@ -7,10 +7,10 @@
 
 use std::ops::Range;
 
+use cowslip_block::errno::EIO;
 use cowslip_block::file::Event;
 use cowslip_block::{Error, Result};
 
-const EIO: i32 = 5;
 const SECTOR_BYTES: u64 = 512;
 
 /// Kind of a request.

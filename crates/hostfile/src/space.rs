@@ -13,6 +13,7 @@ use crate::job::{Job, PIECE_BYTES, Stage};
 use crate::units::pieces;
 use crate::{Error, Result};
 use cowslip_block::Buf;
+use cowslip_block::errno::ENOSPC;
 use cowslip_block::policy::Preallocation;
 
 /// Bytes that one call of the file system allocates: it holds up other I/O of the file, and cannot
@@ -50,7 +51,6 @@ impl Fill {
 /// # Errors
 /// `ENOSPC`, with both numbers. Where the room is not known, nothing is refused.
 pub async fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
-    const ENOSPC: i32 = 28;
     match file.free_bytes_in_the_end(needed_bytes).await {
         Some(free) if free < needed_bytes => Err(Error::io(
             format!(

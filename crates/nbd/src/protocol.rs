@@ -6,6 +6,7 @@
 //! receiver to tolerate (unknown options, commands, reply types) decodes to an `Unknown` value;
 //! what it forbids is [`Malformed`].
 
+use cowslip_block::errno::EIO;
 use std::fmt;
 
 pub mod handshake;
@@ -412,7 +413,6 @@ impl ErrorCode {
 
     /// The Linux `errno` of the code; `EIO` for codes that the protocol does not define.
     pub fn errno(self) -> i32 {
-        const EIO: i32 = 5;
         match self {
             ErrorCode::Unknown(_) => EIO,
             known => i32::try_from(u32::from(known)).unwrap_or(EIO),

@@ -8,6 +8,7 @@ mod client_server;
 mod hostile_clients;
 mod hostile_servers;
 mod peers;
+mod plain_servers;
 #[cfg(feature = "psk")]
 mod psk;
 mod tls;

@@ -1,8 +1,8 @@
 //! Drivers: each is a table of options, and a constructor.
 //!
 //! A [`Protocol`] stores bytes. A [`Filter`] is a file over another one. An [`ImageFilter`] stands
-//! over the disk of an image, and the engine does its work. [`FormatOptions`] are the options of
-//! one format of images; the engine reads the format itself.
+//! over the disk of an image, and the engine does its work. An [`ImageFormat`] is a format of
+//! images, with its options; it brings the way to read images that the engine has not built in.
 
 use std::fmt;
 use std::future::Future;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use cowslip::file::BlockFile;
 use cowslip::file::host::HostOptions;
+use cowslip::formats::FormatDriver;
 use cowslip::image::Format;
 use cowslip::limits::Limits;
 use cowslip::luks::Passphrase;
@@ -195,17 +196,26 @@ pub trait ImageFilter: Sync {
     fn read(&self, options: &mut Options, above: &mut Above) -> Result<()>;
 }
 
-/// The options that a format has beside those of all images.
-pub trait FormatOptions: Sync {
+/// A format of images.
+pub trait ImageFormat: Sync {
     /// The format.
     fn format(&self) -> Format;
 
-    /// Its options.
-    fn options(&self) -> &'static [OptionEntry];
+    /// The way to open its images, unless the engine has it built in.
+    fn driver(&self) -> Option<&'static FormatDriver> {
+        None
+    }
+
+    /// The options that it has beside those of all images.
+    fn options(&self) -> &'static [OptionEntry] {
+        &[]
+    }
 
     /// Reads one of them; `false` if it is none of these.
     ///
     /// # Errors
     /// A value that cannot be.
-    fn take(&self, image: &mut ImageOptions, name: &str, value: &str) -> Result<bool>;
+    fn take(&self, _image: &mut ImageOptions, _name: &str, _value: &str) -> Result<bool> {
+        Ok(false)
+    }
 }

@@ -6,11 +6,8 @@ use std::sync::Arc;
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space, Storage};
 use cowslip::image::{Format, ZeroOptions};
 use cowslip::{BufMut, Error, Image, IoVec, IoVecMut};
+use cowslip_block::errno::{EIO, ENOSPC};
 use cowslip_queue::{Pending, pending};
-
-/// The system's errors for writes beyond the end, and for failures without a number.
-const ENOSPC: i32 = 28;
-const EIO: i32 = 5;
 
 /// Extents that are asked for at a time.
 const EXTENTS_MAX: usize = 1024;

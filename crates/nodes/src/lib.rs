@@ -32,8 +32,8 @@ pub use how::{Access, CacheMode, Environment, OpenHow};
 pub use image_file::ImageFile;
 pub use image_spec::ImageSpec;
 pub use open::{
-    OpenError, engine_options, open_alone, open_file, open_image, open_source, reopen_image,
-    sharing,
+    OpenError, disk_bytes, engine_options, open_alone, open_file, open_image, open_source,
+    reopen_image, sharing,
 };
 pub use registry::Registry;
 pub use source::{Bottom, Source};

@@ -9,7 +9,6 @@ use cowslip::file::host::{
     CreateMode, Driver, FlushPolicy, HostGate, HostOptions, Locking, PageCache, open_host_file,
 };
 use cowslip::file::{BlockFile, Claim, Protection, Sharing};
-use cowslip::formats::Formats;
 use cowslip::image::{BackingChoice, CopyOnRead, Format, OpenOptions};
 use cowslip::luks::Passphrase;
 use cowslip_block::{Error, Result};
@@ -266,7 +265,7 @@ pub fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions> {
     Ok(OpenOptions {
         dirty: (how.environment.dirty)(),
         format: source.format,
-        formats: Formats::default(),
+        formats: how.environment.registry.engine_formats(),
         guessed: false,
         writable: source.host_options(how).writable,
         write_policy: how.cache.write_policy(),
@@ -387,7 +386,8 @@ pub async fn open_alone(source: &Source, how: &OpenHow) -> Result<(Arc<dyn Block
         Some(format) => format,
         None => {
             let start = cowslip::qcow2::inspect::read_start(file.as_ref()).await;
-            let probed = cowslip::foreign::probe(&start.map_err(refused)?, &source.filename, &[]);
+            let start = start.map_err(refused)?;
+            let probed = source.registry.probe(&start, &source.filename);
             probed.map_err(refused)?
         }
     };
@@ -400,6 +400,25 @@ pub async fn open_alone(source: &Source, how: &OpenHow) -> Result<(Arc<dyn Block
         warn_unprotected(&format!("'{}' ({why})", file.name()), how);
     }
     Ok((file, format))
+}
+
+/// The size of the disk of an image that is alone in an open file, in bytes.
+///
+/// # Errors
+/// The engine's of opening it.
+pub async fn disk_bytes(file: &Arc<dyn BlockFile>, format: Format, gate: &NodeGate) -> Result<u64> {
+    let options = OpenOptions {
+        format: Some(format),
+        formats: gate.how.environment.registry.engine_formats(),
+        backing: BackingChoice::None,
+        metadata_only: true,
+        sharing: gate.how.sharing,
+        ..OpenOptions::default()
+    };
+    let image = Image::open(Arc::clone(file), options, gate).await?;
+    let size = image.size();
+    image.close().await?;
+    Ok(size)
 }
 
 fn warn_unprotected(file: &str, how: &OpenHow) {

@@ -11,7 +11,7 @@ use cowslip_block::options::{self, Kind, OptionEntry};
 use cowslip_block::{Error, Result};
 
 use crate::cache_sizes::CacheSizes;
-use crate::foreign;
+use crate::registry::Registry;
 
 /// An entry of a table.
 pub const fn option(
@@ -198,14 +198,18 @@ impl ImageOptions {
     ///
     /// # Errors
     /// A value that cannot be.
-    pub fn take_of_backing(&mut self, name: &str, value: &str) -> Result<bool> {
+    pub fn take_of_backing(
+        &mut self,
+        (name, value): (&str, &str),
+        registry: &Registry,
+    ) -> Result<bool> {
         match name {
             "file.filename" | "filename" => {
                 let format = self.backing.as_ref().and_then(override_format);
                 let name = value.to_string();
                 self.backing = Some(BackingChoice::Override { name, format });
             }
-            "driver" => self.backing = Some(self.backing_in(parse_format(value)?)),
+            "driver" => self.backing = Some(self.backing_in(registry.format(value)?)),
             "encrypt.format" if ["aes", "luks"].contains(&value) => {}
             "encrypt.key-secret" | "key-secret" => {
                 self.backing_key_secret = Some(value.to_string());
@@ -264,19 +268,6 @@ pub enum Copies {
     All,
     /// Those down to the node of this name (`bottom=`).
     DownTo(String),
-}
-
-/// The format of this name.
-///
-/// # Errors
-/// `Unknown driver 'x'`.
-pub fn parse_format(name: &str) -> Result<Format> {
-    match name {
-        "qcow2" => Ok(Format::Qcow2),
-        "luks" => Ok(Format::Luks),
-        "raw" | "file" | "host_device" | "host_cdrom" => Ok(Format::Raw),
-        _ => Err(Error::invalid(foreign::driver_refused(name))),
-    }
 }
 
 fn backing_choice(value: &str) -> BackingChoice {

@@ -3,11 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 
+use cowslip::file::host::Driver;
+use cowslip::foreign::probe;
+use cowslip::formats::Formats;
 use cowslip::image::Format;
-use cowslip_block::Result;
 use cowslip_block::options::Pairs;
+use cowslip_block::{Error, Result};
 
-use crate::driver::{Filter, FormatOptions, ImageFilter, Protocol, ProtocolNode};
+use crate::driver::{Filter, ImageFilter, ImageFormat, Protocol, ProtocolNode};
+use crate::foreign;
 
 /// The drivers that there are.
 #[derive(Clone, Default)]
@@ -18,8 +22,8 @@ pub struct Registry {
     pub filters: Vec<&'static dyn Filter>,
     /// Filters over the disk of an image.
     pub image_filters: Vec<&'static dyn ImageFilter>,
-    /// Options of each format.
-    pub formats: Vec<&'static dyn FormatOptions>,
+    /// Formats of images.
+    pub formats: Vec<&'static dyn ImageFormat>,
 }
 
 impl fmt::Debug for Registry {
@@ -58,6 +62,34 @@ impl Registry {
     pub fn is_format(&self, name: &str) -> bool {
         let mut formats = self.formats.iter();
         formats.any(|driver| driver.format().name() == name)
+    }
+
+    /// The formats for the engine: those that it has built in, and those that drivers bring.
+    pub fn engine_formats(&self) -> Formats {
+        let drivers = self.formats.iter().filter_map(|format| format.driver());
+        drivers.fold(Formats::default(), Formats::with)
+    }
+
+    /// The format of images of this name.
+    ///
+    /// # Errors
+    /// `Unknown driver 'x'`.
+    pub fn format(&self, name: &str) -> Result<Format> {
+        // A disk in a file of the host, as QEMU has it.
+        if Driver::from_name(name).is_some() {
+            return Ok(Format::Raw);
+        }
+        let mut formats = self.formats.iter().map(|format| format.format());
+        let found = formats.find(|format| format.name() == name);
+        found.ok_or_else(|| Error::invalid(foreign::driver_refused(name)))
+    }
+
+    /// The format of a file that begins with these bytes.
+    ///
+    /// # Errors
+    /// `Unsupported` names a format that is only recognised.
+    pub fn probe(&self, start: &[u8], file: &str) -> Result<Format> {
+        probe(start, file, &self.engine_formats().signatures())
     }
 
     /// Whether some format has an option of this name.

@@ -16,7 +16,7 @@ use crate::driver::{Filter, FilterNode, ImageFilter, ProtocolNode};
 use crate::drivers::file::{self, Taken};
 use crate::foreign;
 use crate::json;
-use crate::options::{Above, CommonOptions, Copies, FileOptions, ImageOptions, parse_format};
+use crate::options::{Above, CommonOptions, Copies, FileOptions, ImageOptions};
 use crate::registry::Registry;
 use crate::spec::{NODES_MAX, NodeSpec, too_many_nodes};
 
@@ -133,7 +133,7 @@ impl Source {
     pub fn of_name(name: &str, format: Option<&str>, registry: &Arc<Registry>) -> Result<Source> {
         let mut source = Source {
             given: name.to_string(),
-            format: format.map(parse_format).transpose()?,
+            format: format.map(|name| registry.format(name)).transpose()?,
             ..Source::empty(registry)
         };
         source.host.driver = format.and_then(Driver::from_name).unwrap_or_default();
@@ -238,7 +238,7 @@ impl Source {
         let file = root.take_child("file").unwrap_or_default();
         let mut line = self.read_line(file, Top::Format, depth)?;
         if let Some(driver) = &root.driver {
-            self.format = Some(parse_format(driver)?);
+            self.format = Some(registry.format(driver)?);
             self.host.driver = Driver::from_name(driver).unwrap_or(self.host.driver);
         }
         root.driver = None;
@@ -395,7 +395,7 @@ impl Source {
             )));
         }
         if is_top {
-            self.format = Some(parse_format(&driver)?);
+            self.format = Some(self.registry.format(&driver)?);
             self.host.driver = Driver::from_name(&driver).unwrap_or(self.host.driver);
         } else if !driver.is_empty() {
             self.host.driver = file::driver(&driver)?;
@@ -451,7 +451,7 @@ impl Source {
                 self.image.refuse_later(wrong);
             }
             _ => match name.strip_prefix("backing.") {
-                Some(own) if self.image.take_of_backing(own, value)? => {}
+                Some(own) if self.image.take_of_backing((own, value), &self.registry)? => {}
                 _ if name.contains('.') => return Err(unsupported()),
                 _ => self.names.push(name.to_string()),
             },

@@ -1,4 +1,4 @@
-//! A protocol that this test alone adds: an image opens over it by name.
+//! A protocol that these tests alone add: an image opens over it by name. In `format.rs` a format.
 
 use std::io;
 use std::sync::Arc;
@@ -11,6 +11,8 @@ use cowslip_queue::{Backend, Pending, Queue};
 use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
 use crate::options::option;
 use crate::{Environment, ImageSpec, OpenHow, Registry, drivers, open_image};
+
+mod format;
 
 /// `ramp`: bytes that are computed from their offsets.
 struct Ramp;
@@ -135,19 +137,16 @@ impl BlockFile for RampFile {
     }
 }
 
-/// The first byte of each of some sectors of the disk, or why there is none.
-fn sectors(list: &str, sectors: &[u64]) -> Result<Vec<u8>> {
-    let mut registry = Registry::clone(&drivers::standard());
-    registry.protocols.push(&Ramp);
-    let how = OpenHow::new(Environment {
+fn how_with(registry: Registry) -> OpenHow {
+    OpenHow::new(Environment {
         registry: Arc::new(registry),
         ..Environment::default()
-    });
-    let spec = ImageSpec {
-        filename: list.to_string(),
-        format: None,
-        image_opts: true,
-    };
+    })
+}
+
+/// The first byte of each of some sectors of the disk of an image by these drivers.
+fn sectors_of(spec: ImageSpec, registry: Registry, sectors: &[u64]) -> Result<Vec<u8>> {
+    let how = how_with(registry);
     let queue = Queue::new(Backend::Auto).unwrap();
     queue.block_on(async {
         let image = open_image(&spec, &how).await?;
@@ -159,6 +158,18 @@ fn sectors(list: &str, sectors: &[u64]) -> Result<Vec<u8>> {
         image.close().await?;
         Ok(bytes)
     })
+}
+
+/// The same of a list of options, with the protocol `ramp`.
+fn sectors(list: &str, sectors: &[u64]) -> Result<Vec<u8>> {
+    let mut registry = Registry::clone(&drivers::standard());
+    registry.protocols.push(&Ramp);
+    let spec = ImageSpec {
+        filename: list.to_string(),
+        format: None,
+        image_opts: true,
+    };
+    sectors_of(spec, registry, sectors)
 }
 
 #[test]

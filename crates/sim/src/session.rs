@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use cowslip::errno::ENOSPC;
 use cowslip::image::{DetectZeroes, Durability, Space, WritePolicy, ZeroOptions};
 use cowslip::job::{Attendant, Progress};
 use cowslip::qcow2::create::Preallocation;
@@ -124,7 +125,6 @@ impl Session {
 
     /// A request failed: that is a finding unless the disk was set to fail, or is full.
     fn failed(&self, what: &str, error: &cowslip::Error) {
-        const ENOSPC: i32 = 28;
         let is_full = self.may_be_full
             && matches!(error, Error::Io { source, .. } if source.raw_os_error() == Some(ENOSPC));
         if is_full {

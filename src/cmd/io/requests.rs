@@ -6,6 +6,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
+use cowslip::errno::{EINVAL, EIO, ENOTSUP};
 use cowslip::image::{Durability, Extent, Space, ZeroOptions};
 use cowslip::{Buf, BufMut, Error, Image};
 use cowslip_queue::pending;
@@ -18,9 +19,6 @@ use crate::getopt::{Name, Scanner};
 
 /// Byte that buffers are filled with by default.
 const DEFAULT_PATTERN: u8 = 0xcd;
-const EIO: i32 = 5;
-const EINVAL: i32 = 22;
-const EOPNOTSUPP: i32 = 95;
 
 /// The part of what was read that must consist of one byte.
 #[derive(Clone, Copy, Debug)]
@@ -498,7 +496,7 @@ async fn write_compressed(
         .first()
         .and_then(|layer| layer.header.clone());
     let Some(header) = header.filter(|header| !header.has_data_file()) else {
-        return Err(refused(EOPNOTSUPP));
+        return Err(refused(ENOTSUP));
     };
     let cluster_bytes = 1u64 << header.cluster_bits;
     let end = offset + length;

@@ -3,5 +3,6 @@
 pub(super) mod observe;
 pub mod probe;
 pub(super) mod roots;
+pub(super) mod state;
 pub(super) mod turn;
 pub(super) mod writeback;

@@ -3,6 +3,7 @@
 pub mod amend;
 pub mod bitmap;
 pub(super) mod changed;
+pub(super) mod close;
 pub(super) mod empty;
 pub(super) mod keys;
 pub(super) mod preallocate;

@@ -2,4 +2,5 @@
 
 pub(crate) mod inflight;
 pub(super) mod lookup;
+pub(super) mod state;
 pub(super) mod tables;

@@ -1,6 +1,6 @@
 //! Opening an image: the header, the roots, and what must hold before it may be written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -11,31 +11,30 @@ use super::header::{CryptMethod, FIRST_READ_BYTES, Header};
 use super::plan::Unref;
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
+use crate::errno::{EACCES, EIO};
 use crate::file::{AlignedFile, Brake, ChosenBy, Event, FileRequest, Gate, Numbering, Role};
 use crate::image::{DirtyImage, OpenOptions, RepairWatch};
 use crate::luks::{self, SectorCipher};
 use crate::policy::ZeroMethod;
 use crate::qcow2::commit::probe::Probe;
+use crate::qcow2::commit::state::Committed;
 use crate::qcow2::control::bitmap::{self, Bitmaps};
 use crate::qcow2::control::snapshot;
-use crate::qcow2::health::latch::Latch;
-use crate::qcow2::mapping::inflight::{Epochs, Leases, PendingClusters};
+use crate::qcow2::health::state::Health;
+use crate::qcow2::mapping::state::Mapping;
 use crate::qcow2::mapping::tables::Tables;
 use crate::qcow2::offline::inspect::snapshot_table_bytes;
 use crate::qcow2::offline::repair;
 use crate::qcow2::path::gather::Gathering;
-use crate::qcow2::space::alloc::{FreeSet, Fresh, Protected};
+use crate::qcow2::space::alloc::{Fresh, Protected};
 use crate::qcow2::space::growth;
-use crate::qcow2::space::punches::Punches;
 use crate::qcow2::space::refcount::Refcounts;
+use crate::qcow2::space::state::HostSpace;
 use crate::qcow2::{Counts, Qcow2, State};
 use crate::statistics::WriteStatistics;
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::units::round_up;
 use crate::{Error, Result};
-
-const EIO: i32 = 5;
-const EACCES: i32 = 13;
 
 /// An image that is about to be opened.
 pub struct Opening<'a> {
@@ -155,8 +154,8 @@ async fn prepare_for_writes(
     let claimed = format.geometry.clusters_for(opening.file_len);
     {
         let mut state = image.lock();
-        state.claimed = claimed;
-        state.claimed_at_open = claimed;
+        state.space.claimed = claimed;
+        state.space.claimed_at_open = claimed;
     }
     let roots = roots(file, opening.file_len, header, &refcounts).await?;
     protect_metadata(image, &roots)?;
@@ -357,42 +356,13 @@ fn empty_counts(file: AlignedFile, format: EntryFormat) -> Counts {
 
 fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh, brake: Brake) -> State {
     State {
-        tables: Tables::new(header.entry_format(), l1),
-        header,
-        leases: Leases::default(),
-        joint: PendingClusters::default(),
-        epochs: Epochs::default(),
-        free: FreeSet::default(),
-        table_space: FreeSet::default(),
-        fresh,
-        protected: Protected::default(),
-        bad_tables: BTreeSet::new(),
-        table_beyond: None,
-        copying: BTreeMap::new(),
-        raised: BTreeMap::new(),
-        counted_ahead: BTreeSet::new(),
-        quarantine: Vec::new(),
-        cleared: Vec::new(),
-        punches: Punches::default(),
-        claimed: 0,
-        claimed_at_open: 0,
-        cuts: 0,
-        durable_cut: 0,
-        writes: WriteStatistics::default(),
-        // A process that died may have left unflushed writes: the first flush covers
-        // them.
-        unflushed: true,
-        settled_space_changes: 0,
-        ready_for_changes: false,
-        ready_for_writes: false,
+        mapping: Mapping::new(Tables::new(header.entry_format(), l1)),
+        space: HostSpace::new(fresh),
+        committed: Committed::new(header),
+        health: Health::new(brake),
         bitmaps: Bitmaps::default(),
-        latch: Latch::new(brake),
-        damaged: false,
-        draining: None,
-        hold: None,
-        low_water: 0,
+        writes: WriteStatistics::default(),
         maintenance: Waiters::default(),
-        closed: false,
     }
 }
 
@@ -473,9 +443,9 @@ impl Qcow2 {
         let roots = roots(&self.file, file_len, &self.header(), refcounts).await?;
         {
             let mut state = self.lock();
-            state.protected = Protected::default();
-            state.bad_tables.clear();
-            state.table_beyond = None;
+            state.space.protected = Protected::default();
+            state.mapping.forget_bad_tables();
+            state.space.table_beyond = None;
         }
         protect_metadata(self, &roots)
     }
@@ -491,21 +461,21 @@ fn protect_metadata(image: &Qcow2, roots: &[Root]) -> Result<()> {
     for root in roots {
         let first = root.offset >> geometry.cluster_bits();
         for cluster in first..first + geometry.clusters_for(root.bytes) {
-            if !state.protected.insert(HostCluster(cluster)) {
+            if !state.space.protected.insert(HostCluster(cluster)) {
                 return Err(root.corrupt(image.name(), "it overlaps other metadata"));
             }
         }
     }
-    for index in 0..state.tables.l1().len() as u64 {
+    for index in 0..state.mapping.tables.l1().len() as u64 {
         // An entry that does not decode is reported when something needs it.
-        if let Ok(Some(table)) = state.tables.table(index) {
+        if let Ok(Some(table)) = state.mapping.tables.table(index) {
             let cluster = geometry.host_cluster(table.offset);
-            if cluster.0 >= state.claimed {
-                let first = state.table_beyond.get_or_insert(cluster);
+            if cluster.0 >= state.space.claimed {
+                let first = state.space.table_beyond.get_or_insert(cluster);
                 *first = cluster.min(*first);
-                state.bad_tables.insert(index);
-            } else if !state.protected.insert(cluster) {
-                state.bad_tables.insert(index);
+                state.mapping.refuse_table(index);
+            } else if !state.space.protected.insert(cluster) {
+                state.mapping.refuse_table(index);
             }
         }
     }

@@ -9,5 +9,6 @@ pub(super) mod copy_on_read;
 pub(super) mod cow;
 pub(super) mod gather;
 pub(crate) mod read;
+pub(super) mod unshare;
 pub(super) mod write;
 pub(super) mod zero_discard;

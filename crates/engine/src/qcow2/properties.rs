@@ -10,7 +10,12 @@ use crate::statistics::{CacheStatistics, WriteStatistics};
 impl Qcow2 {
     /// Returns whether the active L1 table refers to no L2 table: all of the disk is unallocated.
     pub(crate) fn maps_nothing(&self) -> bool {
-        self.lock().tables.l1().iter().all(|&entry| entry == 0)
+        self.lock()
+            .mapping
+            .tables
+            .l1()
+            .iter()
+            .all(|&entry| entry == 0)
     }
 
     /// The file's name, for messages.
@@ -44,12 +49,12 @@ impl Qcow2 {
 
     /// The size of the disk in bytes.
     pub fn size(&self) -> u64 {
-        self.lock().header.size
+        self.lock().committed.header.size
     }
 
     /// A copy of the header.
     pub fn header(&self) -> Header {
-        self.lock().header.clone()
+        self.lock().committed.header.clone()
     }
 
     /// The unit of allocation and zeroing.
@@ -64,17 +69,17 @@ impl Qcow2 {
 
     /// Bytes that the tables take in memory if nothing is let go.
     pub(crate) fn cache_bytes_wanted(&self) -> u64 {
-        self.lock().tables.bytes_wanted(self.writable)
+        self.lock().mapping.tables.bytes_wanted(self.writable)
     }
 
     /// Sets what L2 slices may take from now on.
     pub(crate) fn set_cache_budget(&self, bytes: u64) {
-        self.lock().tables.set_budget(bytes);
+        self.lock().mapping.tables.set_budget(bytes);
     }
 
     /// Returns the statistics of the cache of L2 slices.
     pub(crate) fn cache_statistics(&self) -> CacheStatistics {
-        self.lock().tables.statistics()
+        self.lock().mapping.tables.statistics()
     }
 
     /// Returns the statistics of writes of guest data.

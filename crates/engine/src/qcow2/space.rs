@@ -10,3 +10,4 @@ pub(super) mod quarantine;
 pub(super) mod refcount;
 pub(super) mod room;
 pub(super) mod sparse;
+pub(super) mod state;

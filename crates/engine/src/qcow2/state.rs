@@ -1,28 +1,26 @@
 //! The state of an open image. Types alone: the methods are in the files of their subjects.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use super::entry::EntryFormat;
 use super::geometry::{Geometry, HostCluster, HostOffset};
-use super::header::{CompressionType, Header};
-use super::plan::{Freed, Unref};
+use super::header::CompressionType;
+use super::plan::Unref;
 use crate::Workers;
 use crate::durable::DurableWrites;
 use crate::file::AlignedFile;
 use crate::policy::{DiscardPolicy, WritePolicy, ZeroMethod};
 use crate::qcow2::commit::probe::Probe;
+use crate::qcow2::commit::state::Committed;
 use crate::qcow2::control::bitmap::Bitmaps;
-use crate::qcow2::health::hold::Hold;
-use crate::qcow2::health::latch::Latch;
-use crate::qcow2::mapping::inflight::{Epochs, Leases, PendingClusters};
-use crate::qcow2::mapping::tables::Tables;
+use crate::qcow2::health::state::Health;
+use crate::qcow2::mapping::state::Mapping;
 use crate::qcow2::path::compressed_tail::Tail;
 use crate::qcow2::path::gather::Gathering;
-use crate::qcow2::space::alloc::{FreeSet, Fresh, Protected};
 use crate::qcow2::space::growth;
-use crate::qcow2::space::punches::Punches;
 use crate::qcow2::space::refcount::Refcounts;
+use crate::qcow2::space::state::HostSpace;
 use crate::statistics::WriteStatistics;
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 
@@ -95,70 +93,19 @@ pub struct Counts {
     pub(super) small_cycles: u32,
 }
 
-/// The state under the metadata lock.
+/// The state under the metadata lock, by its owners.
 #[derive(Debug)]
 pub struct State {
-    /// The header as on disk.
-    pub(super) header: Header,
-    pub(super) tables: Tables,
-    pub(super) leases: Leases,
-    pub(super) joint: PendingClusters,
-    pub(super) epochs: Epochs,
-    pub(super) free: FreeSet,
-    /// Free clusters that have their space on the host, for new tables.
-    pub(super) table_space: FreeSet,
-    pub(super) fresh: Fresh,
-    pub(super) protected: Protected,
-    /// L1 entries whose tables overlap other metadata or are beyond the end: never written through.
-    pub(super) bad_tables: BTreeSet<u64>,
-    /// The first cluster beyond the end of the file that L1 refers to: the file does not grow
-    /// there.
-    pub(super) table_beyond: Option<HostCluster>,
-    /// Tables that are being copied because a snapshot shares them.
-    pub(super) copying: BTreeMap<u64, Waiters>,
-    /// References added since the last cut.
-    pub(super) raised: BTreeMap<HostCluster, u64>,
-    /// Free clusters whose count is 1 already, or will be with the next barrier.
-    pub(super) counted_ahead: BTreeSet<HostCluster>,
-    /// References dropped since the last cut, with the epoch in which they were.
-    pub(super) quarantine: Vec<(Freed, u64)>,
-    /// References whose clearing is durable, waiting for their epoch to leave.
-    pub(super) cleared: Vec<(Freed, u64)>,
-    /// Subclusters whose space is wanted back.
-    pub(super) punches: Punches,
-    /// Clusters of the file below which space is claimed: the file is that long.
-    pub(super) claimed: u64,
-    /// Clusters of the file when it was opened: only clusters above were grown by this session.
-    pub(super) claimed_at_open: u64,
-    /// Cuts made so far; a flush needs one made after it arrived.
-    pub(super) cuts: u64,
-    /// The last cut whose cycle ended well.
-    pub(super) durable_cut: u64,
-    /// Statistics of admitted writes.
-    pub(super) writes: WriteStatistics,
-    /// Something was written since the last barrier that covers it.
-    pub(super) unflushed: bool,
-    /// Changes of space of the image file that a barrier covers.
-    pub(super) settled_space_changes: u64,
-    /// The header is fit for changes of the image (invariant D5).
-    pub(super) ready_for_changes: bool,
-    /// It is, and bitmaps follow writes of the guest.
-    pub(super) ready_for_writes: bool,
+    pub(super) mapping: Mapping,
+    pub(super) space: HostSpace,
+    pub(super) committed: Committed,
+    pub(super) health: Health,
     /// The persistent bitmaps, if the image may be written.
     pub(super) bitmaps: Bitmaps,
-    /// Why writes and flushes are refused (invariant D4).
-    pub(super) latch: Latch,
-    /// Guest data is mapped to metadata: the image is to be marked corrupt.
-    pub(super) damaged: bool,
-    /// No request may begin: an operation waits for all to end.
-    pub(super) draining: Option<Waiters>,
-    /// No read may begin either.
-    pub(super) hold: Option<Hold>,
-    /// Free clusters below which the file is grown ahead of need.
-    pub(super) low_water: u64,
+    /// Statistics of admitted writes.
+    pub(super) writes: WriteStatistics,
     /// Wakes `maintain`.
     pub(super) maintenance: Waiters,
-    pub(super) closed: bool,
 }
 
 impl Qcow2 {

@@ -319,6 +319,73 @@ async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T>
 mod tests {
     use super::*;
 
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    use crate::protocol::HandshakeFlags;
+    use crate::protocol::handshake::*;
+    use cowslip_block::options::{Options, split};
+    use cowslip_queue::{Backend, Queue};
+    use futures_util::FutureExt;
+
+    /// A server that shakes hands, and leaves it at that.
+    fn greets_everybody(socket: &std::path::Path) {
+        let listener = UnixListener::bind(socket).unwrap();
+        // It ends with the test's process.
+        std::thread::spawn(move || {
+            let mut met = Vec::new();
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let greeting = encode_greeting(HandshakeFlags::empty());
+                stream.write_all(&greeting).unwrap();
+                let mut option = [0; CLIENT_FLAGS_BYTES + OPTION_HEADER_BYTES];
+                stream.read_exact(&mut option).unwrap();
+                let flags = TransmissionFlags::HAS_FLAGS;
+                let reply = encode_export_name_reply(1 << 20, flags);
+                stream.write_all(&reply).unwrap();
+                stream.write_all(&[0; EXPORT_NAME_PADDING_BYTES]).unwrap();
+                met.push(stream);
+            }
+        });
+    }
+
+    /// The answer to a write is taken up after the loss of its connection: the server has sent
+    /// both at once. `is_back` says whether the next connection is there already.
+    async fn a_write_is_acknowledged_late(link: &Rc<Link>, is_back: bool) {
+        let flush = || link.flush(|_| Pending::ready(Ok(())));
+        let (acknowledge, acknowledged) = pending();
+        let mut answer = Some(acknowledged);
+        let mut write = pin!(link.change(|_| answer.take().expect("asked once")));
+        assert!(write.as_mut().now_or_never().is_none());
+        let gone = || ClientError::Io(Arc::new(io::ErrorKind::BrokenPipe.into()));
+        link.lost(&link.client().await.unwrap(), gone());
+        if is_back {
+            link.client().await.unwrap();
+        }
+        acknowledge.complete(Ok(()));
+        write.await.unwrap();
+        let flushed = flush().await.unwrap();
+        assert!(flushed.is_err(), "no flush covers it, {is_back}");
+        assert!(flush().await.unwrap().is_ok(), "it has been reported");
+    }
+
+    #[test]
+    fn a_write_acknowledged_after_the_loss_of_its_connection_may_be_lost() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        greets_everybody(&socket);
+        let options = format!("path={},reconnect-delay=60", socket.display());
+        let mut options = Options::new(split(&options).unwrap());
+        let export = ExportName::of_options(&mut options).unwrap();
+        Queue::new(Backend::Threads).unwrap().block_on(async {
+            let way = Way { export, tls: None };
+            let link = Rc::new(Link::open(way, Arc::default()).await.unwrap());
+            for is_back in [false, true] {
+                a_write_is_acknowledged_late(&link, is_back).await;
+            }
+        });
+    }
+
     /// When attempts are made that take no time, in milliseconds since the first.
     fn attempts_within(patience: Duration) -> (Vec<u128>, Duration) {
         let mut attempts = Attempts::default();

@@ -4,7 +4,7 @@ use cowslip::image::Format;
 use cowslip_block::Result;
 use cowslip_block::options::{Kind, OptionEntry};
 
-use crate::driver::FormatOptions;
+use crate::driver::ImageFormat;
 use crate::options::{ImageOptions, option};
 
 const OPTIONS: &[OptionEntry] = &[option(
@@ -17,7 +17,7 @@ const OPTIONS: &[OptionEntry] = &[option(
 /// The driver.
 pub struct Luks;
 
-impl FormatOptions for Luks {
+impl ImageFormat for Luks {
     fn format(&self) -> Format {
         Format::Luks
     }

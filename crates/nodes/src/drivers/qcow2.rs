@@ -4,7 +4,7 @@ use cowslip::image::Format;
 use cowslip_block::Result;
 use cowslip_block::options::{self, Kind, OptionEntry};
 
-use crate::driver::FormatOptions;
+use crate::driver::ImageFormat;
 use crate::options::{ImageOptions, option};
 
 const OPTIONS: &[OptionEntry] = &[
@@ -46,7 +46,7 @@ const OPTIONS: &[OptionEntry] = &[
 /// The driver.
 pub struct Qcow2;
 
-impl FormatOptions for Qcow2 {
+impl ImageFormat for Qcow2 {
     fn format(&self) -> Format {
         Format::Qcow2
     }

@@ -9,7 +9,7 @@ use cowslip_block::options::{Kind, OptionEntry, Options};
 use cowslip_block::{Error, Result};
 use cowslip_filters::PartFile;
 
-use crate::driver::{FileHow, Filter, FilterNode, FormatOptions, Opening};
+use crate::driver::{FileHow, Filter, FilterNode, ImageFormat, Opening};
 use crate::options::{ImageOptions, option};
 
 const OPTIONS: &[OptionEntry] = &[
@@ -65,7 +65,7 @@ impl FilterNode for Part {
     }
 }
 
-impl FormatOptions for Raw {
+impl ImageFormat for Raw {
     fn format(&self) -> Format {
         Format::Raw
     }

@@ -1,5 +1,7 @@
 //! Failures of the simulated disk that a run asks for.
 
+pub use cowslip::errno::{EIO, ENOSPC};
+
 /// The kinds of operations that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
@@ -26,11 +28,6 @@ pub enum Verb {
     /// Questions about length and extents.
     Query,
 }
-
-/// The input/output error of the C library.
-pub const EIO: i32 = 5;
-/// The "no space left on device" of the C library.
-pub const ENOSPC: i32 = 28;
 
 /// How long a failure lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@
 
 use std::io;
 
+use cowslip::errno::ENOTSUP;
 use cowslip::file::{Capabilities, FileExtent};
 use cowslip_queue::{Completer, IoVecMut};
 
@@ -243,8 +244,6 @@ pub(super) struct State {
     clock: u64,
     moves: u64,
 }
-
-const ENOTSUP: i32 = 95;
 
 impl State {
     pub fn new(rng: Rng, trace: Trace) -> State {

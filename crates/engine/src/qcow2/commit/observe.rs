@@ -17,7 +17,7 @@ impl Qcow2 {
     /// that no guest data can land there.
     pub fn is_protected(&self, host_offset: u64) -> bool {
         let cluster = HostCluster(host_offset >> self.geometry().cluster_bits());
-        self.lock().protected.contains(cluster)
+        self.lock().space.protected.contains(cluster)
     }
 
     /// Returns a snapshot of the current activity.
@@ -30,9 +30,9 @@ impl Qcow2 {
         let evicted_before = self.probe.evicted.load(Ordering::Relaxed);
         Observation {
             stage,
-            quarantined: state.quarantine.len() + state.cleared.len() + in_cycle,
-            joined: state.joint.shared(),
-            evicted: state.tables.evicted() - evicted_before,
+            quarantined: state.space.quarantine.len() + state.space.cleared.len() + in_cycle,
+            joined: state.mapping.joint.shared(),
+            evicted: state.mapping.tables.evicted() - evicted_before,
             refcount_table_moved: self.probe.refcount_table_moves.load(Ordering::Relaxed) > 0,
             l1_table_moved: self.probe.l1_table_moves.load(Ordering::Relaxed) > 0,
             snapshots_change: self.probe.snapshots_change.load(Ordering::Relaxed) > 0,

@@ -43,7 +43,7 @@ impl Qcow2 {
         };
         let outcome = written.await;
         if let Err(error) = &outcome {
-            self.lock().latch.set_for_root(error.duplicate());
+            self.lock().health.latch_for_root(error.duplicate());
         }
         outcome
     }

@@ -20,13 +20,14 @@ impl Qcow2 {
         loop {
             let (waiting, write_back, room) = {
                 let mut state = self.lock();
-                if state.closed || state.latch.is_set() {
+                if state.health.is_closed() || state.health.is_latched() {
                     return;
                 }
-                let room = (state.free.clusters() < state.low_water).then_some(state.low_water);
+                let room = (state.space.free.clusters() < state.space.low_water)
+                    .then_some(state.space.low_water);
                 (
                     state.maintenance.wait(),
-                    state.tables.wants_writeback(),
+                    state.mapping.tables.wants_writeback(),
                     room,
                 )
             };
@@ -55,7 +56,7 @@ impl Drop for Unfinished<'_> {
             let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
             let text = format!("Writing metadata of '{}' was broken off", image.name());
             let mut state = image.lock();
-            state.latch.set(Error::io(text, abandoned));
+            state.health.latch(Error::io(text, abandoned));
         }
     }
 }

@@ -32,6 +32,8 @@ use futures_util::future::join_all;
 
 use super::probe::Stage;
 use super::roots::Flush;
+use super::state::Ready;
+use crate::errno::{EDQUOT, ENOSPC};
 use crate::file::{AlignedFile, Durability, Event};
 use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::header::{AllocationHint, Header, autoclear, incompatible};
@@ -78,8 +80,6 @@ pub(in crate::qcow2) fn durability(asked: Durability, mapping_is_durable: bool) 
 /// Returns whether an error says that there is no space. Of a write: nothing is lost then, and a
 /// retry may succeed. A flush that fails so has latched the image.
 pub(in crate::qcow2) fn is_no_space(error: &Error) -> bool {
-    const ENOSPC: i32 = 28;
-    const EDQUOT: i32 = 122;
     matches!(error, Error::Io { source, .. }
         if matches!(source.raw_os_error(), Some(ENOSPC | EDQUOT)))
 }
@@ -90,13 +90,13 @@ impl Qcow2 {
         let wanted = {
             let state = self.lock();
             self.unlatched(&state)?;
-            state.cuts + 1
+            state.committed.next_cut()
         };
         let mut turn = self.turn.take().await;
         {
             let state = self.lock();
             self.unlatched(&state)?;
-            if state.durable_cut >= wanted {
+            if state.committed.is_durable(wanted) {
                 return Ok(());
             }
         }
@@ -115,9 +115,9 @@ impl Qcow2 {
             match &written {
                 Ok(()) => {
                     let state = &mut *state;
-                    state.tables.cut_is_durable(&cycle.tables);
-                    state.durable_cut = cycle.number;
-                    state.cleared.append(&mut cycle.freed);
+                    state.mapping.tables.cut_is_durable(&cycle.tables);
+                    state.committed.cut_is_durable(cycle.number);
+                    state.space.cleared.append(&mut cycle.freed);
                 }
                 Err(error) => self.take_back(&mut state, cycle, error),
             }
@@ -125,21 +125,23 @@ impl Qcow2 {
         if written.is_ok() {
             written = self.open_quarantine(counts).await;
         }
-        self.probe.cycle_ends(self.lock().tables.evicted());
+        self.probe.cycle_ends(self.lock().mapping.tables.evicted());
         written
     }
 
     fn cut(&self) -> Cycle {
         let mut state = self.lock();
         let state = &mut *state;
-        state.cuts += 1;
-        state.epochs.advance();
+        let (number, unflushed) = state.committed.cut();
+        state.mapping.epochs.advance();
         Cycle {
-            number: state.cuts,
-            tables: state.tables.cut(),
-            raised: std::mem::take(&mut state.raised).into_iter().collect(),
-            freed: std::mem::take(&mut state.quarantine),
-            unflushed: std::mem::take(&mut state.unflushed),
+            number,
+            tables: state.mapping.tables.cut(),
+            raised: std::mem::take(&mut state.space.raised)
+                .into_iter()
+                .collect(),
+            freed: std::mem::take(&mut state.space.quarantine),
+            unflushed,
             space_changes: self.file.space_changes(),
             unordered: false,
             l1_reached: false,
@@ -149,15 +151,18 @@ impl Qcow2 {
     /// After a failure nothing of the cut counts as durable. Without space it may be tried again;
     /// any other failure latches the image (invariant D4).
     fn take_back(&self, state: &mut State, cycle: Cycle, error: &Error) {
-        state.tables.cut_failed(&cycle.tables, cycle.l1_reached);
+        state
+            .mapping
+            .tables
+            .cut_failed(&cycle.tables, cycle.l1_reached);
         for (cluster, count) in cycle.raised {
-            *state.raised.entry(cluster).or_default() += count;
+            *state.space.raised.entry(cluster).or_default() += count;
         }
-        let later = std::mem::replace(&mut state.quarantine, cycle.freed);
-        state.quarantine.extend(later);
-        state.unflushed = true;
+        let later = std::mem::replace(&mut state.space.quarantine, cycle.freed);
+        state.space.quarantine.extend(later);
+        state.committed.note_unflushed();
         if !is_no_space(error) {
-            state.latch.set(error.duplicate());
+            state.health.latch(error.duplicate());
         }
     }
 
@@ -185,7 +190,7 @@ impl Qcow2 {
             if cycle.unflushed || wrote_counts || has_tables {
                 self.barrier().await?;
                 counts.refcounts.settle();
-                self.lock().settled_space_changes = cycle.space_changes;
+                self.lock().committed.settle_space(cycle.space_changes);
             }
         }
         drop(stage);
@@ -212,7 +217,7 @@ impl Qcow2 {
     /// Returns whether entries of a cut have to wait until what they refer to, and its counts, are
     /// durable.
     fn is_ordered(&self, counts: &Counts, cycle: &Cycle) -> bool {
-        let is_settled = self.lock().settled_space_changes == cycle.space_changes;
+        let is_settled = self.lock().committed.is_space_settled(cycle.space_changes);
         !counts.refcounts.is_settled()
             || !is_settled
             || cycle.tables.is_ordered()
@@ -233,7 +238,7 @@ impl Qcow2 {
         let under_way = self.durable_writes.begin();
         let flushed = file.flush().await;
         if let Err(error) = &flushed {
-            self.lock().latch.set(error.duplicate());
+            self.lock().health.latch(error.duplicate());
         }
         under_way.end();
         flushed?;
@@ -248,7 +253,7 @@ impl Qcow2 {
         if all_noted.is_err() {
             let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
             let text = format!("A durable write to '{}' was broken off", self.name());
-            state.latch.set(Error::io(text, abandoned));
+            state.health.latch(Error::io(text, abandoned));
         }
         self.unlatched(&state)
     }
@@ -309,7 +314,7 @@ impl Qcow2 {
 
     /// Writes single entries: L1 in memory may hold newer ones that must not go down yet.
     async fn write_l1(&self, cut: &Cut) -> Result<()> {
-        let table = self.lock().header.l1_table_offset;
+        let table = self.lock().committed.header.l1_table_offset;
         let entries: Vec<_> = cut
             .l1
             .iter()
@@ -327,10 +332,10 @@ impl Qcow2 {
         let ready: Vec<(Freed, u64)> = {
             let mut state = self.lock();
             let state = &mut *state;
-            let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut state.cleared)
+            let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut state.space.cleared)
                 .into_iter()
-                .partition(|(_, epoch)| state.epochs.all_left(*epoch));
-            state.cleared = waiting;
+                .partition(|(_, epoch)| state.mapping.epochs.all_left(*epoch));
+            state.space.cleared = waiting;
             ready
         };
         if ready.is_empty() {
@@ -366,12 +371,12 @@ impl Qcow2 {
         }
         if let Some(error) = damaged {
             // The image's own counts contradict its tables: it must not be written any more.
-            state.latch.set(error);
+            state.health.latch(error);
         }
         if let Err(error) = &written {
-            state.unflushed = true;
+            state.committed.note_unflushed();
             if !is_no_space(error) {
-                state.latch.set(error.duplicate());
+                state.health.latch(error.duplicate());
             }
         }
         Ok(())
@@ -406,7 +411,7 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn make_room_ahead(&self, clusters: u64) -> Result<()> {
         let mut counts = self.turn.take().await;
         let room = async {
-            while self.lock().free.clusters() < clusters {
+            while self.lock().space.free.clusters() < clusters {
                 self.unlatched(&self.lock())?;
                 if !self.scan(&mut counts).await? {
                     self.grow_ahead(&mut counts, clusters).await?;
@@ -416,7 +421,7 @@ impl Qcow2 {
         };
         let outcome = self.latch_if_cancelled(room).await;
         if outcome.is_err() {
-            self.lock().low_water = 0;
+            self.lock().space.low_water = 0;
         }
         outcome
     }
@@ -427,7 +432,7 @@ impl Qcow2 {
             {
                 let state = self.lock();
                 self.unlatched(&state)?;
-                if state.free.clusters() >= clusters {
+                if state.space.free.clusters() >= clusters {
                     return Ok(());
                 }
             }
@@ -457,7 +462,7 @@ impl Qcow2 {
 
     /// Looks through the counts of clusters that existed at open; `false` when there are no more.
     pub(in crate::qcow2) async fn scan(&self, counts: &mut Counts) -> Result<bool> {
-        let end = self.lock().claimed_at_open;
+        let end = self.lock().space.claimed_at_open;
         // A cluster that the end of a device cuts through cannot be written as a whole.
         let end = end.min(self.fixed_end.unwrap_or(u64::MAX));
         let from = counts.scanned;
@@ -474,7 +479,7 @@ impl Qcow2 {
         let mut state = self.lock();
         for (run, content) in found {
             let count = run.end - run.start;
-            state.free.add(HostCluster(run.start), count, content);
+            state.space.free.add(HostCluster(run.start), count, content);
         }
         counts.scanned = to;
         Ok(true)
@@ -483,7 +488,7 @@ impl Qcow2 {
     /// Metadata whose count is 0 would be handed out.
     fn refuse_free_metadata(&self, free: &[Range<u64>]) -> Result<()> {
         let mut state = self.lock();
-        let holds_metadata = |&c: &u64| state.protected.contains(HostCluster(c));
+        let holds_metadata = |&c: &u64| state.space.protected.contains(HostCluster(c));
         let Some(cluster) = free.iter().cloned().flatten().find(holds_metadata) else {
             return Ok(());
         };
@@ -493,7 +498,7 @@ impl Qcow2 {
             offset: self.geometry().host_offset(HostCluster(cluster)).0,
             detail: "it is 0, but the cluster holds metadata".to_string(),
         };
-        state.latch.set(error.duplicate());
+        state.health.latch(error.duplicate());
         Err(error)
     }
 
@@ -547,7 +552,7 @@ impl Qcow2 {
         let _roots = (self.stage() == Stage::Idle).then(|| self.probe.stage(Stage::Roots));
         let fixed = vec![(0, vec![Buf::from(header.fixed_part())])];
         self.write_root(fixed, Flush::File).await?;
-        self.lock().header = header.clone();
+        self.lock().committed.header = header.clone();
         Ok(())
     }
 
@@ -557,8 +562,8 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn write_allocation_hint(&self, hint: AllocationHint) -> Result<()> {
         {
             let state = self.lock();
-            let changes = state.header.extensions.allocation != Some(hint);
-            if !changes || !state.ready_for_changes || hint.data_offset == 0 {
+            let changes = state.committed.header.extensions.allocation != Some(hint);
+            if !changes || !state.committed.is_ready_for(Ready::Changes) || hint.data_offset == 0 {
                 return Ok(());
             }
         }
@@ -571,7 +576,7 @@ impl Qcow2 {
             self.latch(error);
         }
         written?;
-        self.lock().header.extensions.allocation = Some(hint);
+        self.lock().committed.header.extensions.allocation = Some(hint);
         Ok(())
     }
 
@@ -582,11 +587,12 @@ impl Qcow2 {
         let _turn = self.turn.take().await;
         let mut header = {
             let state = self.lock();
-            let is_marked = state.header.version < 3 || state.header.is_corrupt();
-            if !state.damaged || is_marked || !state.latch.knows_roots() {
+            let is_marked =
+                state.committed.header.version < 3 || state.committed.header.is_corrupt();
+            if is_marked || !state.health.may_mark_damage() {
                 return;
             }
-            state.header.clone()
+            state.committed.header.clone()
         };
         header.incompatible_features |= incompatible::CORRUPT;
         let fixed = vec![Buf::from(header.fixed_part())];
@@ -597,24 +603,24 @@ impl Qcow2 {
         };
         // With or without the bit, all else is the same: it may be tried again.
         if written.is_ok() {
-            self.lock().header = header;
+            self.lock().committed.header = header;
         }
     }
 
     /// Before the first write of a session: what we do not maintain is marked so, durably, and what
     /// we do is marked as not yet right (D5).
     pub(in crate::qcow2) async fn ready_for_writes(&self) -> Result<()> {
-        if self.lock().ready_for_writes {
+        if self.lock().committed.is_ready_for(Ready::Writes) {
             return Ok(());
         }
         let _turn = self.turn.take().await;
         self.latch_if_cancelled(async {
             self.ready_in_turn().await?;
-            if self.lock().ready_for_writes {
+            if self.lock().committed.is_ready_for(Ready::Writes) {
                 return Ok(());
             }
             self.track_in_turn().await?;
-            self.lock().ready_for_writes = true;
+            self.lock().committed.now_ready_for(Ready::Writes);
             Ok(())
         })
         .await
@@ -622,7 +628,7 @@ impl Qcow2 {
 
     /// The same before what changes the image, and nothing that the guest sees.
     pub(in crate::qcow2) async fn ready_for_changes(&self) -> Result<()> {
-        if self.lock().ready_for_changes {
+        if self.lock().committed.is_ready_for(Ready::Changes) {
             return Ok(());
         }
         let _turn = self.turn.take().await;
@@ -633,15 +639,15 @@ impl Qcow2 {
         let mut header = {
             let state = self.lock();
             self.unlatched(&state)?;
-            if state.ready_for_changes {
+            if state.committed.is_ready_for(Ready::Changes) {
                 return Ok(());
             }
-            state.header.clone()
+            state.committed.header.clone()
         };
         // The data read so far, table entries included, may have been left unflushed by a process
         // that died: nothing may depend on it before it is durable.
         if let Err(error) = self.barrier().await {
-            self.lock().latch.set(error.duplicate());
+            self.lock().health.latch(error.duplicate());
             return Err(error);
         }
         let maintained = autoclear::DATA_FILE_RAW | autoclear::BITMAPS;
@@ -649,7 +655,7 @@ impl Qcow2 {
             header.autoclear_features &= maintained;
             self.write_header(&header).await?;
         }
-        self.lock().ready_for_changes = true;
+        self.lock().committed.now_ready_for(Ready::Changes);
         Ok(())
     }
 }
@@ -661,10 +667,10 @@ pub(in crate::qcow2) fn set_free(
     scanned: u64,
     (cluster, content): (HostCluster, Content),
 ) {
-    state.fresh.set(cluster, 0);
-    state.protected.remove(cluster);
-    if cluster.0 < scanned || cluster.0 >= state.claimed_at_open {
-        state.free.add(cluster, 1, content);
+    state.space.fresh.set(cluster, 0);
+    state.space.protected.remove(cluster);
+    if cluster.0 < scanned || cluster.0 >= state.space.claimed_at_open {
+        state.space.free.add(cluster, 1, content);
     }
 }
 

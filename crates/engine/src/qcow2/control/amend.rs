@@ -373,7 +373,7 @@ impl Qcow2 {
         // The hint may have changed at the close.
         if let (Some(hint), Some(now)) = (
             &mut new.extensions.allocation,
-            self.lock().header.extensions.allocation,
+            self.lock().committed.header.extensions.allocation,
         ) {
             hint.closes_ahead = now.closes_ahead;
         }
@@ -383,7 +383,7 @@ impl Qcow2 {
             let writes = writes.map(|(at, bytes)| (at as u64, vec![Buf::from(bytes)]));
             self.write_root(writes.collect(), Flush::All).await?;
         }
-        self.lock().header = Header::parse_damaged(&new.encode()?, self.name())?;
+        self.lock().committed.header = Header::parse_damaged(&new.encode()?, self.name())?;
         Ok(())
     }
 }

@@ -143,7 +143,7 @@ impl Qcow2 {
         let _turn = self.turn.take().await;
         let wanted = {
             let state = self.lock();
-            let size = state.header.size;
+            let size = state.committed.header.size;
             state.bitmaps.refuse_too_large(Which::All, size)?;
             let at = state.bitmaps.find_sound(name)?;
             let is_stored = state.bitmaps.list()[at].bits == Bits::Stored;
@@ -179,7 +179,7 @@ impl Qcow2 {
         self.load_bitmaps(needed).await?;
         let mut state = self.lock();
         let state = &mut *state;
-        let disk = (self.geometry(), state.header.size, self.name());
+        let disk = (self.geometry(), state.committed.header.size, self.name());
         state.bitmaps.change(name, change, disk)
     }
 
@@ -188,7 +188,7 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn track_in_turn(&self) -> Result<()> {
         let wanted = {
             let state = self.lock();
-            let size = state.header.size;
+            let size = state.committed.header.size;
             state.bitmaps.refuse_too_large(Which::Following, size)?;
             state.bitmaps.to_load(Which::Following)
         };
@@ -221,7 +221,10 @@ impl Qcow2 {
     async fn mark_directory(&self) -> Result<()> {
         let (marked, extension) = {
             let state = self.lock();
-            (state.bitmaps.marked(), state.header.extensions.bitmaps)
+            (
+                state.bitmaps.marked(),
+                state.committed.header.extensions.bitmaps,
+            )
         };
         if let (Some(entries), Some(extension)) = (&marked, extension) {
             // In place: of each entry nothing changes but a bit.

@@ -50,15 +50,15 @@ impl Qcow2 {
     async fn empty_in_turn(&self, counts: &mut Counts) -> Result<()> {
         // Writes back the changes made since the close.
         self.cycle(counts).await?;
-        let old_l1 = self.lock().tables.l1().to_vec();
+        let old_l1 = self.lock().mapping.tables.l1().to_vec();
         if old_l1.iter().all(|&entry| entry == 0) {
             return Ok(());
         }
         let bits = self.geometry().cluster_bits();
         let clusters = self.geometry().clusters_for(old_l1.len() as u64 * 8);
         let first = self.take_run(counts, clusters).await?;
-        let old_first = self.lock().header.l1_table_offset >> bits;
-        let old_tables = self.sound_tables();
+        let old_first = self.lock().committed.header.l1_table_offset >> bits;
+        let old_tables = self.lock().mapping.sound_tables();
         self.move_to_empty_l1(counts, first..first + clusters)
             .await?;
         // The image is empty, durably, and in memory: no request reads the clusters freed now. A
@@ -110,15 +110,6 @@ impl Qcow2 {
         self.write_header(&header).await
     }
 
-    /// The places of the L2 tables that are where a table may be.
-    fn sound_tables(&self) -> Vec<HostOffset> {
-        let state = self.lock();
-        let indexes = 0..state.tables.l1().len() as u64;
-        let sound = indexes.filter(|index| !state.bad_tables.contains(index));
-        let tables = sound.filter_map(|index| state.tables.table(index).ok().flatten());
-        tables.map(|table| table.offset).collect()
-    }
-
     /// Lowers the counts of all that these tables reached, and their own, durably. Clusters that
     /// no sound entry refers to stay counted, and so does metadata.
     async fn free_reached(&self, counts: &mut Counts, tables: &[HostOffset]) -> Result<()> {
@@ -167,7 +158,7 @@ impl Qcow2 {
     }
 
     async fn lower(&self, counts: &mut Counts, cluster: HostCluster) -> Result<()> {
-        if self.lock().protected.contains(cluster) {
+        if self.lock().space.protected.contains(cluster) {
             return Err(Error::Corrupt {
                 file: self.name().to_string(),
                 structure: "cluster",

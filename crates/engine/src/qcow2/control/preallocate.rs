@@ -153,7 +153,7 @@ impl Qcow2 {
             Ok::<_, Error>(())
         };
         self.latch_if_cancelled(scanned).await?;
-        let free = self.lock().free.clusters();
+        let free = self.lock().space.free.clusters();
         let tables = clusters.div_ceil(self.geometry().l2_entries());
         let missing = (clusters + tables).saturating_sub(free);
         let bits = self.geometry().cluster_bits();
@@ -170,7 +170,7 @@ impl Qcow2 {
                 {
                     let mut state = self.lock();
                     self.unlatched(&state)?;
-                    if let Some((start, len, content)) = state.free.take(clusters) {
+                    if let Some((start, len, content)) = state.space.free.take(clusters) {
                         return Ok((start.0, len, content));
                     }
                 }
@@ -265,14 +265,20 @@ impl Qcow2 {
                 self.unlatched(&state)?;
                 match self.own_slice_now(&mut state, slice)? {
                     Err(need) => need,
-                    Ok(()) => match state.leases.obstacle(slice, &want, place.ticket).cloned() {
+                    Ok(()) => match state
+                        .mapping
+                        .leases
+                        .obstacle(slice, &want, place.ticket)
+                        .cloned()
+                    {
                         Some(want) => {
-                            let (ticket, waiting) = state.leases.wait(slice, want, place.ticket);
+                            let (ticket, waiting) =
+                                state.mapping.leases.wait(slice, want, place.ticket);
                             crate::qcow2::path::admit::Blocked::Lease(ticket, waiting)
                         }
                         None => {
                             let writes = self.set_space(&mut state, piece, below, stock)?;
-                            break (writes, state.raised.len() >= RAISED_MAX);
+                            break (writes, state.space.raised.len() >= RAISED_MAX);
                         }
                     },
                 }
@@ -305,7 +311,7 @@ impl Qcow2 {
         for part in crate::units::pieces(piece.start, piece.end - piece.start, unit) {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
-            let size = state.header.size;
+            let size = state.committed.header.size;
             let new = match preallocated(&self.format, &view, size) {
                 Preallocated::Nothing => continue,
                 Preallocated::Write => {
@@ -339,9 +345,10 @@ impl Qcow2 {
             };
             let entry = L2Entry::Standard(new);
             state
+                .mapping
                 .tables
                 .set_entry(cluster, &entry, WriteOrdering::Bytes);
-            state.unflushed = true;
+            state.committed.note_unflushed();
         }
         Ok(write)
     }
@@ -360,7 +367,7 @@ impl Qcow2 {
                 Content::Zeroes | Content::Reserved => Content::Zeroes,
                 Content::Unknown => Content::Unknown,
             };
-            self.lock().free.add(HostCluster(start), len, content);
+            self.lock().space.free.add(HostCluster(start), len, content);
         }
     }
 
@@ -382,7 +389,7 @@ impl Qcow2 {
                 self.change_entries(whole, below, ask).await?;
             }
             // An image whose preallocation failed should not keep space ahead.
-            let hint = self.lock().header.extensions.allocation;
+            let hint = self.lock().committed.header.extensions.allocation;
             if let Some(hint) = hint {
                 let _turn = self.turn.take().await;
                 let written = self.write_allocation_hint(hint.with_closes(0));

@@ -1,4 +1,4 @@
-//! Changing the size of the disk, copying shared tables, closing: what happens beside requests.
+//! Changing the size of the disk, and the L1 table with it.
 
 use std::ops::Range;
 
@@ -10,112 +10,13 @@ use crate::image::ZeroOptions;
 use crate::job::Job;
 use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::geometry::HostCluster;
-use crate::qcow2::header::autoclear;
-use crate::qcow2::mapping::tables::{NewTable, OnDisk};
 use crate::qcow2::offline::create::Preallocation;
-use crate::qcow2::plan::{EntryRequest, Freed, Unref};
-use crate::qcow2::{Counts, Qcow2, State};
-use crate::sync::Waiters;
+use crate::qcow2::plan::{EntryRequest, Unref};
+use crate::qcow2::{Counts, Qcow2};
 use crate::units::round_up;
 use crate::{Error, Result};
 
-/// A table that is being copied.
-struct Copying<'a> {
-    image: &'a Qcow2,
-    l1_index: u64,
-    new: HostCluster,
-    ended: bool,
-}
-
-impl Copying<'_> {
-    /// Lets those go on that wait for the copy.
-    fn end(mut self, state: &mut State) {
-        self.ended = true;
-        // Dropping the waiters wakes them.
-        state.copying.remove(&self.l1_index);
-    }
-}
-
-impl Drop for Copying<'_> {
-    /// Dropped with the copy under way: the epoch is never left, so its space is not reused.
-    fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        let mut state = self.image.lock();
-        let now = state.epochs.current();
-        let freed = Freed::Cluster(self.image.geometry().host_offset(self.new));
-        state.quarantine.push((freed, now));
-        state.epochs.abandon();
-        state.copying.remove(&self.l1_index);
-    }
-}
-
 impl Qcow2 {
-    /// Copies a table that a snapshot shares. The entries' COPIED bits already say which
-    /// clusters are shared, so the copy is verbatim.
-    pub(in crate::qcow2) async fn unshare_table(&self, l1_index: u64) -> Result<()> {
-        self.make_room(1).await?;
-        let (old, new, epoch) = {
-            let mut state = self.lock();
-            self.unlatched(&state)?;
-            // The operation that holds requests back may be about to move this table.
-            if state.draining.is_some() {
-                return Ok(());
-            }
-            let table = state.tables.table(l1_index).ok().flatten();
-            let shared = table.filter(|table| !table.copied);
-            let (Some(old), false) = (shared, state.copying.contains_key(&l1_index)) else {
-                return Ok(());
-            };
-            if state.free.clusters() == 0 {
-                return Ok(());
-            }
-            let (new, _) = self.take_clusters(&mut state, 1)[0];
-            state.raise(new);
-            state.protected.insert(new);
-            state.copying.insert(l1_index, Waiters::default());
-            (old.offset, new, state.epochs.enter())
-        };
-        let copying = Copying {
-            image: self,
-            l1_index,
-            new,
-            ended: false,
-        };
-        let offset = self.geometry().host_offset(new);
-        let copied = match self
-            .file
-            .read_new(old.0, self.geometry().cluster_bytes())
-            .await
-        {
-            Ok(table) => {
-                self.file
-                    .write(offset.0, vec![table.freeze()], Durability::Cached)
-                    .await
-            }
-            Err(error) => Err(error),
-        };
-        let mut state = self.lock();
-        let state = &mut *state;
-        let now = state.epochs.current();
-        let freed = if copied.is_ok() { old } else { offset };
-        if copied.is_ok() {
-            state.tables.set_table(
-                l1_index,
-                NewTable {
-                    offset,
-                    on_disk: OnDisk::Table,
-                },
-            );
-        }
-        state.quarantine.push((Freed::Cluster(freed), now));
-        state.unflushed = true;
-        state.epochs.leave(epoch);
-        copying.end(state);
-        copied
-    }
-
     /// Changes the size of the disk; an added range gets its space as the plan says. Where the size
     /// changes at which the area of the VM state begins, that is empty afterwards.
     pub(crate) async fn resize(
@@ -165,7 +66,7 @@ impl Qcow2 {
             stale.start = part.end;
         }
         let mut _growth = None;
-        if entries > self.lock().tables.l1().len() as u64 {
+        if entries > self.lock().mapping.tables.l1().len() as u64 {
             _growth = Some(self.probe.l1_table_grows());
             self.lengthen_l1(entries).await?;
         }
@@ -244,7 +145,7 @@ impl Qcow2 {
         }
         self.write_back().await?;
         // An image that is shrunk should not keep space ahead.
-        let hint = self.lock().header.extensions.allocation;
+        let hint = self.lock().committed.header.extensions.allocation;
         if let Some(hint) = hint {
             let _turn = self.turn.take().await;
             let written = self.write_allocation_hint(hint.with_closes(0));
@@ -287,15 +188,15 @@ impl Qcow2 {
         let clusters = geometry.clusters_for(entries * 8);
         self.file.reach(Event::L1GrowAllocTable).await;
         let first = self.take_run(counts, clusters).await?;
-        let mut l1 = self.lock().tables.l1().to_vec();
+        let mut l1 = self.lock().mapping.tables.l1().to_vec();
         l1.resize(entries as usize, 0);
         let mut bytes: Vec<u8> = l1.iter().flat_map(|entry| entry.to_be_bytes()).collect();
         bytes.resize((clusters << geometry.cluster_bits()) as usize, 0);
         let (old, old_clusters) = {
             let state = self.lock();
-            let clusters = geometry.clusters_for(state.header.l1_bytes());
+            let clusters = geometry.clusters_for(state.committed.header.l1_bytes());
             (
-                state.header.l1_table_offset >> geometry.cluster_bits(),
+                state.committed.header.l1_table_offset >> geometry.cluster_bits(),
                 clusters,
             )
         };
@@ -310,9 +211,9 @@ impl Qcow2 {
         self.write_header(&header).await?;
         {
             let mut state = self.lock();
-            state.tables.set_l1(l1);
+            state.mapping.tables.set_l1(l1);
             for cluster in first..first + clusters {
-                state.protected.insert(HostCluster(cluster));
+                state.space.protected.insert(HostCluster(cluster));
             }
         }
         self.free_metadata(counts, old..old + old_clusters).await?;
@@ -360,65 +261,17 @@ impl Qcow2 {
         loop {
             {
                 let mut state = self.lock();
-                if state.free.has_run(clusters) {
-                    let (start, taken, _) = state.free.take(clusters).expect("there is such a run");
+                if state.space.free.has_run(clusters) {
+                    let (start, taken, _) = state
+                        .space
+                        .free
+                        .take(clusters)
+                        .expect("there is such a run");
                     debug_assert_eq!(taken, clusters);
                     return Ok(start.0);
                 }
             }
             self.find_room(counts, clusters).await?;
         }
-    }
-
-    /// Flushes what the session has changed, and releases space allocated ahead.
-    pub(crate) async fn close(&self) -> Result<()> {
-        // After a failure, memory and medium differ: the session cannot go on.
-        let closed = self.or_latched(self.finish().await);
-        let mut state = self.lock();
-        state.closed = true;
-        state.maintenance.wake();
-        closed
-    }
-
-    /// Returns whether the session has changed nothing, and kept no space ahead: then there is
-    /// nothing to flush that is its own.
-    fn is_as_opened(&self) -> bool {
-        let state = self.lock();
-        let is_unwritten = state.raised.is_empty()
-            && state.counted_ahead.is_empty()
-            && state.quarantine.is_empty()
-            && state.claimed == state.claimed_at_open;
-        is_unwritten && !state.ready_for_changes && !state.damaged && !state.latch.is_set()
-    }
-
-    /// Returns whether no autoclear bit is set that a change of the data file would have to clear
-    /// (D5).
-    fn may_cut_padding(&self) -> bool {
-        let state = self.lock();
-        state.ready_for_changes || state.header.autoclear_features & !autoclear::KNOWN == 0
-    }
-
-    async fn finish(&self) -> Result<()> {
-        if !self.writable || self.lock().closed {
-            return Ok(());
-        }
-        let _drained = self.drain().await;
-        if self.raw_data && self.may_cut_padding() {
-            self.data.cut_padding(self.size()).await?;
-        }
-        if self.is_as_opened() {
-            return Ok(());
-        }
-        self.write_back().await?;
-        {
-            let mut counts = self.turn.take().await;
-            let released = self.release_counted_ahead(&mut counts);
-            self.latch_if_cancelled(released).await?;
-        }
-        // Clusters that the first cycle cleared have no readers left: the second lowers their
-        // counts.
-        self.write_back().await?;
-        let stored = self.store_bitmaps().await;
-        self.trim().await.and(stored)
     }
 }

@@ -27,6 +27,7 @@ mod steps;
 mod tree;
 mod unflag;
 
+use crate::errno::ENOENT;
 use crate::job::Job;
 use crate::qcow2::header::incompatible;
 use crate::qcow2::offline::inspect::{SnapshotInfo, inspect};
@@ -111,7 +112,7 @@ impl Qcow2 {
         let list = list.completed(header.size);
         // An impossible request is refused before anything is read.
         list.with(new, root)?;
-        let l1 = self.lock().tables.l1().to_vec();
+        let l1 = self.lock().mapping.tables.l1().to_vec();
         let tree = self.read_tree(l1, job).await?;
         let l1 = self.without_copied(&tree.l1);
         let balance = Balance::new(Some(tree.references), None);
@@ -155,7 +156,7 @@ impl Qcow2 {
         let header = self.header();
         let old_l1 = self.clusters_at(header.l1_table_offset, header.l1_bytes());
         let disk_bytes = self.disk_bytes_of(entry, &header)?;
-        let l1 = self.lock().tables.l1().to_vec();
+        let l1 = self.lock().mapping.tables.l1().to_vec();
         let lost = self.read_tree(l1, job).await?;
         let tree = self.snapshot_tree(entry, job).await?;
         let mut l1 = self.without_copied(&tree.l1);
@@ -212,7 +213,7 @@ impl Qcow2 {
         };
         let prepared = prepared.await;
         let (table, balance) = self.or_undo(counts, preparation, prepared, job).await?;
-        let l1 = self.lock().tables.l1().to_vec();
+        let l1 = self.lock().mapping.tables.l1().to_vec();
         self.switch(counts, l1, |header| {
             header.nb_snapshots = shorter.len();
             header.snapshots_offset = table;
@@ -245,7 +246,7 @@ impl Qcow2 {
         };
         let prepared = prepared.await;
         let (table, _) = self.or_undo(counts, preparation, prepared, job).await?;
-        let l1 = self.lock().tables.l1().to_vec();
+        let l1 = self.lock().mapping.tables.l1().to_vec();
         self.switch(counts, l1, |header| header.snapshots_offset = table)
             .await?;
         self.give_up_old(counts, &nothing, &[old_table], job)
@@ -256,7 +257,6 @@ impl Qcow2 {
 
 /// Returns the error for a snapshot that does not exist.
 fn not_found(name: &str, choice: &SnapshotChoice) -> Error {
-    const ENOENT: i32 = 2;
     Error::io(
         format!("Can't find snapshot {choice} in '{name}'"),
         std::io::Error::from_raw_os_error(ENOENT),

@@ -14,6 +14,7 @@ use std::ops::Range;
 use cowslip_queue::{IoVec, IoVecMut};
 
 use crate::backing::NoBacking;
+use crate::errno::{EFBIG, EIO};
 use crate::file::Event;
 use crate::qcow2::Qcow2;
 use crate::qcow2::header::L1_BYTES_MAX;
@@ -23,8 +24,6 @@ use crate::{Error, Result};
 /// No guest offset is beyond this, as in QEMU: the largest multiple of 1 GiB that a signed offset
 /// can be.
 const GUEST_END: u64 = (i64::MAX as u64) & !((1 << 30) - 1);
-
-const EFBIG: i32 = 27;
 
 impl Qcow2 {
     /// Reads from the area.
@@ -52,7 +51,6 @@ impl Qcow2 {
 
     /// Returns where a range of the area is among the guest offsets.
     fn vm_state_place(&self, offset: u64, len: u64) -> Result<Range<u64>> {
-        const EIO: i32 = 5;
         let begin = self.geometry().vm_state_offset(self.size());
         let start = begin.checked_add(offset);
         let end = start.and_then(|start| start.checked_add(len));
@@ -69,7 +67,7 @@ impl Qcow2 {
     /// with small clusters each L1 entry maps so little that a state needs thousands.
     async fn reach_with_l1(&self, end: u64) -> Result<()> {
         let needed = self.geometry().l1_entries_for(end);
-        let has = self.lock().tables.l1().len() as u64;
+        let has = self.lock().mapping.tables.l1().len() as u64;
         self.refuse_l1(needed)?;
         if needed <= has {
             return Ok(());
@@ -101,9 +99,9 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn free_behind(&self, start: u64) -> Result<()> {
         let nothing = NoBacking;
         let coverage = self.geometry().l2_coverage_bytes();
-        let entries = self.lock().tables.l1().len() as u64;
+        let entries = self.lock().mapping.tables.l1().len() as u64;
         for index in start / coverage..entries {
-            if self.lock().tables.l1()[index as usize] == 0 {
+            if self.lock().mapping.tables.l1()[index as usize] == 0 {
                 continue;
             }
             let range = start.max(index * coverage)..(index + 1) * coverage;

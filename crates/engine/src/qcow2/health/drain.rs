@@ -1,9 +1,7 @@
 //! Holding requests back: for what changes a root, and for what changes what tables say of clusters
 //! that stay mapped.
 
-use super::hold::Hold;
-use crate::qcow2::{Qcow2, State};
-use crate::sync::Waiters;
+use crate::qcow2::Qcow2;
 use crate::{Error, Result};
 
 /// No request that changes anything is under way and none begins, until this is dropped. Reads go
@@ -13,7 +11,7 @@ pub(in crate::qcow2) struct Drained<'a>(&'a Qcow2);
 impl Drop for Drained<'_> {
     fn drop(&mut self) {
         // Wakes those that were held back.
-        self.0.lock().draining = None;
+        self.0.lock().health.let_changes_begin();
     }
 }
 
@@ -26,7 +24,7 @@ pub(in crate::qcow2) struct Still<'a> {
 
 impl Drop for Still<'_> {
     fn drop(&mut self) {
-        self.image.lock().hold = None;
+        self.image.lock().health.let_reads_begin();
     }
 }
 
@@ -37,10 +35,10 @@ impl Qcow2 {
         loop {
             let waiting = {
                 let mut state = self.lock();
-                if state.epochs.all_ended() {
+                if state.mapping.epochs.all_ended() {
                     return drained;
                 }
-                state.epochs.wait()
+                state.mapping.epochs.wait()
             };
             waiting.await;
         }
@@ -51,12 +49,9 @@ impl Qcow2 {
         loop {
             let waiting = {
                 let mut state = self.lock();
-                match &mut state.draining {
-                    Some(drained) => drained.wait(),
-                    None => {
-                        state.draining = Some(Waiters::default());
-                        break;
-                    }
+                match state.health.hold_changes_back() {
+                    Some(waiting) => waiting,
+                    None => break,
                 }
             };
             waiting.await;
@@ -71,7 +66,7 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn stand_still(&self) -> Result<Still<'_>> {
         let drained = self.hold_changes_back().await;
         // Reads that came one after the other would keep the last one from ever ending.
-        self.lock().hold = Some(Hold::default());
+        self.lock().health.hold_reads_back();
         let still = Still {
             image: self,
             _drained: drained,
@@ -80,37 +75,23 @@ impl Qcow2 {
             let waiting = {
                 let mut state = self.lock();
                 let state = &mut *state;
-                if state.epochs.any_abandoned() {
+                if state.mapping.epochs.any_abandoned() {
                     let text = format!(
                         "a request to '{}' was broken off: it has to be closed and opened again first",
                         self.name()
                     );
                     return Err(Error::Invalid(text));
                 }
-                match state.hold.as_mut() {
-                    _ if !state.epochs.all_ended() => state.epochs.wait(),
-                    _ if state.tables.is_in_use() => state.tables.wait_for_use(),
-                    Some(hold) => {
-                        hold.is_complete = true;
-                        return Ok(still);
-                    }
-                    None => unreachable!("only the end of this ends it"),
+                if !state.mapping.epochs.all_ended() {
+                    state.mapping.epochs.wait()
+                } else if state.mapping.tables.is_in_use() {
+                    state.mapping.tables.wait_for_use()
+                } else {
+                    state.health.hold_slices_back();
+                    return Ok(still);
                 }
             };
             waiting.await;
         }
-    }
-}
-
-impl State {
-    /// Returns the wait of a request that has not begun, if reads are held back.
-    pub(in crate::qcow2) fn held_back(&mut self) -> Option<cowslip_queue::Pending<()>> {
-        self.hold.as_mut().map(|hold| hold.waiting.wait())
-    }
-
-    /// Returns the wait of a request that needs a slice, if slices are held back.
-    pub(in crate::qcow2) fn slices_held_back(&mut self) -> Option<cowslip_queue::Pending<()>> {
-        let hold = self.hold.as_mut().filter(|hold| hold.is_complete)?;
-        Some(hold.waiting.wait())
     }
 }

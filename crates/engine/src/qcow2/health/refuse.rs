@@ -10,13 +10,7 @@ use crate::{Error, Result};
 impl Qcow2 {
     /// The latch, for requests that write or flush.
     pub(in crate::qcow2) fn unlatched(&self, state: &State) -> Result<()> {
-        if let Some(error) = state.latch.reason() {
-            return Err(match error {
-                Error::Corrupt { .. } => error.duplicate(),
-                _ => Error::Latched(self.name().to_string()),
-            });
-        }
-        Ok(())
+        state.health.unlatched(self.name())
     }
 
     /// The outcome of a request that writes. If it met damage, the image is marked, so that it is
@@ -30,7 +24,12 @@ impl Qcow2 {
 
     /// Refuses what would touch metadata (invariant S3), and remembers that the image is damaged.
     pub(in crate::qcow2) fn protect(&self, state: &mut State, host: HostOffset) -> Result<()> {
-        if self.format.data_file || !state.protected.contains(self.geometry().host_cluster(host)) {
+        if self.format.data_file
+            || !state
+                .space
+                .protected
+                .contains(self.geometry().host_cluster(host))
+        {
             return Ok(());
         }
         let error = Error::Corrupt {
@@ -39,8 +38,7 @@ impl Qcow2 {
             offset: host.0,
             detail: "guest data is mapped to a cluster that holds metadata".to_string(),
         };
-        state.latch.set(error.duplicate());
-        state.damaged = true;
+        state.health.latch_for_damage(error.duplicate());
         Err(error)
     }
 
@@ -59,7 +57,7 @@ impl Qcow2 {
         for cluster in self.clusters_of(&freed) {
             let host = self.geometry().host_offset(cluster);
             self.protect(state, host)?;
-            if cluster.0 >= state.claimed {
+            if cluster.0 >= state.space.claimed {
                 return Err(Error::Corrupt {
                     file: self.name().to_string(),
                     structure: "cluster",
@@ -73,12 +71,12 @@ impl Qcow2 {
 
     /// Returns whether an earlier failure keeps everybody from writing.
     pub(in crate::qcow2) fn is_latched(&self) -> bool {
-        self.lock().latch.is_set()
+        self.lock().health.is_latched()
     }
 
     /// Latches the image.
     pub(in crate::qcow2) fn latch(&self, reason: &Error) {
-        self.lock().latch.set(reason.duplicate());
+        self.lock().health.latch(reason.duplicate());
     }
 
     /// Refuses everything but a close: the state in memory is that of the image before the change.

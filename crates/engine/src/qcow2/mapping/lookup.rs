@@ -20,7 +20,7 @@ pub(in crate::qcow2) struct SlicePin<'a> {
 impl Drop for SlicePin<'_> {
     fn drop(&mut self) {
         if let Some(slice) = self.slice {
-            self.image.lock().tables.unpin(slice);
+            self.image.lock().mapping.tables.unpin(slice);
         }
     }
 }
@@ -45,6 +45,7 @@ impl Drop for Loading<'_> {
     fn drop(&mut self) {
         self.image
             .lock()
+            .mapping
             .tables
             .loaded(self.slice, self.bytes.as_deref());
     }
@@ -58,7 +59,7 @@ pub(crate) struct EpochGuard<'a> {
 
 impl Drop for EpochGuard<'_> {
     fn drop(&mut self) {
-        self.image.lock().epochs.leave(self.epoch);
+        self.image.lock().mapping.epochs.leave(self.epoch);
     }
 }
 
@@ -89,26 +90,27 @@ impl Qcow2 {
             let mut visit = None;
             let prepared = {
                 let mut state = self.lock();
-                let held_back = state.slices_held_back();
+                let held_back = state.health.slices_held_back();
                 let prepared = match held_back {
                     Some(waiting) => Ok(Prepared::Wait(waiting)),
-                    None => state.tables.prepare(slice),
+                    None => state.mapping.tables.prepare(slice),
                 };
                 if matches!(prepared, Ok(Prepared::Load(_))) {
                     // Entered with the place in hand: the table is not reused while it is read.
                     visit = Some(EpochGuard {
                         image: self,
-                        epoch: state.epochs.enter(),
+                        epoch: state.mapping.epochs.enter(),
                     });
                 }
                 if matches!(prepared, Ok(Prepared::Ready)) {
-                    state.tables.pin(slice);
+                    state.mapping.tables.pin(slice);
                     return Ok(SlicePin {
                         image: self,
                         slice: Some(slice),
                     });
                 }
-                prepared.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?
+                prepared
+                    .map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?
             };
             match prepared {
                 Prepared::Ready => {}
@@ -170,9 +172,9 @@ impl Qcow2 {
             let len = piece.end - piece.start;
             for part in crate::units::pieces(piece.start, len, self.geometry().cluster_bytes()) {
                 let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
-                let entry = state.tables.entry(cluster);
-                let entry =
-                    entry.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
+                let entry = state.mapping.tables.entry(cluster);
+                let entry = entry
+                    .map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
                 let start = self.geometry().guest_offset(cluster).0;
                 map::map_cluster(&self.format, &entry, start, part, &mut runs);
             }
@@ -182,8 +184,12 @@ impl Qcow2 {
     }
 
     pub(in crate::qcow2) fn has_table(&self, state: &State, cluster: GuestCluster) -> Result<bool> {
-        let table = state.tables.table(self.geometry().l1_index(cluster));
-        let table = table.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
+        let table = state
+            .mapping
+            .tables
+            .table(self.geometry().l1_index(cluster));
+        let table =
+            table.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
         Ok(table.is_some())
     }
 
@@ -192,12 +198,12 @@ impl Qcow2 {
         loop {
             let waiting = {
                 let mut state = self.lock();
-                match state.held_back() {
+                match state.health.reads_held_back() {
                     Some(waiting) => waiting,
                     None => {
                         return EpochGuard {
                             image: self,
-                            epoch: state.epochs.enter(),
+                            epoch: state.mapping.epochs.enter(),
                         };
                     }
                 }

@@ -101,17 +101,17 @@ impl Batch<'_> {
     pub fn end(mut self, state: &mut State) {
         self.let_go(state);
         if let Some(epoch) = self.epoch.take() {
-            state.epochs.leave(epoch);
+            state.mapping.epochs.leave(epoch);
         }
-        state.unflushed = true;
+        state.committed.note_unflushed();
     }
 
     fn let_go(&mut self, state: &mut State) {
         for ticket in self.leases.drain(..) {
-            state.leases.release(ticket);
+            state.mapping.leases.release(ticket);
         }
         for slice in self.pins.drain(..) {
-            state.tables.unpin(slice);
+            state.mapping.tables.unpin(slice);
         }
     }
 }
@@ -130,12 +130,12 @@ impl Drop for Batch<'_> {
             .filter(|step| step.write.change != Change::None)
         {
             let attempted = self.image.attempted(&step.write);
-            state.joint.mark_failed(step.cluster, attempted);
+            state.mapping.joint.mark_failed(step.cluster, attempted);
             self.image.leave_joint(&mut state, step.cluster);
         }
-        state.epochs.abandon();
+        state.mapping.epochs.abandon();
         // The bytes that have reached the file need a flush, even if no request waits for it.
-        state.unflushed = true;
+        state.committed.note_unflushed();
         self.let_go(&mut state);
     }
 }
@@ -154,26 +154,26 @@ impl<'a> LeaseGuard<'a> {
         state: &mut State,
         (slice, want): (u64, LeaseRequest),
     ) -> LeaseGuard<'a> {
-        state.tables.pin(slice);
-        let ticket = state.leases.grant(slice, want);
+        state.mapping.tables.pin(slice);
+        let ticket = state.mapping.leases.grant(slice, want);
         LeaseGuard {
             image,
-            held: Some((ticket, state.epochs.enter())),
+            held: Some((ticket, state.mapping.epochs.enter())),
         }
     }
 
     /// Lets go of everything.
     pub fn end(mut self, state: &mut State) {
         if let Some(epoch) = self.let_go(state) {
-            state.epochs.leave(epoch);
+            state.mapping.epochs.leave(epoch);
         }
     }
 
     fn let_go(&mut self, state: &mut State) -> Option<u64> {
         let (ticket, epoch) = self.held.take()?;
-        state.leases.release(ticket);
-        state.tables.unpin(ticket.slice());
-        state.unflushed = true;
+        state.mapping.leases.release(ticket);
+        state.mapping.tables.unpin(ticket.slice());
+        state.committed.note_unflushed();
         Some(epoch)
     }
 }
@@ -184,7 +184,7 @@ impl Drop for LeaseGuard<'_> {
         if self.held.is_some() {
             let mut state = self.image.lock();
             self.let_go(&mut state);
-            state.epochs.abandon();
+            state.mapping.epochs.abandon();
         }
     }
 }
@@ -208,7 +208,7 @@ pub struct Place<'a> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            self.image.lock().leases.release(ticket);
+            self.image.lock().mapping.leases.release(ticket);
         }
     }
 }
@@ -230,8 +230,8 @@ impl Qcow2 {
             let need = {
                 let mut state = self.lock();
                 self.unlatched(&state)?;
-                match &mut state.draining {
-                    Some(drained) => Blocked::Other(drained.wait()),
+                match state.health.changes_held_back() {
+                    Some(waiting) => Blocked::Other(waiting),
                     None => match self.try_admit(
                         &mut state,
                         request,
@@ -279,8 +279,8 @@ impl Qcow2 {
         state: &mut State,
         slice: u64,
     ) -> Result<std::result::Result<(), Blocked>> {
-        match &mut state.draining {
-            Some(drained) => Ok(Err(Blocked::Other(drained.wait()))),
+        match state.health.changes_held_back() {
+            Some(waiting) => Ok(Err(Blocked::Other(waiting))),
             None => self.own_slice(state, slice),
         }
     }
@@ -311,22 +311,22 @@ impl Qcow2 {
                 Err(error) if batch.steps.is_empty() => return Err(error),
                 // The admitted steps go first; the obstacle or the error is met again after them.
                 Ok(Err(Blocked::Lease(ticket, _))) => {
-                    state.leases.release(ticket);
+                    state.mapping.leases.release(ticket);
                     break;
                 }
                 Ok(Err(_)) | Err(_) => break,
             }
             if let Some(ticket) = place.take() {
-                state.leases.release(ticket);
+                state.mapping.leases.release(ticket);
             }
         }
-        batch.epoch = Some(state.epochs.enter());
+        batch.epoch = Some(state.mapping.epochs.enter());
         let in_place = batch
             .steps
             .iter()
             .all(|step| step.write.change == Change::None);
         let mut pins = batch.pins.iter();
-        let durable = in_place && pins.all(|&slice| state.tables.is_durable(slice));
+        let durable = in_place && pins.all(|&slice| state.mapping.tables.is_durable(slice));
         batch.durability = crate::qcow2::commit::writeback::durability(durability, durable);
         batch.needs_cycle = !durable;
         Ok(Ok(batch))
@@ -363,7 +363,7 @@ impl Qcow2 {
             .count() as u64;
         let mut taken = Vec::new();
         if needed > 0 && !self.format.data_file {
-            if state.free.clusters() < needed {
+            if state.space.free.clusters() < needed {
                 return Ok(Err(Blocked::Space(needed)));
             }
             taken = self.take_clusters(state, needed);
@@ -377,10 +377,10 @@ impl Qcow2 {
             })
             .collect();
         let wants = self.wants(&steps);
-        if let Some(want) = state.leases.obstacle(slice, &wants, place) {
+        if let Some(want) = state.mapping.leases.obstacle(slice, &wants, place) {
             let want = want.clone();
             self.give_back(state, &taken);
-            let (ticket, waiting) = state.leases.wait(slice, want, place);
+            let (ticket, waiting) = state.mapping.leases.wait(slice, want, place);
             return Ok(Err(Blocked::Lease(ticket, waiting)));
         }
         for (_, write) in &steps {
@@ -398,9 +398,9 @@ impl Qcow2 {
         }
         let granted = wants
             .into_iter()
-            .map(|want| state.leases.grant(slice, want));
+            .map(|want| state.mapping.leases.grant(slice, want));
         batch.leases.extend(granted);
-        state.tables.pin(slice);
+        state.mapping.tables.pin(slice);
         batch.pins.push(slice);
         let in_place = steps.iter().filter(|(_, w)| w.change == Change::None);
         let in_place = in_place.count() as u64;
@@ -466,7 +466,7 @@ impl Qcow2 {
     ) -> Option<Pending<()>> {
         steps.iter().find_map(|(_, write)| {
             let host = self.host_cluster(write.host);
-            state.punches.obstacle(host, self.attempted(write))
+            state.space.punches.obstacle(host, self.attempted(write))
         })
     }
 
@@ -486,7 +486,7 @@ impl Qcow2 {
                     .iter()
                     .find(|(at, _)| *at == host)
                     .map(|(_, content)| *content);
-                let (space, published) = match (content, state.joint.get(cluster)) {
+                let (space, published) = match (content, state.mapping.joint.get(cluster)) {
                     (Some(content), _) => (self.space(host, content), false),
                     (None, Some(space)) => (space, false),
                     (None, None) if self.format.data_file => (
@@ -499,14 +499,15 @@ impl Qcow2 {
                     (None, None) => (
                         Space {
                             host: write.host,
-                            fresh: state.fresh.of(host),
+                            fresh: state.space.fresh.of(host),
                         },
                         true,
                     ),
                 };
-                state.fresh.set(host, 0);
-                state.punches.call_off(host, self.attempted(&write));
+                state.space.fresh.set(host, 0);
+                state.space.punches.call_off(host, self.attempted(&write));
                 state
+                    .mapping
                     .joint
                     .join(cluster, space, published, self.attempted(&write));
             }
@@ -521,10 +522,11 @@ impl Qcow2 {
     /// A slice in memory, of a table that may be changed.
     fn own_slice(&self, state: &mut State, slice: u64) -> Result<std::result::Result<(), Blocked>> {
         let cluster = GuestCluster(slice * self.geometry().slice_entries());
-        let l1_index = state.tables.l1_index(slice);
-        let table = state.tables.table(l1_index);
-        let table = table.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
-        if state.bad_tables.contains(&l1_index) {
+        let l1_index = state.mapping.tables.l1_index(slice);
+        let table = state.mapping.tables.table(l1_index);
+        let table =
+            table.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
+        if state.mapping.is_bad_table(l1_index) {
             return Err(Error::Corrupt {
                 file: self.name().to_string(),
                 structure: "L2 table",
@@ -532,14 +534,14 @@ impl Qcow2 {
                 detail: "it overlaps other metadata or is beyond the end of the file".to_string(),
             });
         }
-        if let Some(copied) = state.copying.get_mut(&l1_index) {
-            return Ok(Err(Blocked::Other(copied.wait())));
+        if let Some(waiting) = state.mapping.copy_under_way(l1_index) {
+            return Ok(Err(Blocked::Other(waiting)));
         }
         match table {
             Some(table) if !table.copied => return Ok(Err(Blocked::OwnTable(l1_index))),
             Some(_) => {}
             None => {
-                if state.free.clusters() + state.table_space.clusters() == 0 {
+                if state.space.free.clusters() + state.space.table_space.clusters() == 0 {
                     return Ok(Err(Blocked::Space(1)));
                 }
                 let Some((cluster, content)) = self.take_table(state) else {
@@ -552,17 +554,18 @@ impl Qcow2 {
                     OnDisk::Unknown
                 };
                 let offset = self.geometry().host_offset(cluster);
-                state.protected.insert(cluster);
+                state.space.protected.insert(cluster);
                 state
+                    .mapping
                     .tables
                     .set_table(l1_index, NewTable { offset, on_disk });
             }
         }
-        if state.tables.look(slice) {
+        if state.mapping.tables.look(slice) {
             return Ok(Ok(()));
         }
-        let in_memory = state.tables.is_in_memory(l1_index);
-        match in_memory.then(|| state.tables.prepare(slice)) {
+        let in_memory = state.mapping.tables.is_in_memory(l1_index);
+        match in_memory.then(|| state.mapping.tables.prepare(slice)) {
             Some(Ok(Prepared::Ready)) => Ok(Ok(())),
             _ => Ok(Err(Blocked::Slice(slice))),
         }
@@ -575,18 +578,19 @@ impl Qcow2 {
         cluster: GuestCluster,
         below: &dyn Backing,
     ) -> Result<View> {
-        let entry = state.tables.entry(cluster);
-        let entry = entry.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
+        let entry = state.mapping.tables.entry(cluster);
+        let entry =
+            entry.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
         self.refuse_misplaced(state, &entry)?;
         let start = self.geometry().guest_offset(cluster).0;
         let own = match &entry {
             L2Entry::Standard(standard) if standard.copied => standard.host,
             L2Entry::Standard(_) | L2Entry::Compressed(_) => None,
         };
-        let filled = state.joint.get(cluster);
+        let filled = state.mapping.joint.get(cluster);
         let joined = filled.or_else(|| {
             let host = own.filter(|_| !self.format.data_file)?;
-            let fresh = state.fresh.of(self.host_cluster(host));
+            let fresh = state.space.fresh.of(self.host_cluster(host));
             (fresh != 0).then_some(Space { host, fresh })
         });
         let below_end = below
@@ -643,12 +647,13 @@ impl Qcow2 {
         while (taken.len() as u64) < count {
             let missing = count - taken.len() as u64;
             let (start, len, content) = state
+                .space
                 .free
                 .take(missing)
                 .expect("the caller has checked that there is enough");
             taken.extend((start.0..start.0 + len).map(|cluster| (HostCluster(cluster), content)));
         }
-        if state.free.clusters() < state.low_water {
+        if state.space.free.clusters() < state.space.low_water {
             state.maintenance.wake();
         }
         taken
@@ -656,7 +661,7 @@ impl Qcow2 {
 
     pub(in crate::qcow2) fn give_back(&self, state: &mut State, taken: &[(HostCluster, Content)]) {
         for (cluster, content) in taken {
-            state.free.add(*cluster, 1, *content);
+            state.space.free.add(*cluster, 1, *content);
         }
     }
 

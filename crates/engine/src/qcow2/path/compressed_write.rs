@@ -198,8 +198,8 @@ impl Qcow2 {
     ) -> Result<()> {
         self.file.pass(Event::L2UpdateCompressed);
         let before = clusters.iter().map(|&cluster| {
-            let entry = state.tables.entry(cluster);
-            entry.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))
+            let entry = state.mapping.tables.entry(cluster);
+            entry.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))
         });
         let before = before.collect::<Result<Vec<L2Entry>>>()?;
         for ((cluster, place), before) in clusters.iter().zip(places).zip(before) {
@@ -209,11 +209,12 @@ impl Qcow2 {
             };
             let entry = L2Entry::Compressed(*place);
             state
+                .mapping
                 .tables
                 .set_entry(*cluster, &entry, WriteOrdering::Bytes);
             if let Some(freed) = freed {
                 self.clusters_of(&freed)
-                    .for_each(|host| state.fresh.set(host, 0));
+                    .for_each(|host| state.space.fresh.set(host, 0));
                 self.give_up(state, freed);
             }
         }
@@ -243,7 +244,7 @@ impl Qcow2 {
             Some(tail) if room(&tail) >= len => (tail.next, tail.references),
             tail => {
                 // Others may have taken what there was: with the turn in hand, more is found here.
-                while self.lock().free.clusters() == 0 {
+                while self.lock().space.free.clusters() == 0 {
                     self.find_room(counts, 1).await?;
                 }
                 let mut state = self.lock();
@@ -328,7 +329,12 @@ impl Qcow2 {
                             self.view(&mut state, *cluster, below)?;
                         }
                         let wants = std::slice::from_ref(&want);
-                        if state.leases.obstacle(slice, wants, place.ticket).is_none() {
+                        if state
+                            .mapping
+                            .leases
+                            .obstacle(slice, wants, place.ticket)
+                            .is_none()
+                        {
                             let stay = LeaseGuard::new(self, &mut state, (slice, want));
                             for cluster in clusters {
                                 let start = self.geometry().guest_offset(*cluster).0;
@@ -340,7 +346,7 @@ impl Qcow2 {
                             return Ok(stay);
                         }
                         let (ticket, waiting) =
-                            state.leases.wait(slice, want.clone(), place.ticket);
+                            state.mapping.leases.wait(slice, want.clone(), place.ticket);
                         super::admit::Blocked::Lease(ticket, waiting)
                     }
                 }

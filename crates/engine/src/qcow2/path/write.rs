@@ -4,6 +4,7 @@ use cowslip_queue::IoVec;
 
 use super::admit::{Batch, Origin, Request};
 use crate::backing::Backing;
+use crate::errno::EIO;
 use crate::file::{Durability, Space};
 use crate::policy::WritePolicy;
 use crate::qcow2::geometry::GuestCluster;
@@ -11,8 +12,6 @@ use crate::qcow2::mapping::inflight::Left;
 use crate::qcow2::plan::{self, Freed};
 use crate::qcow2::{Qcow2, State};
 use crate::{Error, Result};
-
-const EIO: i32 = 5;
 
 /// Called by a write that has all its space.
 pub(crate) type OnAllocated<'a> = dyn Fn() + Sync + 'a;
@@ -106,8 +105,8 @@ impl Qcow2 {
                 let mut state = self.lock();
                 // A write that joins from now on fills its subclusters completely, so nothing has
                 // to be erased for it.
-                state.joint.mark_failed(step.cluster, attempted);
-                if !state.joint.is_shared(step.cluster) {
+                state.mapping.joint.mark_failed(step.cluster, attempted);
+                if !state.mapping.joint.is_shared(step.cluster) {
                     continue;
                 }
             }
@@ -117,7 +116,7 @@ impl Qcow2 {
                 let start = step.write.host.0 + left.start;
                 let erased = file.zero(start, left.end - left.start, Space::Release);
                 if erased.await.is_err() {
-                    self.lock().joint.fail(step.cluster, attempted);
+                    self.lock().mapping.joint.fail(step.cluster, attempted);
                 }
             }
         }
@@ -131,52 +130,58 @@ impl Qcow2 {
             && let Some(error) = outcome.iter().find_map(|outcome| outcome.as_ref().err())
         {
             // It is a flush of the file, and one that failed: see `sync`.
-            state.latch.set(error.duplicate());
+            state.health.latch(error.duplicate());
         }
         for (step, outcome) in batch.steps.iter().zip(outcome) {
             let attempted = self.attempted(&step.write);
             let changes = step.write.change != plan::Change::None;
-            if changes && outcome.is_ok() && state.joint.has_failed(step.cluster, attempted) {
+            if changes && outcome.is_ok() && state.mapping.joint.has_failed(step.cluster, attempted)
+            {
                 let neighbour = std::io::Error::from_raw_os_error(EIO);
                 let text = format!("A write beside this one failed in '{}'", self.name());
                 *outcome = Err(Error::io(text, neighbour));
                 // The remains of this write in shared space stay there, so the others fail in turn.
-                state.joint.fail(step.cluster, attempted);
+                state.mapping.joint.fail(step.cluster, attempted);
             }
             if changes && outcome.is_ok() {
                 let before = state
+                    .mapping
                     .tables
                     .entry(step.cluster)
                     .expect("it was decoded at admission, and leased");
                 let (entry, freed) = plan::publish(&self.format, &before, &step.write);
                 let promise = step.write.promise;
-                state.tables.set_entry(step.cluster, &entry, promise);
-                state.joint.published(step.cluster);
+                state
+                    .mapping
+                    .tables
+                    .set_entry(step.cluster, &entry, promise);
+                state.mapping.joint.published(step.cluster);
                 if let Some(freed) = freed {
                     self.give_up(state, freed);
                 }
             }
             if changes {
                 if outcome.is_err() {
-                    state.joint.mark_failed(step.cluster, attempted);
+                    state.mapping.joint.mark_failed(step.cluster, attempted);
                 }
                 self.leave_joint(state, step.cluster);
             }
         }
         batch.end(state);
-        if state.tables.wants_writeback() {
+        if state.mapping.tables.wants_writeback() {
             state.maintenance.wake();
         }
     }
 
     pub(in crate::qcow2) fn leave_joint(&self, state: &mut State, cluster: GuestCluster) {
-        match state.joint.leave(cluster) {
+        match state.mapping.joint.leave(cluster) {
             Left::Shared => {}
             Left::Published(space) if self.format.data_file => {
                 debug_assert_eq!(space.fresh, 0, "nothing is fresh in a data file");
             }
             Left::Published(space) => {
                 state
+                    .space
                     .fresh
                     .set(self.geometry().host_cluster(space.host), space.fresh);
             }

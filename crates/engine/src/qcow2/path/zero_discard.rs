@@ -302,11 +302,11 @@ impl Qcow2 {
                     Ok(()) => {
                         let changes = self.changes(&mut state, piece.clone(), below, ask)?;
                         let want = changes.lease.as_slice();
-                        let obstacle = state.leases.obstacle(slice, want, place.ticket);
+                        let obstacle = state.mapping.leases.obstacle(slice, want, place.ticket);
                         match obstacle.cloned() {
                             Some(want) => {
                                 let (ticket, waiting) =
-                                    state.leases.wait(slice, want, place.ticket);
+                                    state.mapping.leases.wait(slice, want, place.ticket);
                                 super::admit::Blocked::Lease(ticket, waiting)
                             }
                             None => {
@@ -400,13 +400,14 @@ impl Qcow2 {
     fn apply(&self, state: &mut State, changes: Changes) -> Vec<Range<u64>> {
         for (cluster, entry, freed) in changes.entries {
             state
+                .mapping
                 .tables
                 .set_entry(cluster, &entry, WriteOrdering::Nothing);
             let mut unused = 0;
             if let L2Entry::Standard(entry) = entry {
                 // Data written there under an earlier mapping must not become visible again.
-                state.joint.mark_failed(cluster, entry.zeroes);
-                unused = !(entry.allocated | state.joint.attempted(cluster));
+                state.mapping.joint.mark_failed(cluster, entry.zeroes);
+                unused = !(entry.allocated | state.mapping.joint.attempted(cluster));
             }
             match freed {
                 Some(Freed::Subclusters(..)) if !self.punches_subclusters() => {}
@@ -417,14 +418,14 @@ impl Qcow2 {
                 }
                 Some(freed) => {
                     self.clusters_of(&freed)
-                        .for_each(|host| state.fresh.set(host, 0));
+                        .for_each(|host| state.space.fresh.set(host, 0));
                     self.give_up(state, freed);
                 }
                 None => {}
             }
-            state.unflushed = true;
+            state.committed.note_unflushed();
         }
-        if state.tables.wants_writeback() {
+        if state.mapping.tables.wants_writeback() {
             state.maintenance.wake();
         }
         changes.writes

@@ -44,17 +44,17 @@ impl Qcow2 {
         counts.small_cycles = counts.small_cycles.saturating_add(1);
         let picked = {
             let mut state = self.lock();
-            let there = state.counted_ahead.len() as u64;
+            let there = state.space.counted_ahead.len() as u64;
             let wanted = wanted(counts.small_cycles, raised, bits).saturating_sub(there);
             state.take_uncounted(wanted)
         };
         for (cluster, content) in picked {
             let added = counts.refcounts.add(cluster, 1).await;
             let mut state = self.lock();
-            state.free.add(cluster, 1, content);
+            state.space.free.add(cluster, 1, content);
             // Without its block it stays as it was, and the request that takes it gets the error.
             if added.is_ok() {
-                state.counted_ahead.insert(cluster);
+                state.space.counted_ahead.insert(cluster);
             }
         }
     }
@@ -69,16 +69,16 @@ impl Qcow2 {
     }
 
     fn next_counted_ahead(&self) -> Option<HostCluster> {
-        self.lock().counted_ahead.pop_first()
+        self.lock().space.counted_ahead.pop_first()
     }
 }
 
 impl State {
     /// A cluster gets a reference, which the next cut counts.
     pub(in crate::qcow2) fn raise(&mut self, cluster: HostCluster) {
-        let is_counted = self.counted_ahead.remove(&cluster);
+        let is_counted = self.space.counted_ahead.remove(&cluster);
         if !is_counted {
-            *self.raised.entry(cluster).or_default() += 1;
+            *self.space.raised.entry(cluster).or_default() += 1;
         }
     }
 
@@ -87,15 +87,15 @@ impl State {
         let mut picked = Vec::new();
         let mut passed = Vec::new();
         while (picked.len() as u64) < count
-            && let Some((cluster, _, content)) = self.free.take(1)
+            && let Some((cluster, _, content)) = self.space.free.take(1)
         {
-            match self.counted_ahead.contains(&cluster) {
+            match self.space.counted_ahead.contains(&cluster) {
                 true => passed.push((cluster, content)),
                 false => picked.push((cluster, content)),
             }
         }
         for (cluster, content) in passed {
-            self.free.add(cluster, 1, content);
+            self.space.free.add(cluster, 1, content);
         }
         picked
     }

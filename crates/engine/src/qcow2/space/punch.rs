@@ -80,7 +80,7 @@ impl Qcow2 {
             for &(cluster, epoch) in some {
                 // Whatever the entry says: nothing else may use it.
                 if matches!(counts.refcounts.get(cluster).await, Ok(1)) {
-                    let mask = self.lock().punches.issue(cluster, epoch);
+                    let mask = self.lock().space.punches.issue(cluster, epoch);
                     issued.push((cluster, mask));
                 }
             }
@@ -92,9 +92,9 @@ impl Qcow2 {
             let punched = join_all(punched).await;
             let mut state = self.lock();
             for (cluster, zeroes) in punched {
-                state.punches.done(cluster);
-                let fresh = state.fresh.of(cluster) | zeroes;
-                state.fresh.set(cluster, fresh);
+                state.space.punches.done(cluster);
+                let fresh = state.space.fresh.of(cluster) | zeroes;
+                state.space.fresh.set(cluster, fresh);
             }
         }
     }
@@ -152,20 +152,25 @@ impl Qcow2 {
             return Ok(None);
         };
         self.protect(state, host)?;
-        if let Some(drained) = &mut state.draining {
-            return Ok(Some(Err(Blocked::Other(drained.wait()))));
+        if let Some(waiting) = state.health.changes_held_back() {
+            return Ok(Some(Err(Blocked::Other(waiting))));
         }
         let want = LeaseRequest {
             range: view.start + hole.start..view.start + hole.end,
             kind: Kind::Shared,
         };
         let wants = std::slice::from_ref(&want);
-        if let Some(obstacle) = state.leases.obstacle(slice, wants, place.ticket).cloned() {
-            let (ticket, waiting) = state.leases.wait(slice, obstacle, place.ticket);
+        if let Some(obstacle) = state
+            .mapping
+            .leases
+            .obstacle(slice, wants, place.ticket)
+            .cloned()
+        {
+            let (ticket, waiting) = state.mapping.leases.wait(slice, obstacle, place.ticket);
             return Ok(Some(Err(Blocked::Lease(ticket, waiting))));
         }
         if let Some(ticket) = place.ticket.take() {
-            state.leases.release(ticket);
+            state.mapping.leases.release(ticket);
         }
         state.mark_dirty(&part);
         let stay = LeaseGuard::new(self, state, (slice, want));

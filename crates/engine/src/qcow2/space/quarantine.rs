@@ -9,20 +9,20 @@ use crate::qcow2::{Qcow2, State};
 impl Qcow2 {
     /// Space that no entry refers to any more goes to the quarantine.
     pub(in crate::qcow2) fn give_up(&self, state: &mut State, freed: Freed) {
-        let epoch = state.epochs.current();
+        let epoch = state.mapping.epochs.current();
         match &freed {
             Freed::Subclusters(host, mask) => {
                 let cluster = self.host_cluster(*host);
-                state.punches.want(cluster, epoch, *mask);
+                state.space.punches.want(cluster, epoch, *mask);
             }
             Freed::Cluster(_) | Freed::Compressed(_) => {
                 let all = self.geometry().all_subclusters();
                 for cluster in self.clusters_of(&freed) {
-                    state.punches.call_off(cluster, all);
+                    state.space.punches.call_off(cluster, all);
                 }
             }
         }
-        state.quarantine.push((freed, epoch));
+        state.space.quarantine.push((freed, epoch));
     }
 
     /// Returns whether the space of single subclusters is released.

@@ -22,12 +22,12 @@ const TABLES_BYTES_MAX: u64 = 1 << 20;
 impl Qcow2 {
     /// Takes the cluster of a new table; `None` if the space of the next one may be a hole.
     pub(in crate::qcow2) fn take_table(&self, state: &mut State) -> Option<(HostCluster, Content)> {
-        if let Some((cluster, _, content)) = state.table_space.take(1) {
+        if let Some((cluster, _, content)) = state.space.table_space.take(1) {
             return Some((cluster, content));
         }
         let taken = self.take_clusters(state, 1)[0];
         if taken.1.may_be_hole() && self.file.capabilities().extends_with_zeroes {
-            state.free.add(taken.0, 1, taken.1);
+            state.space.free.add(taken.0, 1, taken.1);
             return None;
         }
         Some(taken)
@@ -65,10 +65,14 @@ impl Qcow2 {
         let (start, len, content) = {
             let mut state = self.lock();
             self.unlatched(&state)?;
-            if state.table_space.clusters() > 0 {
+            if state.space.table_space.clusters() > 0 {
                 return Ok(());
             }
-            match state.free.take(counts.tables_allocated.clamp(1, most)) {
+            match state
+                .space
+                .free
+                .take(counts.tables_allocated.clamp(1, most))
+            {
                 Some(run) => run,
                 // The request finds that out, and asks for room first.
                 None => return Ok(()),
@@ -84,21 +88,21 @@ impl Qcow2 {
                 counts.cannot_allocate = true;
             }
             Err(error) => {
-                state.free.add(start, len, content);
+                state.space.free.add(start, len, content);
                 return Err(error);
             }
             Ok(()) => {}
         }
         counts.tables_allocated += len;
-        state.table_space.add(start, len, content);
+        state.space.table_space.add(start, len, content);
         Ok(())
     }
 
     /// Frees the space that was reserved for tables and not used: at the end of the session, and
     /// when no other space is left.
     pub(in crate::qcow2) fn release_table_space(&self, state: &mut State) {
-        while let Some((start, len, content)) = state.table_space.take(u64::MAX) {
-            state.free.add(start, len, content);
+        while let Some((start, len, content)) = state.space.table_space.take(u64::MAX) {
+            state.space.free.add(start, len, content);
         }
     }
 
@@ -108,11 +112,11 @@ impl Qcow2 {
         let (start, hint) = {
             let mut state = self.lock();
             self.release_table_space(&mut state);
-            let claimed = state.claimed;
-            let hint = state.header.extensions.allocation;
-            let first = state.free.run_ending_at(claimed).unwrap_or(claimed);
-            let start = first.max(state.claimed_at_open);
-            let stays = state.latch.is_set() || state.epochs.any_abandoned();
+            let claimed = state.space.claimed;
+            let hint = state.committed.header.extensions.allocation;
+            let first = state.space.free.run_ending_at(claimed).unwrap_or(claimed);
+            let start = first.max(state.space.claimed_at_open);
+            let stays = state.health.is_latched() || state.mapping.epochs.any_abandoned();
             if stays {
                 return Ok(());
             }
@@ -123,8 +127,8 @@ impl Qcow2 {
                 match growth::at_close(hint.map(|hint| hint.closes_ahead)) {
                     AtClose::Keep => return Ok(()),
                     AtClose::Trim(closes) => {
-                        state.free.cut_at(start);
-                        state.claimed = start;
+                        state.space.free.cut_at(start);
+                        state.space.claimed = start;
                         (Some(start), hint.map(|hint| hint.with_closes(closes)))
                     }
                 }

@@ -71,10 +71,11 @@ impl Qcow2 {
     }
 
     async fn drop_shared_in_turn(&self, counts: &mut Counts, first: u64) -> Result<()> {
-        let end = self.lock().tables.l1().len() as u64;
+        let end = self.lock().mapping.tables.l1().len() as u64;
         let mut given_up = 0;
         for index in first..end {
-            let Some(offset) = self.shared_table(index) else {
+            let shared = self.lock().mapping.shared_table(index);
+            let Some(offset) = shared else {
                 continue;
             };
             let Some(entries) = self.read_entries(offset).await? else {
@@ -85,7 +86,7 @@ impl Qcow2 {
                 for entry in &entries {
                     self.refuse_misplaced(&mut state, entry)?;
                 }
-                if state.tables.drop_tables(&[index]).is_empty() {
+                if state.mapping.tables.drop_tables(&[index]).is_empty() {
                     continue;
                 }
                 self.give_up(&mut state, Freed::Cluster(offset));
@@ -100,14 +101,6 @@ impl Qcow2 {
             }
         }
         self.cycle(counts).await
-    }
-
-    /// Where the table at an L1 index is, if a snapshot shares it.
-    fn shared_table(&self, l1_index: u64) -> Option<HostOffset> {
-        let state = self.lock();
-        let table = state.tables.table(l1_index).ok().flatten()?;
-        let is_shared = !table.copied && !state.bad_tables.contains(&l1_index);
-        is_shared.then_some(table.offset)
     }
 
     /// The entries of a table that refer to space; `None` if one of them is damaged.
@@ -125,7 +118,7 @@ impl Qcow2 {
         {
             let mut state = self.lock();
             // A request that was dropped may still reach some of them.
-            if state.epochs.any_abandoned() || !state.bad_tables.is_empty() {
+            if state.mapping.epochs.any_abandoned() || state.mapping.has_bad_tables() {
                 return Ok(());
             }
             self.release_table_space(&mut state);
@@ -153,7 +146,7 @@ impl Qcow2 {
         }
         {
             let mut state = self.lock();
-            for table in state.tables.drop_tables(tables) {
+            for table in state.mapping.tables.drop_tables(tables) {
                 self.give_up(&mut state, Freed::Cluster(table.offset));
             }
         }
@@ -169,7 +162,7 @@ impl Qcow2 {
         let first = self.geometry().l1_entries_for(size);
         let candidates: Vec<u64> = {
             let state = self.lock();
-            let entries = (0..).zip(state.tables.l1());
+            let entries = (0..).zip(state.mapping.tables.l1());
             let present = entries.filter(|(index, entry)| *index >= first && **entry != 0);
             present.map(|(index, _)| index).collect()
         };
@@ -186,7 +179,7 @@ impl Qcow2 {
         let per_table = self.geometry().slices_per_table();
         for slice in l1_index * per_table..(l1_index + 1) * per_table {
             let pin = self.load(slice).await?;
-            if pin.slice.is_none() || !self.lock().tables.maps_nothing(slice) {
+            if pin.slice.is_none() || !self.lock().mapping.tables.maps_nothing(slice) {
                 return Ok(false);
             }
         }
@@ -256,8 +249,8 @@ impl Qcow2 {
         let own_count = counts.refcounts.get(cluster).await?;
         let holds_metadata = counted.len() < 2 && {
             let state = self.lock();
-            let existing = range.start..range.end.min(state.claimed);
-            state.protected.has_other(existing, cluster)
+            let existing = range.start..range.end.min(state.space.claimed);
+            state.space.protected.has_other(existing, cluster)
         };
         Ok(Some(BlockUse {
             index,
@@ -279,7 +272,7 @@ impl Qcow2 {
             for block in blocks {
                 let first = geometry.first_counted(block.index).0;
                 let end = geometry.first_counted(block.index + 1).0;
-                state.free.remove(first..end);
+                state.space.free.remove(first..end);
             }
         }
         let indices: Vec<u64> = blocks.iter().map(|block| block.index).collect();
@@ -292,7 +285,7 @@ impl Qcow2 {
         counts.refcounts.forget_blocks(&indices);
         for block in blocks {
             if block.counts_itself() {
-                self.lock().protected.remove(block.cluster);
+                self.lock().space.protected.remove(block.cluster);
                 continue;
             }
             let own = block.cluster.0..block.cluster.0 + 1;
@@ -316,7 +309,7 @@ impl Qcow2 {
         }
         let (claimed, protected_end) = {
             let state = self.lock();
-            (state.claimed, state.protected.end())
+            (state.space.claimed, state.space.protected.end())
         };
         let mut used_to = claimed;
         while used_to > 0 {
@@ -345,10 +338,10 @@ impl Qcow2 {
             .retain(|&index| geometry.first_counted(index + 1).0 <= used_to);
         {
             let mut state = self.lock();
-            state.free.cut_at(used_to);
-            state.claimed = used_to;
-            state.claimed_at_open = state.claimed_at_open.min(used_to);
-            state.low_water = 0;
+            state.space.free.cut_at(used_to);
+            state.space.claimed = used_to;
+            state.space.claimed_at_open = state.space.claimed_at_open.min(used_to);
+            state.space.low_water = 0;
         }
         // Growth depends on the length, and a truncation that failed may have been made or not.
         self.or_latched(self.file.set_len(used_to << geometry.cluster_bits()).await)?;
@@ -362,7 +355,7 @@ impl Qcow2 {
             return;
         }
         let geometry = *self.geometry();
-        let claimed = self.lock().claimed;
+        let claimed = self.lock().space.claimed;
         let dropped: BTreeSet<u64> = dropped.iter().copied().collect();
         let mut gaps: Vec<Range<u64>> = Vec::new();
         for index in dropped {
@@ -395,14 +388,17 @@ impl Qcow2 {
                 blocks: vec![index],
                 table_clusters: 0,
             };
-            if counts.refcounts.block(index)?.is_some() || growth.end > self.lock().claimed {
+            if counts.refcounts.block(index)?.is_some() || growth.end > self.lock().space.claimed {
                 continue;
             }
             self.refuse_free_metadata(std::slice::from_ref(&(growth.start..growth.end)))?;
             self.write_counts(counts, &growth).await?;
             let (first, free) = (growth.first_free(), growth.end - growth.first_free());
             let mut state = self.lock();
-            state.free.add(HostCluster(first), free, Content::Unknown);
+            state
+                .space
+                .free
+                .add(HostCluster(first), free, Content::Unknown);
             return Ok(true);
         }
         Ok(false)

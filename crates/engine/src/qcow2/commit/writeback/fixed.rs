@@ -31,7 +31,10 @@ impl Qcow2 {
         // Its content is not queried: it may be large, and on a remote host.
         let (first, free) = (growth.first_free(), growth.end - growth.first_free());
         let mut state = self.lock();
-        state.free.add(HostCluster(first), free, Content::Unknown);
+        state
+            .space
+            .free
+            .add(HostCluster(first), free, Content::Unknown);
         Ok(())
     }
 

@@ -47,7 +47,7 @@ impl Qcow2 {
     fn next_step(&self, counts: &Counts, clusters: u64) -> Step {
         let bits = self.geometry().cluster_bits();
         let now = Situation {
-            file_bytes: self.lock().claimed << bits,
+            file_bytes: self.lock().space.claimed << bits,
             grown_bytes: counts.grown_bytes,
             free_bytes: self.file.block_file().free_bytes(),
             needed_bytes: clusters << bits,
@@ -65,11 +65,11 @@ impl Qcow2 {
     async fn use_up(&self, counts: &mut Counts, clusters: u64, method: Method) -> Result<()> {
         let missing = {
             let mut state = self.lock();
-            if state.table_space.clusters() > 0 {
+            if state.space.table_space.clusters() > 0 {
                 self.release_table_space(&mut state);
                 return Ok(());
             }
-            clusters.saturating_sub(state.free.clusters())
+            clusters.saturating_sub(state.space.free.clusters())
         };
         let bits = self.geometry().cluster_bits();
         let mut outcome = Err(self.no_space());
@@ -101,7 +101,7 @@ impl Qcow2 {
             return self.count_fixed_space(counts, end).await;
         }
         let bits = self.geometry().cluster_bits();
-        let claimed = self.lock().claimed;
+        let claimed = self.lock().space.claimed;
         let ahead = self.geometry().clusters_for(step.bytes).max(clusters);
         let growth = self.plan_counts(counts, claimed, (ahead, clusters)).await?;
         let is_too_long =
@@ -133,14 +133,15 @@ impl Qcow2 {
             Method::Allocate | Method::Extend => Content::Zeroes,
         };
         let mut state = self.lock();
-        state.claimed = growth.end;
-        state.low_water = if counts.grown_bytes >= GROW_AHEAD_FROM_BYTES {
+        state.space.claimed = growth.end;
+        state.space.low_water = if counts.grown_bytes >= GROW_AHEAD_FROM_BYTES {
             ahead / 2
         } else {
             0
         };
         for run in runs {
             state
+                .space
                 .free
                 .add(HostCluster(run.start), run.end - run.start, content);
         }
@@ -149,7 +150,7 @@ impl Qcow2 {
 
     /// A damaged L1 table may refer to the space that the file would grow into (invariant S3).
     fn refuse_growth_over_tables(&self, end: u64) -> Result<()> {
-        match self.lock().table_beyond {
+        match self.lock().space.table_beyond {
             Some(table) if table.0 < end => Err(Error::Corrupt {
                 file: self.name().to_string(),
                 structure: "L2 table",
@@ -322,7 +323,7 @@ impl Qcow2 {
         }
         let mut state = self.lock();
         metadata.for_each(|cluster| {
-            state.protected.insert(HostCluster(cluster));
+            state.space.protected.insert(HostCluster(cluster));
         });
         Ok(())
     }

@@ -4,6 +4,7 @@
 mod counts;
 mod cycle;
 mod disk;
+mod latches;
 mod marks;
 mod space;
 
@@ -18,16 +19,13 @@ use cowslip_queue::{BufMut, IoVec, Pending};
 
 use super::*;
 use crate::Image;
+use crate::errno::{EDQUOT, EIO, ENOSPC};
 use crate::file::memory::MemoryFile;
 use crate::file::{BlockFile, FileRequest, Gate};
 use crate::image::{Durability, OpenOptions};
 use crate::policy::DiscardPolicy;
 use crate::qcow2::offline::check::{self, CheckOptions, Finding};
 use crate::qcow2::offline::create::{CreateOptions, create};
-
-const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
-const EDQUOT: i32 = 122;
 
 /// The operation of a file that fails once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,7 +27,7 @@ impl Qcow2 {
         job.enter(Stage::WriteZeroes);
         let unit = self.geometry().cluster_bytes();
         let disk_end = round_up(self.size(), unit);
-        let tables = self.lock().tables.l1().len() as u64;
+        let tables = self.lock().mapping.tables.l1().len() as u64;
         let end = tables * self.geometry().l2_coverage_bytes();
         job.expect(end);
         // Beyond the end there is nothing but a VM state, which nothing lies below.

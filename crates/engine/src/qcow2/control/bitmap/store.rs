@@ -42,7 +42,7 @@ impl Qcow2 {
         let mut counts = self.turn.take().await;
         let bitmaps = {
             let mut state = self.lock();
-            if state.latch.is_set() || !state.bitmaps.is_to_be_stored() {
+            if state.health.is_latched() || !state.bitmaps.is_to_be_stored() {
                 return Ok(());
             }
             std::mem::take(&mut state.bitmaps)
@@ -77,11 +77,11 @@ impl Qcow2 {
             if let Some(directory) = directory {
                 let clusters = self.directory_clusters(&directory);
                 for cluster in clusters {
-                    state.protected.insert(HostCluster(cluster));
+                    state.space.protected.insert(HostCluster(cluster));
                 }
             }
             // A write that comes after all marks them again.
-            state.ready_for_writes = false;
+            state.committed.end_tracking();
             state.bitmaps.now_stored(entries.clone());
         }
         if let Some(directory) = old_directory {
@@ -249,7 +249,10 @@ impl Qcow2 {
         {
             let mut state = self.lock();
             for cluster in taken.clusters().skip(taken.counted) {
-                state.free.add(HostCluster(cluster), 1, Content::Unknown);
+                state
+                    .space
+                    .free
+                    .add(HostCluster(cluster), 1, Content::Unknown);
             }
         }
         for cluster in taken.clusters().take(taken.counted) {
@@ -301,7 +304,7 @@ impl Qcow2 {
 
     /// Lowers the count of a cluster that is not known to hold anything else (S3).
     async fn free_unprotected(&self, counts: &mut Counts, cluster: u64) -> Result<()> {
-        if self.lock().protected.contains(HostCluster(cluster)) {
+        if self.lock().space.protected.contains(HostCluster(cluster)) {
             return Err(Error::Corrupt {
                 file: self.name().to_string(),
                 structure: "bitmap",

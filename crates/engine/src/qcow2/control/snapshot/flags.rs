@@ -44,7 +44,7 @@ impl Qcow2 {
 
     /// Clears COPIED in the disk's L1 table.
     pub(super) async fn clear_l1_flags(&self) -> Result<()> {
-        let old = self.lock().tables.l1().to_vec();
+        let old = self.lock().mapping.tables.l1().to_vec();
         let new = self.without_copied(&old);
         self.write_l1_flags(&old, &new).await
     }
@@ -82,7 +82,7 @@ impl Qcow2 {
     }
 
     async fn write_l1_flags(&self, old: &[u64], new: &[u64]) -> Result<()> {
-        let offset = self.lock().header.l1_table_offset;
+        let offset = self.lock().committed.header.l1_table_offset;
         self.write_changes(offset, &l1_bytes(old), &l1_bytes(new))
             .await
     }

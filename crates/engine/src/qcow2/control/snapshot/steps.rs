@@ -356,7 +356,7 @@ impl Qcow2 {
     }
 
     fn claimed(&self) -> u64 {
-        self.lock().claimed
+        self.lock().space.claimed
     }
 
     /// Changes counts in the order of the file, up to or from where `at` says that it has come.
@@ -437,7 +437,7 @@ impl Qcow2 {
             for structure in preparation.structures {
                 let len = structure.clusters.end - structure.clusters.start;
                 let start = HostCluster(structure.clusters.start);
-                state.free.add(start, len, Content::Unknown);
+                state.space.free.add(start, len, Content::Unknown);
             }
             return Err(error);
         }
@@ -447,10 +447,10 @@ impl Qcow2 {
         if is_known && self.unlatched(&self.lock()).is_ok() {
             job.enter(Stage::Undo);
             if let Err(failed) = self.undo(counts, preparation).await {
-                self.lock().latch.set(failed);
+                self.lock().health.latch(failed);
             }
         } else {
-            self.lock().latch.set(error.duplicate());
+            self.lock().health.latch(error.duplicate());
         }
         Err(error)
     }
@@ -468,7 +468,10 @@ impl Qcow2 {
         {
             let mut state = self.lock();
             for cluster in preparation.clusters() {
-                state.free.add(HostCluster(cluster), 1, Content::Unknown);
+                state
+                    .space
+                    .free
+                    .add(HostCluster(cluster), 1, Content::Unknown);
             }
         }
         counts.refcounts.write_dirty().await?;
@@ -499,8 +502,8 @@ impl Qcow2 {
     /// All that is known of tables and clusters was known of the old state.
     pub(in crate::qcow2) fn forget_tables(&self, l1: Vec<u64>) {
         let mut state = self.lock();
-        state.tables.replace(l1);
-        state.fresh.forget();
+        state.mapping.tables.replace(l1);
+        state.space.fresh.forget();
     }
 
     /// Frees the clusters that only the old state needed, now that nothing refers to them, durably.

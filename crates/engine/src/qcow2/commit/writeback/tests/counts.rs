@@ -250,15 +250,15 @@ fn new_counts_are_durable_before_they_are_reachable() {
     for (more, moves) in [(200, false), (3000, false), (9000, true), (40_000, true)] {
         let old = image.header();
         disk.take_log();
-        let start = image.lock().claimed * CLUSTER;
-        while image.lock().free.take(1).is_some() {}
+        let start = image.lock().space.claimed * CLUSTER;
+        while image.lock().space.free.take(1).is_some() {}
         block_on(image.make_room(more)).expect("there is room");
         let log = after_extension(&disk);
         let flushes: Vec<usize> = (0..log.len()).filter(|&i| log[i] == Op::Flush).collect();
         assert_eq!(flushes.len(), 2, "{log:?}");
         assert_eq!(flushes[1], log.len() - 1);
         let root = if moves { 0..CLUSTER } else { table.clone() };
-        let new = start..image.lock().claimed * CLUSTER;
+        let new = start..image.lock().space.claimed * CLUSTER;
         if old.refcount_table_offset == old_table || moves {
             let placed = |op| is_write_in(op, &new) || !is_write_in(op, &root);
             assert!(log[..flushes[0]].iter().all(placed), "{log:?}");
@@ -285,14 +285,14 @@ fn new_counts_are_durable_before_they_are_reachable() {
         assert_eq!(count, u64::from(!moves));
         drop(counts);
         let mut state = image.lock();
-        assert_eq!(state.protected.contains(first), !moves);
+        assert_eq!(state.space.protected.contains(first), !moves);
         let new_table = HostCluster(header.refcount_table_offset / CLUSTER);
-        assert!(state.protected.contains(new_table));
+        assert!(state.space.protected.contains(new_table));
         if moves {
             // Lowest first.
-            let (lowest, len, content) = state.free.take(1).expect("the old table is free");
+            let (lowest, len, content) = state.space.free.take(1).expect("the old table is free");
             assert_eq!((lowest, content), (first, Content::Unknown));
-            state.free.add(lowest, len, content);
+            state.space.free.add(lowest, len, content);
         }
     }
     block_on(image.close()).expect("nothing fails");
@@ -315,12 +315,12 @@ fn a_file_does_not_grow_beyond_the_last_offset() {
         let end = HOST_OFFSET_END / LARGE;
         // A new block, and one cluster that is asked for.
         let claimed = end - 2 + beyond;
-        image.lock().claimed = claimed;
+        image.lock().space.claimed = claimed;
         block_on(image.file.set_len(claimed * LARGE)).expect("it is sparse");
         let grown = block_on(image.grow(&mut counts, 1));
         if beyond == 0 {
             grown.expect("it ends at the last offset");
-            assert_eq!(image.lock().claimed, end);
+            assert_eq!(image.lock().space.claimed, end);
         } else {
             assert!(is_no_space(&grown.expect_err("it would end beyond")));
             assert_eq!(disk.len_bytes(), claimed * LARGE);
@@ -350,7 +350,7 @@ fn a_refcount_table_does_not_grow_beyond_its_largest_length() {
         let growth = block_on(image.plan_counts(&mut counts, claimed, (1, 1))).unwrap();
         // The clusters needed beyond, so that the last block is the intended one.
         let needed = last_block * PER_BLOCK + 1 - growth.first_free();
-        image.lock().claimed = claimed;
+        image.lock().space.claimed = claimed;
         block_on(image.file.set_len(claimed * CLUSTER)).expect("it is sparse");
         let step = growth::Step {
             bytes: needed * CLUSTER,
@@ -377,7 +377,7 @@ fn a_refcount_table_does_not_grow_beyond_its_largest_length() {
 fn what_is_freed_is_free_once() {
     let image = qcow2_on(&small());
     let mut state = image.lock();
-    state.claimed_at_open = 200;
+    state.space.claimed_at_open = 200;
     let (scanned, cluster) = (100, HostCluster);
     for (freed, is_free) in [
         (0, true),
@@ -388,17 +388,17 @@ fn what_is_freed_is_free_once() {
         (200, true),
         (201, true),
     ] {
-        state.fresh.set(cluster(freed), 1);
-        state.protected.insert(cluster(freed));
-        let before = state.free.clusters();
+        state.space.fresh.set(cluster(freed), 1);
+        state.space.protected.insert(cluster(freed));
+        let before = state.space.free.clusters();
         set_free(&mut state, scanned, (cluster(freed), Content::Unknown));
         assert_eq!(
-            state.free.clusters() - before,
+            state.space.free.clusters() - before,
             u64::from(is_free),
             "{freed}"
         );
-        assert_eq!(state.fresh.of(cluster(freed)), 0);
-        assert!(!state.protected.contains(cluster(freed)));
+        assert_eq!(state.space.fresh.of(cluster(freed)), 0);
+        assert!(!state.space.protected.contains(cluster(freed)));
     }
 }
 
@@ -411,9 +411,11 @@ fn counts_that_could_not_be_raised_are_raised_later() {
     block_on(image.make_room(200)).expect("there is room");
     let places: Vec<HostCluster> = {
         let mut state = image.lock();
-        let taken: Vec<_> = (0..150).map(|_| state.free.take(1).unwrap().0).collect();
+        let taken: Vec<_> = (0..150)
+            .map(|_| state.space.free.take(1).unwrap().0)
+            .collect();
         for (i, cluster) in taken.iter().enumerate() {
-            state.raised.insert(*cluster, 1 + i as u64 % 3);
+            state.space.raised.insert(*cluster, 1 + i as u64 % 3);
         }
         taken
     };
@@ -426,7 +428,7 @@ fn counts_that_could_not_be_raised_are_raised_later() {
         counts.refcounts = Refcounts::new(image.file.clone(), image.format, table, offset);
     };
     forget(&mut block_on(image.turn.take()));
-    let raised = image.lock().raised.clone();
+    let raised = image.lock().space.raised.clone();
     for reads in 0..2 {
         let left = std::sync::atomic::AtomicI64::new(reads);
         disk.fail(move |op| {
@@ -437,12 +439,12 @@ fn counts_that_could_not_be_raised_are_raised_later() {
         let failed = block_on(image.write_back()).expect_err("counts cannot be read");
         assert!(is_no_space(&failed));
         if reads == 0 {
-            assert_eq!(image.lock().raised, raised);
+            assert_eq!(image.lock().space.raised, raised);
         }
     }
     disk.mend();
     block_on(image.write_back()).expect("nothing fails");
-    assert!(image.lock().raised.is_empty());
+    assert!(image.lock().space.raised.is_empty());
     let mut counts = block_on(image.turn.take());
     forget(&mut counts);
     for cluster in places {

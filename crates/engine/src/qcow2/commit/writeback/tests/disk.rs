@@ -76,6 +76,14 @@ impl Disk {
         Arc::new(disk)
     }
 
+    /// A device of that length with the bytes of this file: it cannot grow.
+    pub fn device(file: Arc<Disk>, len: u64) -> Arc<Disk> {
+        let mut disk = Arc::into_inner(file).expect("nobody else has it");
+        disk.capabilities.extends_with_zeroes = false;
+        disk.lock().len = len;
+        Arc::new(disk)
+    }
+
     /// A copy of a file that is not long, its holes as other files have them.
     pub fn contents(&self) -> Vec<u8> {
         let inside = self.lock();

@@ -8,6 +8,7 @@ use super::space::qcow2_on;
 use super::{EIO, block_on};
 
 use crate::Error;
+use crate::qcow2::commit::state::Ready;
 use crate::qcow2::header::{Header, autoclear, incompatible};
 use crate::qcow2::offline::create::{CreateOptions, Version, create};
 
@@ -49,12 +50,9 @@ fn an_image_is_marked_where_damage_was_met_and_nowhere_else() {
         let disk = new_disk(version);
         let image = qcow2_on(&disk);
         let before = disk.contents();
-        {
-            let mut state = image.lock();
-            state.damaged = damaged;
-            if damaged {
-                state.latch.set(damage("guest data is mapped to metadata"));
-            }
+        if damaged {
+            let damage = damage("guest data is mapped to metadata");
+            image.lock().health.latch_for_damage(damage);
         }
         disk.take_log();
         block_on(image.mark_corrupt());
@@ -79,7 +77,10 @@ fn a_mark_that_fails_is_made_again() {
     for fails in [Op::Write(0..112), Op::Flush] {
         let disk = new_disk(Version::V3);
         let image = qcow2_on(&disk);
-        image.lock().damaged = true;
+        image
+            .lock()
+            .health
+            .latch_for_damage(Error::Invalid("damage".to_string()));
         disk.fail(move |op| (*op == fails).then(|| io::Error::from_raw_os_error(EIO)));
         block_on(image.mark_corrupt());
         assert!(!image.header().is_corrupt());
@@ -104,7 +105,7 @@ fn before_its_first_write_a_session_flushes_and_clears_what_it_does_not_maintain
         let disk = new_disk(Version::V3);
         let image = qcow2_on(&disk);
         // Images that have all of these have more besides; only what becomes of the bits matters.
-        image.lock().header.autoclear_features = set;
+        image.lock().committed.header.autoclear_features = set;
         disk.take_log();
         block_on(image.ready_for_writes()).expect("nothing fails");
         let mut expected = vec![Op::Flush];
@@ -134,6 +135,6 @@ fn a_session_that_cannot_be_made_ready_does_not_write() {
         disk.take_log();
         block_on(image.ready_for_writes()).expect_err("it is latched");
         assert_eq!(changes(&disk), []);
-        assert!(!image.lock().ready_for_writes && image.is_latched());
+        assert!(!image.lock().committed.is_ready_for(Ready::Changes) && image.is_latched());
     }
 }

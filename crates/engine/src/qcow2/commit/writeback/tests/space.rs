@@ -257,11 +257,11 @@ fn the_file_is_extended_to_what_is_claimed() {
             });
         }
         disk.take_log();
-        let start = image.lock().claimed * CLUSTER;
+        let start = image.lock().space.claimed * CLUSTER;
         let (mut allocations, mut end) = (0, start);
         while end < start + (3 << 20) {
             // More than is free: what is asked for is never there already.
-            let wanted = image.lock().free.clusters() + 1;
+            let wanted = image.lock().space.free.clusters() + 1;
             let now = Situation {
                 file_bytes: end,
                 grown_bytes: end - start,
@@ -270,8 +270,8 @@ fn the_file_is_extended_to_what_is_claimed() {
             };
             let step = growth::next_step(image.policy, &now);
             block_on(image.make_room(wanted)).expect("there is room");
-            assert!(image.lock().free.clusters() >= wanted);
-            let claimed = image.lock().claimed * CLUSTER;
+            assert!(image.lock().space.free.clusters() >= wanted);
+            let claimed = image.lock().space.claimed * CLUSTER;
             assert_eq!(disk.len_bytes(), claimed);
             assert_eq!(claimed, end + step.bytes, "no blocks are needed yet");
             let grown = claimed - start;
@@ -281,7 +281,7 @@ fn the_file_is_extended_to_what_is_claimed() {
             } else {
                 step.bytes / CLUSTER / 2
             };
-            assert_eq!(image.lock().low_water, ahead);
+            assert_eq!(image.lock().space.low_water, ahead);
             let log = disk.take_log();
             let grown: Vec<&Op> = log
                 .iter()
@@ -304,7 +304,7 @@ fn the_file_is_extended_to_what_is_claimed() {
     block_on(image.make_room(300)).expect("there is room");
     let len = disk.len_bytes();
     disk.fail(|op| matches!(op, Op::Allocate(_)).then(|| io::Error::from_raw_os_error(ENOSPC)));
-    let wanted = image.lock().free.clusters() + 1;
+    let wanted = image.lock().space.free.clusters() + 1;
     let refused = block_on(image.make_room(wanted));
     assert!(is_no_space(&refused.expect_err("it cannot be allocated")));
     assert_eq!(disk.len_bytes(), len);
@@ -334,7 +334,7 @@ fn the_file_does_not_grow_over_a_table_that_is_beyond_its_end() {
         if table >= grown {
             outcome.expect("it ends before the table");
             assert_eq!(disk.len_bytes(), grown * CLUSTER);
-            let rest = image.lock().free.clusters();
+            let rest = image.lock().space.free.clusters();
             block_on(image.make_room(rest + 8)).expect_err("it would not");
         } else {
             let error = outcome.expect_err("it would hold the table's place");
@@ -377,13 +377,16 @@ fn a_session_gives_back_what_it_has_grown_and_not_used() {
         let disk = new_disk(CLUSTER, 1);
         let image = qcow2_on(&disk);
         block_on(image.make_room(3)).expect("there is room");
-        let (before, at_open) = (disk.len_bytes(), image.lock().claimed_at_open * CLUSTER);
+        let (before, at_open) = (
+            disk.len_bytes(),
+            image.lock().space.claimed_at_open * CLUSTER,
+        );
         match stays {
             "latch" => image.latch(&Error::Latched(String::new())),
             "abandoned" => {
                 let mut state = image.lock();
-                state.epochs.enter();
-                state.epochs.abandon();
+                state.mapping.epochs.enter();
+                state.mapping.epochs.abandon();
             }
             _ => {}
         }
@@ -391,9 +394,13 @@ fn a_session_gives_back_what_it_has_grown_and_not_used() {
         let expected = if stays == "nothing" { at_open } else { before };
         assert_eq!(disk.len_bytes(), expected, "{stays}");
         let state = image.lock();
-        assert_eq!(state.claimed * CLUSTER, expected);
+        assert_eq!(state.space.claimed * CLUSTER, expected);
         assert_eq!(
-            state.free.run_ending_at(state.claimed).is_some(),
+            state
+                .space
+                .free
+                .run_ending_at(state.space.claimed)
+                .is_some(),
             stays != "nothing"
         );
     }
@@ -412,7 +419,7 @@ fn closes_with_growth_outstanding_are_counted_in_the_image() {
     block_on(create(disk.clone(), None, &create_options)).expect("there is room");
     let closes = || {
         let image = qcow2_on(&disk);
-        let hint = image.lock().header.extensions.allocation;
+        let hint = image.lock().committed.header.extensions.allocation;
         hint.expect("the policy was given").closes_ahead
     };
     let session = |clusters: std::ops::Range<u64>| {
@@ -504,14 +511,14 @@ fn space_of_tables_that_never_came_is_given_back() {
     let disk = new_disk(CLUSTER, 1);
     let image = qcow2_on(&disk);
     block_on(image.make_room(3)).expect("there is room");
-    let before = image.lock().claimed_at_open * CLUSTER;
+    let before = image.lock().space.claimed_at_open * CLUSTER;
     block_on(image.make_table_space()).expect("there is room");
     assert!(
-        image.lock().table_space.clusters() > 0,
+        image.lock().space.table_space.clusters() > 0,
         "the test means nothing"
     );
     block_on(image.trim()).expect("nothing fails");
-    assert_eq!(image.lock().table_space.clusters(), 0);
+    assert_eq!(image.lock().space.table_space.clusters(), 0);
     assert_eq!(disk.len_bytes(), before);
 }
 

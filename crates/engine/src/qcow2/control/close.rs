@@ -1,0 +1,54 @@
+//! The end of a session: all that it has changed becomes durable, and space that it has kept ahead
+//! of need is released.
+
+use crate::Result;
+use crate::qcow2::Qcow2;
+use crate::qcow2::commit::state::Ready;
+
+impl Qcow2 {
+    /// Flushes what the session has changed, and releases space allocated ahead.
+    pub(crate) async fn close(&self) -> Result<()> {
+        // After a failure, memory and medium differ: the session cannot go on.
+        let closed = self.or_latched(self.finish().await);
+        let mut state = self.lock();
+        state.health.close();
+        state.maintenance.wake();
+        closed
+    }
+
+    /// Returns whether the session has changed nothing, and kept no space ahead: then there is
+    /// nothing to flush that is its own.
+    fn is_as_opened(&self) -> bool {
+        let state = self.lock();
+        let is_unwritten = state.space.raised.is_empty()
+            && state.space.counted_ahead.is_empty()
+            && state.space.quarantine.is_empty()
+            && state.space.claimed == state.space.claimed_at_open;
+        let is_unready = !state.committed.is_ready_for(Ready::Changes);
+        is_unwritten && is_unready && !state.health.is_latched()
+    }
+
+    async fn finish(&self) -> Result<()> {
+        if !self.writable || self.lock().health.is_closed() {
+            return Ok(());
+        }
+        let _drained = self.drain().await;
+        if self.raw_data && self.lock().committed.may_change_data_file() {
+            self.data.cut_padding(self.size()).await?;
+        }
+        if self.is_as_opened() {
+            return Ok(());
+        }
+        self.write_back().await?;
+        {
+            let mut counts = self.turn.take().await;
+            let released = self.release_counted_ahead(&mut counts);
+            self.latch_if_cancelled(released).await?;
+        }
+        // Clusters that the first cycle cleared have no readers left: the second lowers their
+        // counts.
+        self.write_back().await?;
+        let stored = self.store_bitmaps().await;
+        self.trim().await.and(stored)
+    }
+}

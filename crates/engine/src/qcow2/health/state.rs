@@ -1,0 +1,198 @@
+//! Which requests an open image takes: whether it is latched, closed, or holds some of them back.
+
+use cowslip_queue::Pending;
+
+use super::latch::Latch;
+use crate::file::Brake;
+use crate::sync::Waiters;
+use crate::{Error, Result};
+
+/// Whether requests may begin. Invariants: an image that is damaged is latched, and reads are held
+/// back only while changes are.
+#[derive(Debug)]
+pub(in crate::qcow2) struct Health {
+    /// Why writes and flushes are refused (invariant D4).
+    latch: Latch,
+    /// Guest data is mapped to metadata: the image is to be marked corrupt.
+    damaged: bool,
+    /// No request that changes something may begin: an operation waits for all to end.
+    draining: Option<Waiters>,
+    /// No read may begin either.
+    hold: Option<Hold>,
+    closed: bool,
+}
+
+/// The requests that are held back, besides those that change something.
+#[derive(Debug, Default)]
+struct Hold {
+    /// Wakes them.
+    waiting: Waiters,
+    /// No request is left that needs a slice to end: no slice is loaded or pinned either.
+    is_complete: bool,
+}
+
+impl Health {
+    /// The health of an image just opened, whose files have this brake.
+    pub fn new(brake: Brake) -> Health {
+        Health {
+            latch: Latch::new(brake),
+            damaged: false,
+            draining: None,
+            hold: None,
+            closed: false,
+        }
+    }
+
+    /// Latches the image. The first reason stays.
+    pub fn latch(&mut self, reason: Error) {
+        self.latch.set(reason);
+    }
+
+    /// Latches the image because a root could not be written.
+    pub fn latch_for_root(&mut self, reason: Error) {
+        self.latch.set_for_root(reason);
+    }
+
+    /// Latches the image because guest data is mapped to metadata: it is to be marked corrupt.
+    pub fn latch_for_damage(&mut self, reason: Error) {
+        self.latch.set(reason);
+        self.damaged = true;
+    }
+
+    /// Returns whether an earlier failure keeps everybody from writing.
+    pub fn is_latched(&self) -> bool {
+        self.latch.is_set()
+    }
+
+    /// The latch of the image of this name, for requests that write or flush.
+    pub fn unlatched(&self, name: &str) -> Result<()> {
+        match self.latch.reason() {
+            None => Ok(()),
+            Some(error @ Error::Corrupt { .. }) => Err(error.duplicate()),
+            Some(_) => Err(Error::Latched(name.to_string())),
+        }
+    }
+
+    /// Returns whether damage was met and may be noted in the header: the one in memory is the one
+    /// on the medium.
+    pub fn may_mark_damage(&self) -> bool {
+        self.damaged && self.latch.knows_roots()
+    }
+
+    /// Returns the wait of a request that changes something and has not begun, if those are held
+    /// back.
+    pub fn changes_held_back(&mut self) -> Option<Pending<()>> {
+        self.draining.as_mut().map(Waiters::wait)
+    }
+
+    /// Returns whether requests that change something are held back.
+    pub fn holds_changes_back(&self) -> bool {
+        self.draining.is_some()
+    }
+
+    /// Holds back requests that change something; returns the wait for another operation, if that
+    /// does already.
+    pub fn hold_changes_back(&mut self) -> Option<Pending<()>> {
+        let waiting = self.changes_held_back();
+        if waiting.is_none() {
+            self.draining = Some(Waiters::default());
+        }
+        waiting
+    }
+
+    /// Lets requests that change something begin again.
+    pub fn let_changes_begin(&mut self) {
+        // Dropping the waiters wakes them.
+        self.draining = None;
+    }
+
+    /// Holds reads back, too.
+    pub fn hold_reads_back(&mut self) {
+        debug_assert!(self.holds_changes_back(), "a hold is part of a drain");
+        self.hold = Some(Hold::default());
+    }
+
+    /// Holds back all that needs a slice: nothing is under way, and no slice in use.
+    ///
+    /// # Panics
+    /// Unless reads are held back.
+    pub fn hold_slices_back(&mut self) {
+        let hold = self.hold.as_mut();
+        hold.expect("only the end of this ends it").is_complete = true;
+    }
+
+    /// Lets reads begin again.
+    pub fn let_reads_begin(&mut self) {
+        self.hold = None;
+    }
+
+    /// Returns the wait of a request that has not begun, if reads are held back.
+    pub fn reads_held_back(&mut self) -> Option<Pending<()>> {
+        self.hold.as_mut().map(|hold| hold.waiting.wait())
+    }
+
+    /// Returns the wait of a request that needs a slice, if slices are held back.
+    pub fn slices_held_back(&mut self) -> Option<Pending<()>> {
+        let hold = self.hold.as_mut().filter(|hold| hold.is_complete)?;
+        Some(hold.waiting.wait())
+    }
+
+    /// Ends the session.
+    pub fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// Returns whether the session was closed.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn health() -> Health {
+        Health::new(Brake::default())
+    }
+
+    fn damage() -> Error {
+        Error::Corrupt {
+            file: "a".to_string(),
+            structure: "cluster",
+            offset: 0,
+            detail: "guest data is mapped to metadata".to_string(),
+        }
+    }
+
+    #[test]
+    fn one_operation_at_a_time_holds_changes_back() {
+        let mut health = health();
+        assert!(health.changes_held_back().is_none());
+        assert!(health.hold_changes_back().is_none());
+        assert!(health.hold_changes_back().is_some() && health.changes_held_back().is_some());
+        health.hold_reads_back();
+        assert!(health.reads_held_back().is_some() && health.slices_held_back().is_none());
+        health.hold_slices_back();
+        assert!(health.slices_held_back().is_some());
+        health.let_reads_begin();
+        assert!(health.reads_held_back().is_none() && health.slices_held_back().is_none());
+        health.let_changes_begin();
+        assert!(!health.holds_changes_back() && health.changes_held_back().is_none());
+    }
+
+    #[test]
+    fn damage_is_marked_unless_the_root_on_the_medium_is_unknown() {
+        let mut sound = health();
+        sound.latch(Error::Invalid("no damage".to_string()));
+        assert!(sound.is_latched() && !sound.may_mark_damage());
+        let mut damaged = health();
+        assert!(damaged.unlatched("a").is_ok());
+        damaged.latch_for_damage(damage());
+        assert!(damaged.is_latched() && damaged.may_mark_damage());
+        assert!(matches!(damaged.unlatched("a"), Err(Error::Corrupt { .. })));
+        damaged.latch_for_root(Error::Invalid("a failed write".to_string()));
+        assert!(!damaged.may_mark_damage());
+        assert!(matches!(sound.unlatched("a"), Err(Error::Latched(name)) if name == "a"));
+    }
+}
