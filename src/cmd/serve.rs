@@ -160,7 +160,7 @@ struct Service {
     clients_max: Option<usize>,
     lifetime: Lifetime,
     handshake_timeout: Duration,
-    talk: Verbosity,
+    verbosity: Verbosity,
     ground: Daemonize,
     pid_file: Option<PathBuf>,
     sandbox: sandbox::Mode,
@@ -190,7 +190,7 @@ impl Service {
             clients_max: Some(1),
             lifetime: Lifetime::UntilLastClient,
             handshake_timeout: Duration::from_secs(10),
-            talk: Verbosity::Errors,
+            verbosity: Verbosity::Errors,
             ground: Daemonize::No,
             pid_file: None,
             sandbox: sandbox::Mode::Auto,
@@ -259,7 +259,7 @@ impl Args {
             service.lifetime = Lifetime::UntilStopped;
         }
         if self.verbose {
-            service.talk = Verbosity::Everything;
+            service.verbosity = Verbosity::Everything;
         }
         if self.fork {
             service.ground = Daemonize::Yes;
@@ -394,7 +394,7 @@ fn confine(
         return Err(CommandError::new(report.to_string()));
     }
     // The lines that scripts compare have no place for it.
-    let is_asked = service.talk == Verbosity::Everything && !is_called_as_qemu();
+    let is_asked = service.verbosity == Verbosity::Everything && !is_called_as_qemu();
     if is_asked || !report.is_whole() {
         program.complain(report);
     }
@@ -434,7 +434,7 @@ fn server(service: &Service, program: &Program, export: Export) -> Server {
         ..ServerOptions::default()
     });
     server.add_export(service.export_name.clone(), export);
-    if service.talk == Verbosity::Everything {
+    if service.verbosity == Verbosity::Everything {
         let program = program.clone();
         let reports_all = !is_called_as_qemu();
         server.observe(move |event| {

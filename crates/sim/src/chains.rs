@@ -109,7 +109,7 @@ pub(crate) fn seeds(attempt: u64) -> Vec<u64> {
         .collect()
 }
 
-/// Performs the run of a seed; `totals` tells what it did.
+/// Performs the run of a seed; `totals` counts its work.
 ///
 /// # Errors
 /// What went wrong.

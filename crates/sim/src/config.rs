@@ -515,7 +515,7 @@ impl Round {
         if kind == Kind::Plain {
             self.discard = DiscardPolicy::Unmap;
             self.write_policy = WritePolicy::Writeback;
-            // The reference does not serialise flushes, and of two in flight one may hear nothing
+            // The reference does not serialise flushes, and of two in flight one may report nothing
             // of the other's failure.
             let flushes = |fault: &Fault| matches!(fault.verb, Verb::Flush | Verb::Write);
             if self.faults.iter().any(flushes) {

@@ -103,7 +103,8 @@ impl Executor {
         !ready.is_empty()
     }
 
-    /// Polls one of the tasks that were woken; `announce` hears its name before. False if none was.
+    /// Polls one of the tasks that were woken; `announce` is called with its name before. False if
+    /// none was.
     pub fn poll_one(&mut self, rng: &mut Rng, announce: impl FnOnce(&str)) -> bool {
         let id = {
             let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);

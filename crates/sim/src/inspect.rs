@@ -47,7 +47,7 @@ const EXTENDED: u64 = 16;
 /// Header extensions.
 const CRYPTO_HEADER: u64 = 0x0537_be77;
 const BITMAPS: u64 = 0x2385_2875;
-/// Findings that are kept; the first ones tell the story.
+/// Number of findings that are kept; the first ones suffice.
 const CORRUPTIONS_MAX: usize = 20;
 
 struct Reader<'a> {

@@ -38,7 +38,7 @@ pub struct Changes {
     pub salt: u64,
     /// Changes the drawn configuration.
     pub edit: Option<fn(&mut Config)>,
-    /// Parts that are left out, to tell findings apart.
+    /// Parts that are left out, to separate findings.
     pub without: BTreeSet<Part>,
     /// Rounds that are kept; all if none.
     pub rounds: Option<usize>,

@@ -118,7 +118,7 @@ impl Layer {
         })
     }
 
-    /// Reads a range of the disk; `known` tells which bytes were read.
+    /// Reads a range of the disk; `known` says which bytes were read.
     pub fn read(&self, offset: u64, bytes: &mut [u8], known: &mut [bool]) {
         let Some(table) = &self.table else {
             let within = (self.size.saturating_sub(offset) as usize).min(bytes.len());

@@ -18,9 +18,9 @@ use crate::rng::Rng;
 
 mod later;
 
-/// Seeds from here on tell stories.
+/// First seed of the stories.
 pub const FIRST_SEED: u64 = 1 << 41;
-/// Seeds from here on tell those of [`Story::LATER`]: they came later, and the seeds before stay
+/// First seed of the stories of [`Story::LATER`]: they came later, and the seeds before stay
 /// what they are.
 pub const LATER_SEED: u64 = 3 << 40;
 /// Runs of each story in a soak.
@@ -120,7 +120,7 @@ impl Story {
         Story::ALL.into_iter().chain(Story::LATER)
     }
 
-    /// The story of a seed, if it tells one.
+    /// Returns the story of a seed, if it has one.
     pub fn of(seed: u64) -> Option<Story> {
         let (stories, number) = match seed {
             LATER_SEED..chains::FIRST_SEED => (&Story::LATER[..], seed - LATER_SEED),

@@ -187,7 +187,7 @@ impl Subject {
         }
     }
 
-    /// Changes a bitmap, or tells what is dirty in it.
+    /// Changes a bitmap, or returns its dirty ranges.
     ///
     /// # Errors
     /// The subject's; `Unsupported` where there are none.

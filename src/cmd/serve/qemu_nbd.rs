@@ -265,7 +265,7 @@ impl Line {
             Name::Letter('r') => service.how.access = Access::Read,
             Name::Letter('s') => service.how.temporary = true,
             Name::Letter('t') => service.lifetime = Lifetime::UntilStopped,
-            Name::Letter('v') => service.talk = Verbosity::Everything,
+            Name::Letter('v') => service.verbosity = Verbosity::Everything,
             Name::Long("fork") => service.ground = Daemonize::Yes,
             Name::Long("sandbox") => match sandbox::Mode::parse(&value) {
                 Some(mode) => service.sandbox = mode,

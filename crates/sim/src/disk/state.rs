@@ -593,8 +593,9 @@ impl State {
         let rng = &mut self.rng;
         if op.errno.is_some() {
             // The kernel has dropped some of the dirty pages' marks: their bytes are still read
-            // from memory, and no later flush writes them, nor tells. A durable write that fails
-            // reports, and so hides from later flushes, the failures of all pages of the file.
+            // from memory, and no later flush writes them, nor reports it. A durable write that
+            // fails reports, and so hides from later flushes, the failures of all pages of the
+            // file.
             let kept = rng.pick(&[0, 50, 100]);
             file.persist(op.issued, || !rng.chance(kept));
             // So it goes with pages of writes that are still under way: a durable one among them
