@@ -125,7 +125,7 @@ fn what_others_write_meanwhile_survives_an_interruption() {
     others::what_is_appended_beyond_an_end_that_stays_is_kept(dir);
     others::what_is_appended_to_an_end_that_moves_is_kept(dir);
     others::what_is_written_behind_the_old_end_is_kept(dir);
-    others::a_file_that_somebody_has_open_is_not_cut(dir);
+    others::a_file_that_is_open_elsewhere_is_not_cut(dir);
 }
 
 fn refused(dir: &Path, line: &str) -> String {

@@ -83,7 +83,7 @@ pub fn what_is_written_behind_the_old_end_is_kept(dir: &Path) {
 }
 
 /// He may append at any moment.
-pub fn a_file_that_somebody_has_open_is_not_cut(dir: &Path) {
+pub fn a_file_that_is_open_elsewhere_is_not_cut(dir: &Path) {
     for words in ["--keep-size", ""] {
         let mut open = None;
         let said = interrupt(dir, words, |path| {

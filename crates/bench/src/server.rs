@@ -54,7 +54,7 @@ pub struct Cost {
     /// CPU time, user and system.
     pub cpu_seconds: f64,
     /// Bytes that it sent to storage, or dirtied in the page cache; `None` if the system does not
-    /// tell.
+    /// say.
     pub written_bytes: Option<u64>,
 }
 

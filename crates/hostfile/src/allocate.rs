@@ -237,8 +237,7 @@ impl Plan {
     fn leave_hidden_holes(&mut self) -> Result<()> {
         let has = self.allocated_bytes.unwrap_or(0);
         if self.len.saturating_sub(has) > UNCOUNTED_BYTES {
-            let feature =
-                "distinguishing holes from data, so that zeroes could be written between them,";
+            let feature = "telling holes from data, so that zeroes could be written between them,";
             return Err(self.unsupported(feature));
         }
         self.holes = Ranges::of(self.len..self.size);

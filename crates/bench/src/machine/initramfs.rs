@@ -121,7 +121,7 @@ struct Library {
 }
 
 /// The libraries that a program is linked with, the dynamic loader among them. The loader itself
-/// tells; a program without one ignores the question and prints its version.
+/// lists them; a program without one ignores the question and prints its version.
 fn libraries(program: &Path) -> Result<Vec<Library>, CommandError> {
     let mut command = Command::new(program);
     command.env("LD_TRACE_LOADED_OBJECTS", "1").arg("--version");

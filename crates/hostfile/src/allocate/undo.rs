@@ -94,9 +94,7 @@ impl Plan {
         cut.and(punched)?;
         match reach.reached() == 0 || knows_holes || !has_filled_within {
             true => Ok(()),
-            false => {
-                Err(self.unsupported("distinguishing holes from space that was never written"))
-            }
+            false => Err(self.unsupported("telling holes from space that was never written")),
         }
     }
 
