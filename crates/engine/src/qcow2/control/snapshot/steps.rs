@@ -545,8 +545,7 @@ impl Qcow2 {
     /// The new state is whole.
     pub(super) async fn end_snapshots(&self, counts: &mut Counts) -> Result<()> {
         if self.header().is_dirty() {
-            let marked = self.mark_dirty(false).await;
-            self.or_latched(marked)?;
+            self.mark_dirty(false).await?;
         }
         counts.refcounts.settle();
         Ok(())
