@@ -63,7 +63,7 @@ impl Qcow2 {
             .await?;
         // The image is empty, durably, and in memory: no request reads the clusters freed now. A
         // failure from here on leaves leaks.
-        self.forget_tables(vec![0; old_l1.len()]);
+        self.lock().forget_tables(vec![0; old_l1.len()]);
         let freed_all = self.free_reached(counts, &old_tables).await;
         let left = match first < old_first {
             true => old_first,
@@ -138,7 +138,7 @@ impl Qcow2 {
             let Some(freed) = entry.and_then(|entry| Freed::of(&entry)) else {
                 continue;
             };
-            for cluster in self.clusters_of(&freed) {
+            for cluster in freed.clusters(self.geometry()) {
                 let lowered = self.lower(counts, cluster).await;
                 outcome = outcome.and(lowered);
             }

@@ -11,7 +11,7 @@ use super::tree::{Balance, Tree};
 use crate::file::{AlignedFile, Durability};
 use crate::job::{Job, Stage};
 use crate::qcow2::commit::probe::Stage as ProbeStage;
-use crate::qcow2::commit::writeback::{is_no_space, set_free};
+use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::header::{Header, L1_BYTES_MAX, incompatible};
 use crate::qcow2::offline::check::reader::Reader;
@@ -356,7 +356,7 @@ impl Qcow2 {
     }
 
     fn claimed(&self) -> u64 {
-        self.lock().space.claimed
+        self.lock().space.claimed()
     }
 
     /// Changes counts in the order of the file, up to or from where `at` says that it has come.
@@ -413,7 +413,7 @@ impl Qcow2 {
         let content = self.punch_clusters(&freed).await;
         let mut state = self.lock();
         for (cluster, content) in freed.into_iter().zip(content) {
-            set_free(&mut state, counts.scanned, (cluster, content));
+            state.space.set_free(counts.scanned, (cluster, content));
         }
     }
 
@@ -494,16 +494,9 @@ impl Qcow2 {
         let mut header = self.header();
         change(&mut header);
         self.write_header(&header).await?;
-        self.forget_tables(l1);
+        self.lock().forget_tables(l1);
         let protected = self.protect_again(&counts.refcounts).await;
         self.or_latched(protected)
-    }
-
-    /// All that is known of tables and clusters was known of the old state.
-    pub(in crate::qcow2) fn forget_tables(&self, l1: Vec<u64>) {
-        let mut state = self.lock();
-        state.mapping.tables.replace(l1);
-        state.space.fresh.forget();
     }
 
     /// Frees the clusters that only the old state needed, now that nothing refers to them, durably.
@@ -536,7 +529,7 @@ impl Qcow2 {
         let done = async {
             let l1 = self.set_flags(counts, job).await?;
             self.barrier().await?;
-            self.forget_tables(l1);
+            self.lock().forget_tables(l1);
             Ok(())
         };
         self.or_latched(done.await)
