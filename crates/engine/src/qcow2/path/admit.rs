@@ -13,13 +13,14 @@ use cowslip_queue::{IoVec, Pending};
 use crate::backing::Backing;
 use crate::file::{Durability, Event};
 use crate::qcow2::entry::L2Entry;
-use crate::qcow2::geometry::{self, GuestCluster, GuestOffset, HostCluster};
+use crate::qcow2::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use crate::qcow2::map::{Run, Source, map_cluster};
 use crate::qcow2::mapping::inflight::{Kind, LeaseRequest, Ticket};
 use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::mapping::tables::{NewTable, OnDisk, Prepared};
 use crate::qcow2::plan::{self, Change, Space, View};
 use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::state::HostSpace;
 use crate::qcow2::{InlineVec, Qcow2, State};
 use crate::{Error, Result};
 
@@ -376,7 +377,7 @@ impl Qcow2 {
                 (cluster, plan::plan_write(&self.format, &view, bytes, space))
             })
             .collect();
-        let wants = self.wants(&steps);
+        let wants = leases_for(self.geometry(), &steps);
         if let Some(want) = state.mapping.leases.obstacle(slice, &wants, place) {
             let want = want.clone();
             state.space.give_back(&taken);
@@ -389,7 +390,7 @@ impl Qcow2 {
                 return Err(error);
             }
         }
-        if let Some(punched) = self.hole_in_the_way(state, &steps) {
+        if let Some(punched) = hole_in_the_way(&mut state.space, self.geometry(), &steps) {
             state.space.give_back(&taken);
             return Ok(Err(Blocked::Other(punched)));
         }
@@ -456,20 +457,6 @@ impl Qcow2 {
             }
         }
         Ok(found)
-    }
-
-    /// A hole that is being punched where one of the steps will write.
-    fn hole_in_the_way(
-        &self,
-        state: &mut State,
-        steps: &[(GuestCluster, plan::Write)],
-    ) -> Option<Pending<()>> {
-        steps.iter().find_map(|(_, write)| {
-            let host = self.host_cluster(write.host);
-            state
-                .space
-                .hole_under_way(host, write.attempted(self.geometry()))
-        })
     }
 
     /// Makes the steps part of the batch, and members of the space that they fill.
@@ -613,7 +600,7 @@ impl Qcow2 {
     ) -> Space {
         if self.format.data_file {
             return Space {
-                host: geometry::HostOffset(view.start),
+                host: HostOffset(view.start),
                 fresh: 0,
             };
         }
@@ -649,25 +636,40 @@ impl Qcow2 {
         }
         taken
     }
+}
 
-    /// The leases of neighbouring steps, joined where they are of one kind.
-    fn wants(&self, steps: &[(GuestCluster, plan::Write)]) -> InlineVec<LeaseRequest> {
-        let mut wants: InlineVec<LeaseRequest> = InlineVec::new();
-        for (cluster, write) in steps {
-            let start = self.geometry().guest_offset(*cluster).0;
-            let range = start + write.lease.start..start + write.lease.end;
-            let kind = if write.change == Change::None {
-                Kind::Shared
-            } else {
-                Kind::Exclusive
-            };
-            match wants.last_mut() {
-                Some(last) if last.kind == kind && last.range.end == range.start => {
-                    last.range.end = range.end;
-                }
-                _ => wants.push(LeaseRequest { range, kind }),
+/// A hole that is being punched where one of the steps will write.
+fn hole_in_the_way(
+    space: &mut HostSpace,
+    geometry: &Geometry,
+    steps: &[(GuestCluster, plan::Write)],
+) -> Option<Pending<()>> {
+    steps.iter().find_map(|(_, write)| {
+        let host = geometry.host_cluster(write.host);
+        space.hole_under_way(host, write.attempted(geometry))
+    })
+}
+
+/// The leases of neighbouring steps, joined where they are of one kind.
+fn leases_for(
+    geometry: &Geometry,
+    steps: &[(GuestCluster, plan::Write)],
+) -> InlineVec<LeaseRequest> {
+    let mut wants: InlineVec<LeaseRequest> = InlineVec::new();
+    for (cluster, write) in steps {
+        let start = geometry.guest_offset(*cluster).0;
+        let range = start + write.lease.start..start + write.lease.end;
+        let kind = if write.change == Change::None {
+            Kind::Shared
+        } else {
+            Kind::Exclusive
+        };
+        match wants.last_mut() {
+            Some(last) if last.kind == kind && last.range.end == range.start => {
+                last.range.end = range.end;
             }
+            _ => wants.push(LeaseRequest { range, kind }),
         }
-        wants
     }
+    wants
 }

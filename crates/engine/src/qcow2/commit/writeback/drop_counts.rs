@@ -108,7 +108,8 @@ impl Qcow2 {
         let len = self.geometry().cluster_bytes();
         let bytes = self.file.read_new(table.0, len).await?;
         let words = bytes.chunks_exact(self.geometry().l2_entry_bytes() as usize);
-        let entries: Option<Vec<L2Entry>> = words.map(|words| self.decoded(words)).collect();
+        let entries: Option<Vec<L2Entry>> =
+            words.map(|words| self.format.l2_entry(words)).collect();
         let refers = |entry: &L2Entry| Freed::of(entry).is_some();
         Ok(entries.map(|entries| entries.into_iter().filter(refers).collect()))
     }

@@ -241,12 +241,6 @@ impl Qcow2 {
         l1.iter().map(clear).collect()
     }
 
-    /// The clusters of a structure.
-    pub(in crate::qcow2) fn clusters_at(&self, offset: u64, bytes: u64) -> Range<u64> {
-        let first = offset >> self.geometry().cluster_bits();
-        first..first + self.geometry().clusters_for(bytes)
-    }
-
     /// Takes space for a structure; returns its offset, 0 for one without bytes.
     pub(super) async fn place_structure(
         &self,
@@ -317,7 +311,8 @@ impl Qcow2 {
     /// Refuses what would take a count out of its range, before anything changes.
     async fn refuse_counts(&self, counts: &mut Counts, balance: &Balance, job: &Job) -> Result<()> {
         let max = self.geometry().refcount_max();
-        for piece in balance.pieces(0..self.claimed()) {
+        let claimed = self.lock().space.claimed();
+        for piece in balance.pieces(0..claimed) {
             job.check()?;
             for cluster in piece {
                 let change = balance.of(cluster);
@@ -355,10 +350,6 @@ impl Qcow2 {
         ))
     }
 
-    fn claimed(&self) -> u64 {
-        self.lock().space.claimed()
-    }
-
     /// Changes counts in the order of the file, up to or from where `at` says that it has come.
     async fn move_counts(
         &self,
@@ -369,7 +360,7 @@ impl Qcow2 {
     ) -> Result<()> {
         let end = match direction {
             Direction::TakeBack => *at,
-            Direction::Raise | Direction::Lower => self.claimed(),
+            Direction::Raise | Direction::Lower => self.lock().space.claimed(),
         };
         let pieces = balance.pieces(0..end);
         let order = self.geometry().refcount_order();
