@@ -36,7 +36,7 @@ pub struct KeyOptions {
 }
 
 impl KeyOptions {
-    /// Those of a list, of which `value` finds the values by name.
+    /// Reads the options of a list, of which `value` finds the values by name.
     ///
     /// # Errors
     /// An algorithm that does not exist, or is not supported, by its name.
@@ -184,8 +184,8 @@ pub struct SlotOptions {
 }
 
 impl SlotOptions {
-    /// Those of a list, of which `value` finds the values by name, without the prefix that they
-    /// have there; texts are QEMU's.
+    /// Reads the options of a list, of which `value` finds the values by name, without the prefix
+    /// that they have there; texts are QEMU's.
     ///
     /// # Errors
     /// It is not said whether a key is added or erased, or what would belong to the other.

@@ -42,7 +42,7 @@ pub enum Name {
 /// An option and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Which option.
+    /// The option.
     pub name: Name,
     value: Option<String>,
 }
@@ -279,7 +279,7 @@ mod tests {
         },
     ];
 
-    /// Each option or mistake as a word, then the operands.
+    /// Returns each option or mistake as a word, then the operands.
     fn scan(line: &str, longs: &'static [Long]) -> String {
         let args: Vec<String> = line.split(' ').map(str::to_string).collect();
         let mut scanner = Scanner::new(&args, "c:Ct:qP:", longs);

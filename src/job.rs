@@ -23,9 +23,9 @@ use crate::size;
 const WAIT_MAX: Duration = Duration::from_millis(100);
 /// Amount that may be moved at once before the pace is kept.
 const BURST: Duration = Duration::from_millis(100);
-/// As in "999 MiB/s, 100000 s left".
+/// Width of "999 MiB/s, 100000 s left".
 const BESIDE_WIDTH: usize = 24;
-/// As in "    (100.00/100%)".
+/// Width of "    (100.00/100%)".
 const PERCENT_WIDTH: usize = 17;
 
 /// Options of a verb that runs a job.

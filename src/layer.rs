@@ -1,4 +1,4 @@
-//! One file of a chain, looked at from outside: format, sizes, header. For reports and for the
+//! Facts about one file of a chain from outside: format, sizes, header. For reports and for the
 //! checks before an image is created; nothing of the guest's data is read.
 
 use std::sync::Arc;

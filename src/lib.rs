@@ -23,7 +23,7 @@ mod open;
 mod repair_text;
 mod text_file;
 
-// What the command has in common with its benches and viewers.
+// Modules that the command shares with its benches and viewers.
 use cowslip_console::{error, interrupt, options, output, size, time};
 
 use cmd::option_order::OptionValidator;
@@ -133,7 +133,7 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
     }
     let program = Program::called(&args[0]);
     let code = dispatch(personality, &args, &program);
-    // What is still buffered may fail, too.
+    // Writing the buffered output may fail, too.
     output::flush();
     ExitCode::from(output::exit_code(code))
 }

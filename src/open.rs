@@ -79,7 +79,7 @@ pub fn workers() -> Workers {
 /// Options of every verb that opens images.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 pub struct Trust {
-    /// Which backing files and data files images may name: any, same-directory or none
+    /// Backing files and data files that images may name: any, same-directory or none
     #[arg(
         long,
         value_name = "POLICY",

@@ -21,7 +21,7 @@ pub fn write(
     verb: &str,
     read: &ReadSet,
 ) -> Result<(), CommandError> {
-    // What cannot be opened is no file of an image that is open.
+    // A file that cannot be opened is no file of an open image.
     if let Ok(file) = open_host_file(path, &HostOptions::default()) {
         read.check(file.as_ref())?;
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch};
 
-/// Whose program.
+/// Owner of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whose {
     Ours,

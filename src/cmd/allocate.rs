@@ -42,7 +42,7 @@ killed and started again, it goes on. If at the end space is missing although al
 file stays as it is. Others must not write into the file's holes meanwhile: all methods but fallocate may put zeroes over \
 it. See docs/allocation.md.")]
 pub struct Args {
-    /// So much of the file, from its beginning, shall have space; with suffix b, k, M, G, T, P or E
+    /// Part of the file, from its beginning, that gets space; with suffix b, k, M, G, T, P or E
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     size: String,
     /// auto, fallocate, posix_fallocate (libc's), mmap (mapped and filled) or write
@@ -79,7 +79,7 @@ enum Wanted {
 /// A request that is understood, and a file that may be tried.
 struct Request<'a> {
     args: &'a Args,
-    /// As the system knows it.
+    /// Path for the system.
     path: String,
     directory: PathBuf,
     size: u64,

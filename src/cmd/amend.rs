@@ -50,7 +50,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// Those of a qcow2 image's options that are changed here.
+/// Options of a qcow2 image that are changed here.
 const AMENDABLE: &[&str] = &[
     "backing_file",
     "backing_fmt",
@@ -197,8 +197,8 @@ struct Changes {
 }
 
 impl Changes {
-    /// In one session, or in two where version 3 allows what version 2 does not: an amendment ends
-    /// its session.
+    /// Splits the changes into sessions: two where version 3 allows what version 2 does not, since
+    /// an amendment ends its session.
     fn in_passes(self, image: &Image) -> Vec<Changes> {
         let layers = image.layers();
         let header = layers.first().and_then(|layer| layer.header.as_ref());
@@ -218,7 +218,7 @@ impl Changes {
 
     /// Carries them out; `done` counts those that have come to their end.
     async fn carry_out(self, image: &Image, job: &Job, done: &mut u32) -> Result<(), Error> {
-        // What is refused is refused before anything is changed.
+        // Refusals come before any change.
         if self.amendment != Amendment::default() {
             let size = self.size.unwrap_or(image.size());
             image.may_amend(&self.amendment, size).await?;

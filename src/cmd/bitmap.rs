@@ -253,7 +253,7 @@ async fn open_source(args: &Args, filename: &str) -> Result<Image, CommandError>
     .await
 }
 
-/// In QEMU's words.
+/// Returns the error of a failed action, in QEMU's words.
 fn failed(action: &Action, (image, bitmap): (&Image, &str), error: &Error) -> CommandError {
     let name = action.name();
     let why = match (action, error) {

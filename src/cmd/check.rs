@@ -64,7 +64,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// Tells findings as they come, on standard error, and progress on standard output.
+/// Reports findings as they come, on standard error, and progress on standard output.
 struct Reporter {
     progress: Option<f64>,
 }
@@ -283,7 +283,8 @@ async fn open_damaged(
     let start = read_start(&file, FIRST_READ_BYTES, name).await?;
     let wanted = Header::wanted_bytes(&start, u64::MAX);
     let start = read_start(&file, wanted, name).await?;
-    // What lies beyond the end of the file is for the check to find, not for the parser to refuse.
+    // Structures beyond the end of the file are for the check to find, not for the parser to
+    // refuse.
     let header =
         Header::parse_damaged(&start, name).map_err(|error| opening_failed(name, &error))?;
     Ok((file, header))

@@ -257,7 +257,7 @@ async fn rename_files(
     }
     let mut bytes = new.encode()?;
     let was = header.clone().encode()?.len();
-    // What is left of a longer header is nothing's.
+    // The rest of a longer header belongs to no structure.
     bytes.resize(bytes.len().max(was), 0);
     let file = AlignedFile::new(target.clone());
     file.write(0, vec![Buf::from(bytes)], Durability::Cached)

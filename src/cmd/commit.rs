@@ -136,7 +136,7 @@ fn not_committed(error: Error) -> CommandError {
     }
 }
 
-/// Which layer receives.
+/// Returns the depth of the layer that receives the data.
 fn depth(args: &Args, image: &Image, source: &Source) -> Result<usize, CommandError> {
     let layers = image.layers();
     let Some(base) = &args.base else {

@@ -86,7 +86,7 @@ impl Outcome {
         verdict == Some(Verdict::Identical)
     }
 
-    /// For people, in qemu-img's words.
+    /// Returns the result for people, in qemu-img's words.
     fn text(&self) -> String {
         let Some(comparison) = self.comparison else {
             return "Strict mode: Image size mismatch!\n".to_string();
@@ -103,7 +103,7 @@ impl Outcome {
         }
     }
 
-    /// For programs.
+    /// Returns the result for programs.
     fn value(&self) -> Value {
         let (why, at) = match self.comparison.map(|comparison| comparison.verdict) {
             None => (Some("size"), None),

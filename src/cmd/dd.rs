@@ -186,7 +186,7 @@ async fn copy(
     let options = Options {
         sparse_bytes: 0,
         unwritten: TargetContent::Zeroes,
-        // What lies behind the copy on a device is not the copy's.
+        // Bytes behind the copy on a device are not the copy's.
         last_sector: LastSector::DataAlone,
         ..Options::default()
     };

@@ -73,7 +73,7 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
         }
     })?;
     let detail = Detail {
-        // What qemu-img does not say, it does not say under its name either.
+        // Facts that qemu-img does not print are not printed under its name either.
         ours: !program.name.starts_with("qemu-"),
         limits: args.limits,
     };

@@ -70,7 +70,7 @@ const LONGS: &[Long] = &[
     },
 ];
 
-/// Not qemu-io's. No shortened name means it.
+/// Options of our own. No shortened name stands for them.
 const OWN: &[Long] = &[Long {
     name: "backing-policy",
     letter: None,

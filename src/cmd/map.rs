@@ -134,7 +134,7 @@ impl Printer {
     }
 }
 
-/// As C's `%#x`: zero has no prefix.
+/// Formats as C's `%#x`: zero has no prefix.
 fn hexadecimal(number: u64) -> String {
     match number {
         0 => "0".to_string(),

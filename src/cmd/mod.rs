@@ -70,7 +70,7 @@ pub enum ImgVerb {
 }
 
 impl ImgVerb {
-    /// Does the verb's work.
+    /// Runs the verb. Returns the exit code.
     pub fn run(self, program: &Program) -> u8 {
         match self {
             ImgVerb::Create(args) => create::run(args, program),
@@ -102,7 +102,7 @@ pub enum QemuImgVerb {
 }
 
 impl QemuImgVerb {
-    /// Does the verb's work.
+    /// Runs the verb. Returns the exit code.
     pub fn run(self, program: &Program) -> u8 {
         match self {
             QemuImgVerb::Img(verb) => verb.run(program),
@@ -144,7 +144,7 @@ pub enum CowslipVerb {
 }
 
 impl CowslipVerb {
-    /// Does the verb's work.
+    /// Runs the verb. Returns the exit code.
     pub fn run(self, program: &Program) -> u8 {
         match self {
             CowslipVerb::Img(verb) => verb.run(program),

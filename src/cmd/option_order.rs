@@ -12,9 +12,9 @@ use crate::size::SIZE_MAX;
 /// The outcome for a valid option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validated {
-    /// It is passed on to the verb.
+    /// The option is passed on to the verb.
     Passed,
-    /// It has been dealt with, and is not passed on.
+    /// The option has been dealt with, and is not passed on.
     Done,
 }
 

@@ -393,7 +393,7 @@ fn confine(
     if service.sandbox == sandbox::Mode::On && !report.is_whole() {
         return Err(CommandError::new(report.to_string()));
     }
-    // What scripts compare has no place for it.
+    // The lines that scripts compare have no place for it.
     let is_asked = service.talk == Verbosity::Everything && !is_called_as_qemu();
     if is_asked || !report.is_whole() {
         program.complain(report);

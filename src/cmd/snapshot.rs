@@ -117,7 +117,7 @@ impl Args {
     }
 }
 
-/// Does what is asked for.
+/// Runs the verb. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(done(&args, program))
 }

@@ -65,9 +65,9 @@ fn value_of(arg: &Arg) -> Value {
 pub enum Refusal {
     /// A mistake before the verb.
     Mistake(Mistake),
-    /// There is no verb.
+    /// No verb.
     NoVerb,
-    /// There is no verb of this name.
+    /// A verb that does not exist.
     UnknownVerb(String),
     /// A mistake in what follows the verb of this name.
     MistakeOf(&'static str, Mistake),

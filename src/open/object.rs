@@ -146,7 +146,7 @@ fn credentials(id: &str) -> Result<Credentials, CommandError> {
     }
 }
 
-/// Whom a server serves, by this ID.
+/// Returns the authorization of this ID for a server.
 ///
 /// # Errors
 /// There is no such object.

@@ -119,7 +119,7 @@ fn own_name() -> Option<String> {
     name_of(&String::from_utf8_lossy(&text), &own)
 }
 
-/// Whose number that is, in lines `NAME:PASSWORD:NUMBER:…`.
+/// Returns the name that belongs to a number, in lines `NAME:PASSWORD:NUMBER:…`.
 fn name_of(passwd: &str, number: &str) -> Option<String> {
     passwd.lines().find_map(|line| {
         let mut parts = line.split(':');

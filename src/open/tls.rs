@@ -28,16 +28,16 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 /// The credentials of one side.
 #[derive(Clone, Debug)]
 pub enum Credentials {
-    /// Of one that is connected to.
+    /// Credentials of a server.
     Server(ServerTls),
-    /// Of one that connects.
+    /// Credentials of a client.
     Client(ClientCredentials),
 }
 
 /// Examination of our own certificate before it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Examination {
-    /// It is looked at as a peer would.
+    /// The certificate is examined as a peer would.
     Now,
     /// A peer finds out.
     Never,
@@ -239,8 +239,7 @@ fn read(path: &Path) -> std::io::Result<Bytes> {
     Ok(bytes)
 }
 
-/// Which clients a server serves, by the subjects of their certificates or the names of their
-/// users.
+/// Clients that a server serves, by the subjects of their certificates or the names of their users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Authorization {
     /// `authz-simple`: this one.

@@ -16,7 +16,7 @@ const MEMORY_KIB: u64 = 1_572_864;
 /// A clear set of errors is no longer than this.
 const ERROR_LINES_MAX: usize = 4;
 
-/// Whose program.
+/// Owner of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
     Ours,

@@ -8,7 +8,7 @@ use super::{outcome, peers_are_installed, run, scratch};
 
 /// A file system in a file, mounted.
 pub struct Mounted {
-    /// Where.
+    /// Mount point.
     pub at: PathBuf,
     _holder: tempfile::TempDir,
 }

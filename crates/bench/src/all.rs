@@ -28,16 +28,16 @@ const MINUTES: f64 = 40.0;
 /// The same for a first look.
 const MINUTES_QUICK: f64 = 10.0;
 const MINUTES_MAX: f64 = 1440.0;
-/// No result is so large; a file that is, is none.
+/// Size limit of a result; a file that is larger is none.
 const RESULT_BYTES_MAX: u64 = 256 << 20;
 
 /// A table, what it is asked for, and its part of the time.
 struct Share {
-    /// For a first look.
+    /// Arguments for a first look.
     quick: &'static str,
     /// Otherwise.
     words: &'static str,
-    /// Against that of the others.
+    /// Weight against the other tables.
     weight: u32,
 }
 
@@ -130,7 +130,7 @@ pub struct ReportOptions {
 
 /// Maker of a table.
 enum Maker {
-    /// Of images.
+    /// Maker of a table of images.
     Table(Box<Plan>),
     Allocate(allocate::Plan),
     Writers(writers::Plan),
@@ -191,7 +191,7 @@ impl AllOptions {
         words
     }
 
-    /// Those that are asked for, made on these grounds if there are any.
+    /// Returns the tables that are asked for, on these grounds if there are any.
     fn planned(&self, grounds: Option<&Grounds>) -> Result<Vec<Planned>, CommandError> {
         let known: Vec<Vec<String>> = SHARES.iter().map(|share| self.words_of(share)).collect();
         let is_unknown = |name: &&String| !known.iter().any(|words| words[0] == **name);
@@ -353,7 +353,7 @@ fn nothing(table: &str, error: &CommandError) -> Value {
     })
 }
 
-/// For the mail that the page is attached to.
+/// Returns the text of the mail that the page is attached to.
 fn summary(results: &[Value], page: Option<&Path>) -> String {
     let summaries = results.iter().map(pages::summary);
     let conditions = results.iter().map(|document| &document["conditions"]);
@@ -398,7 +398,7 @@ pub fn report(options: &ReportOptions) -> Result<u8, CommandError> {
     let mut documents = Vec::new();
     for path in &options.results {
         match results_of(path)? {
-            // What `bench all` prints.
+            // The output of `bench all`.
             Value::Array(several) => documents.extend(several),
             one => documents.push(one),
         }

@@ -137,7 +137,7 @@ impl Plan {
         })
     }
 
-    /// Of the words that ask for it.
+    /// Makes a plan from the arguments of a line.
     ///
     /// # Errors
     /// They contradict each other.
@@ -245,7 +245,7 @@ fn recreate(place: &mut Place, recipe: Option<&Recipe>) -> Result<(), CommandErr
     }
 }
 
-/// One run on a file system that has come to rest, which it leaves as it was.
+/// Makes one run on a file system that has come to rest, which it leaves as it was.
 fn settled(path: &Path, method: Method, size: u64) -> Result<results::Run, CommandError> {
     let file = RemovedOnInterrupt::new(path);
     let directory = path.parent().unwrap_or(Path::new("."));
@@ -320,7 +320,7 @@ impl Bench {
         document(&self.conditions, self.cells(), end, rows, &notes)
     }
 
-    /// Tells the end.
+    /// Prints the end.
     fn finish(self, failure: Option<&str>) -> Result<serde_json::Value, CommandError> {
         let document = self.document(End::of(failure, self.cells()));
         self.reporter.finish(document)

@@ -8,21 +8,21 @@ use crate::server::Kind;
 /// Contestant, and its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contestant {
-    /// We, on an image that our `create` made with this policy.
+    /// Cowslip, on an image that our `create` made with this policy.
     Cowslip(&'static str),
-    /// We, with zeroes made in this way (`zero-method`).
+    /// Cowslip, with zeroes made in this way (`zero-method`).
     CowslipZeroing(&'static str),
-    /// We, with so much memory for tables.
+    /// Cowslip, with this memory for tables.
     CowslipCached(CacheBudget),
     /// `qemu-img bench`, on an image that `qemu-img create` made.
     QemuImg,
-    /// `qemu-img bench`, with so much memory for tables.
+    /// `qemu-img bench`, with this memory for tables.
     QemuImgCached(CacheBudget),
     /// This NBD server of QEMU's, on such an image.
     QemuServer(Kind),
     /// QEMU's own driver below a guest, on such an image.
     QemuDriver,
-    /// We, on a raw file: what the file system can do.
+    /// Cowslip, on a raw file: the limit set by the file system.
     Raw(RawFile),
     /// `qemu-img bench` on such a file.
     QemuRaw(RawFile),
@@ -33,12 +33,12 @@ pub enum Contestant {
 pub enum CacheBudget {
     /// A number of MiB.
     Mebibytes(u64),
-    /// As much as there are.
+    /// Room for all tables that there are.
     Unlimited,
 }
 
 impl CacheBudget {
-    /// As `l2-cache-size` takes it.
+    /// Returns the limit for `l2-cache-size`.
     pub fn bytes(self) -> u64 {
         match self {
             CacheBudget::Mebibytes(count) => count << 20,
@@ -57,9 +57,9 @@ impl CacheBudget {
 /// The state of a raw file before the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RawFile {
-    /// One hole.
+    /// A file of one hole.
     Sparse,
-    /// One hole, in a file whose space the file system allocates in units of this many bytes (XFS).
+    /// A file of one hole, whose space the file system allocates in units of this many bytes (XFS).
     Hinted(u64),
     /// Space, never written (`fallocate`).
     Allocated,
@@ -152,7 +152,7 @@ impl Contestant {
 /// Backing of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Nothing.
+    /// No backing.
     None,
     /// A raw file, written throughout.
     Raw,
@@ -161,18 +161,18 @@ pub enum Backing {
 /// Whether an image has extended L2 entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subclusters {
-    /// It has.
+    /// With subclusters.
     On,
-    /// It has not.
+    /// Without subclusters.
     Off,
 }
 
 /// The state of an image before the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// As `create` leaves it.
+    /// An image as `create` leaves it.
     Fresh,
-    /// As `create -o preallocation=` leaves it.
+    /// An image as `create -o preallocation=` leaves it.
     Preallocated(&'static str),
     /// Written throughout, in order, by the engine that is measured.
     Filled,
@@ -185,7 +185,7 @@ pub enum Before {
 /// Where on the host clusters lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// In the order of the disk.
+    /// Clusters in the order of the disk.
     Contiguous,
     /// The same, but three of ten have changed places.
     Scattered,
@@ -194,11 +194,11 @@ pub enum Layout {
 /// Direction of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// They read.
+    /// Reads.
     Read,
-    /// They write.
+    /// Writes.
     Write,
-    /// They are what a file system asked of its disk: writes, zeroes, discards, flushes.
+    /// The requests of a file system to its disk: writes, zeroes, discards, flushes.
     Churn,
 }
 
@@ -226,7 +226,7 @@ impl Shape {
         }
     }
 
-    /// As `create -o` takes it.
+    /// Returns the options for `create -o`.
     pub fn options(&self) -> String {
         let extended = match self.subclusters {
             Subclusters::On => "on",
@@ -247,7 +247,7 @@ impl Shape {
         }
     }
 
-    /// For tables.
+    /// Returns the name for tables.
     pub fn name(&self) -> String {
         let state = match (self.before, self.backing) {
             (Before::Fresh, Backing::None) => "empty".to_string(),
@@ -306,7 +306,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// For tables and filters.
+    /// Returns the name for tables and filters.
     pub fn name(&self) -> String {
         let mut name = format!("{}, depth {}", self.shape.name(), self.load.depth);
         match (self.shape.before, self.load.direction) {

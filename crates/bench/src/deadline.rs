@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-/// Until when all are to be done, if that is limited, and the weights of those that are left. What
-/// one leaves goes to those after it.
+/// Time until which all are to be done, if it is limited, and the weights of those that are left.
+/// Time that one leaves goes to those after it.
 #[derive(Clone, Copy, Debug)]
 pub struct Shares {
     end: Option<Instant>,
@@ -19,7 +19,7 @@ impl Shares {
         }
     }
 
-    /// Until when the next one, of this weight, is to be done.
+    /// Returns the time until which the next one, of this weight, is to be done.
     pub fn next(&mut self, weight: u32) -> Option<Instant> {
         let now = Instant::now();
         let left = self.end?.saturating_duration_since(now);

@@ -128,7 +128,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// One row: create, serve, write, read back, close, check.
+    /// Makes one row: create, serve, write, read back, close, check.
     fn run(&self, kind: Kind, subclusters: Subclusters) -> Result<Row, CommandError> {
         let name = format!("{}, subclusters {}", kind.name(), subclusters.word());
         let overlay = self

@@ -74,7 +74,7 @@ fn trace(direction: Direction, disk_bytes: u64) -> Trace {
     }
 }
 
-/// One run: served, written, discarded, flushed, closed, checked.
+/// Makes one run: served, written, discarded, flushed, closed, checked.
 ///
 /// # Errors
 /// The server fails, or the image is not sound.
@@ -97,7 +97,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let usage = HostUsage::of(file.path())?;
     stage.dispose(turn.contestant, file.path())?;
     let timed = match taken.writing {
-        // What is timed is the discards.
+        // The discards alone are timed.
         Some(_) => trace.count(Verb::Discard),
         None => trace.len(),
     };

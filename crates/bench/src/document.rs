@@ -33,7 +33,7 @@ impl<'a> Document<'a> {
         &self.0["conditions"]
     }
 
-    /// In the order of measurement.
+    /// Returns the rows in the order of measurement.
     pub fn rows(self) -> impl Iterator<Item = DocumentRow<'a>> + Clone {
         self.0["rows"]
             .as_array()
@@ -42,7 +42,7 @@ impl<'a> Document<'a> {
             .map(DocumentRow)
     }
 
-    /// Said below the table.
+    /// Returns the notes below the table.
     pub fn notes(self) -> impl Iterator<Item = &'a str> {
         let notes = self.0["notes"].as_array().into_iter().flatten();
         notes.filter_map(Value::as_str)
@@ -115,7 +115,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Each once, in the order of their first place.
+/// Returns each name once, in the order of their first place.
 pub fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut found = Vec::new();
     for name in names {
@@ -137,7 +137,7 @@ impl<'a> DocumentRow<'a> {
         text(self.0, "cell")
     }
 
-    /// Who.
+    /// Returns the contestant's name.
     pub fn contestant(self) -> &'a str {
         text(self.0, "contestant")
     }
@@ -147,7 +147,7 @@ impl<'a> DocumentRow<'a> {
         self.0["command"].as_str()
     }
 
-    /// Whose it is.
+    /// Returns the contestant's kind.
     pub fn kind(self) -> Kind {
         kind_of(self.contestant())
     }
@@ -185,7 +185,7 @@ impl<'a> DocumentRow<'a> {
     }
 }
 
-/// Whose a contestant of this name is.
+/// Returns the kind of a contestant of this name.
 pub fn kind_of(contestant: &str) -> Kind {
     match contestant.split(' ').next() {
         Some("cowslip") => Kind::Ours,

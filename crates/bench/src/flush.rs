@@ -9,7 +9,8 @@ const CLUSTERS: [u64; 2] = [4 << 10, 64 << 10];
 /// Writes to a flush; all of them are in flight together.
 const INTERVALS: [u64; 3] = [1, 8, 32];
 const REQUEST_BYTES: u64 = 4096;
-/// From here on as many requests as in other tables; fewer where flushes come more often.
+/// Interval from which on there are as many requests as in other tables; fewer where flushes come
+/// more often.
 const FULL_INTERVAL: u64 = 32;
 
 /// Its cells.

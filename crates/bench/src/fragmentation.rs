@@ -47,7 +47,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
     cells
 }
 
-/// One run: filled at random, read in order, read at random.
+/// Makes one run: filled at random, read in order, read at random.
 ///
 /// # Errors
 /// A program fails, or the image is not sound.

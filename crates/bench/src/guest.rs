@@ -64,7 +64,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
     cells
 }
 
-/// One run: a guest with a fresh image, first writes, overwrites.
+/// Makes one run: a guest with a fresh image, first writes, overwrites.
 ///
 /// # Errors
 /// The guest, QEMU or the server fails, or the image is not sound.

@@ -16,7 +16,7 @@ pub struct HostUsage {
 }
 
 impl HostUsage {
-    /// Of this file.
+    /// Returns the usage of this file.
     ///
     /// # Errors
     /// It cannot be opened.

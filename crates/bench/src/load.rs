@@ -23,23 +23,24 @@ pub const SERIES_STEP_MS: u64 = 100;
 /// Direction of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// They read.
+    /// Reads.
     Read,
-    /// They write this byte throughout.
+    /// Writes of this byte throughout.
     Write(u8),
 }
 
 /// Where requests go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// From an offset on, each a fixed distance after the last, wrapping at the end of the disk.
+    /// Places from an offset on, each a fixed distance after the last, wrapping at the end of the
+    /// disk.
     Steps {
         /// The first one's offset in bytes.
         start: u64,
-        /// From one to the next in bytes.
+        /// Distance from one to the next in bytes.
         step: u64,
     },
-    /// Each place once before any is visited again, in an order that follows from a seed.
+    /// Random places, each once before any is visited again, in an order that follows from a seed.
     Random(u64),
 }
 
@@ -48,16 +49,16 @@ pub enum Order {
 pub enum Pause {
     /// All requests end first.
     Drain,
-    /// It runs beside them.
+    /// None: the flush runs beside the requests.
     None,
 }
 
 /// Messages printed while requests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verbosity {
-    /// Nothing.
+    /// No messages.
     Nothing,
-    /// Of each flush that has ended, how many requests had ended before it began.
+    /// For each flush that has ended, the number of requests that had ended before it began.
     Flushes,
 }
 
@@ -72,7 +73,7 @@ pub struct Load {
     pub depth: usize,
     /// Direction of the requests.
     pub direction: Direction,
-    /// Where.
+    /// Places of the requests.
     pub order: Order,
     /// Requests to a flush; 0 for none.
     pub flush_interval: u64,
@@ -85,9 +86,9 @@ pub struct Load {
 /// Figures of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
-    /// Until the last request had ended. What flushes and the close took after that is not in it.
+    /// Time until the last request had ended, without later flushes and the close.
     pub elapsed: Duration,
-    /// Of each request.
+    /// Latencies of the requests.
     pub latency: Histogram,
     /// Flushes that were asked for.
     pub flushes: u64,
@@ -167,7 +168,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// One request after the other, until none is left.
+    /// Performs one request after the other, until none is left.
     async fn work(&self) -> cowslip::Result<()> {
         while let Some(unsent) = self.unsent.get().checked_sub(1) {
             self.unsent.set(unsent);
@@ -224,7 +225,8 @@ impl Run<'_> {
         interval > 0 && self.unsent.get().is_multiple_of(interval)
     }
 
-    /// With `Drain` the last of those in flight flushes, and the others wait for it.
+    /// Flushes when it is due. With `Drain` the last of those in flight flushes, and the others
+    /// wait for it.
     async fn flush_in_turn(&self) -> cowslip::Result<()> {
         if self.load.pause == Pause::None {
             self.due.set(self.due.get() + 1);
@@ -240,7 +242,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The flushes that nobody waits for, until no request is left.
+    /// The flushes that run beside the requests, until no request is left.
     async fn flushes_beside(&self) -> cowslip::Result<()> {
         if self.load.pause == Pause::Drain {
             return Ok(());

@@ -23,7 +23,8 @@ mod kernel;
 pub use boot::Guest;
 
 const QEMU: &str = "qemu-system-x86_64";
-/// With KVM it takes 2 s. What takes much longer is no KVM that runs this kernel.
+/// Time limit of a trial. With KVM it takes 2 s; a trial that takes much longer has no KVM that
+/// runs this kernel.
 const PROBE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Options of the machine of guests.
@@ -56,7 +57,7 @@ fn accelerator(name: &str) -> Result<Accelerator, String> {
 }
 
 impl Accelerator {
-    /// As figures are labelled.
+    /// Returns the label of figures.
     fn label(self) -> &'static str {
         match self {
             Accelerator::Kvm => "KVM",
@@ -140,7 +141,7 @@ impl Machine {
         }
     }
 
-    /// For programs.
+    /// Returns the conditions for programs.
     pub fn conditions(&self) -> Value {
         json!({
             "accelerator": self.accelerator.label(),
@@ -151,7 +152,7 @@ impl Machine {
         })
     }
 
-    /// For people.
+    /// Returns the note for people.
     pub fn note(&self) -> String {
         let mut note = format!(
             "{}: guests of {PROCESSORS} processor and {MEMORY_MIB} MiB, Linux {}, {}. \

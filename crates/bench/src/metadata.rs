@@ -40,7 +40,7 @@ const CACHED: Column = column("cached MiB", 1);
 const OPEN: Column = column("open ms", 1);
 const CLOSE: Column = column("close ms", 1);
 
-/// Said below the table.
+/// Note below the table.
 pub const NOTE: &str = "Cowslip is timed from when each table has been touched once; qemu-img from its start, closing included, at places of its \
                         step. So they are not compared: 'x unlimited' holds Cowslip against itself with memory for all tables.";
 
@@ -85,7 +85,7 @@ fn cell(scale: &Scale, shape: Shape, (depth, direction): (u64, Direction)) -> Ce
     }
 }
 
-/// One run on the image of the cell, which is made if it is not the last one's.
+/// Makes one run on the image of the cell, which is made if it is not the last one's.
 ///
 /// # Errors
 /// A program fails, or the image is not sound.

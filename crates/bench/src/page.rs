@@ -25,11 +25,11 @@ pub use palette::{Key, Kind};
 pub struct Page {
     /// Subject.
     pub title: String,
-    /// Said below the title: when, where, by what.
+    /// Line below the title: when, where, by what.
     pub subtitle: String,
     /// Warnings, which come before all else.
     pub warnings: Vec<String>,
-    /// In their order; with more than one there is a table of contents.
+    /// Sections in their order; with more than one there is a table of contents.
     pub sections: Vec<Section>,
 }
 
@@ -90,7 +90,7 @@ pub enum Block {
     Output {
         /// The program and its words.
         title: String,
-        /// As it was printed.
+        /// Text as it was printed.
         text: String,
     },
 }
@@ -118,16 +118,16 @@ pub struct Table {
 /// Rows that belong together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowGroup {
-    /// Their common name; empty for none.
+    /// Common name of the rows; empty for none.
     pub title: String,
-    /// In their order.
+    /// Rows in their order.
     pub rows: Vec<TableRow>,
 }
 
 /// A row of a table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TableRow {
-    /// One text for each column.
+    /// Texts, one for each column.
     pub fields: Vec<String>,
     /// Its key in the charts, if it is in one.
     pub key: Option<Key>,
@@ -138,7 +138,7 @@ pub struct TableRow {
 /// A name with its colour.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// As the legend has it.
+    /// Name in the legend.
     pub name: String,
     /// Its colour.
     pub key: Key,
@@ -163,7 +163,7 @@ pub enum Scale {
     /// Evenly, from 0.
     #[default]
     Linear,
-    /// By powers of ten, for what differs by orders of magnitude; 0 has no place there.
+    /// Powers of ten, for values that differ by orders of magnitude; 0 has no place there.
     Logarithmic,
 }
 
@@ -176,9 +176,9 @@ pub struct Bars {
     pub unit: String,
     /// How its values are laid out.
     pub scale: Scale,
-    /// In the order of the bars of a group.
+    /// Series in the order of the bars of a group.
     pub series: Vec<Series>,
-    /// From left to right.
+    /// Groups from left to right.
     pub groups: Vec<BarGroup>,
 }
 
@@ -187,7 +187,7 @@ pub struct Bars {
 pub struct BarGroup {
     /// Below them; broken into lines at blanks.
     pub name: String,
-    /// One for each series, where there is one.
+    /// Bars, one for each series, where there is one.
     pub bars: Vec<Option<Bar>>,
 }
 
@@ -211,9 +211,9 @@ pub struct Curves {
     pub x_unit: String,
     /// Unit of the vertical axis.
     pub y_unit: String,
-    /// Each is an area on top of those before it; all have the same places then.
+    /// Whether each is an area on top of those before it; all have the same places then.
     pub is_stacked: bool,
-    /// With their points, from left to right.
+    /// Series with their points, from left to right.
     pub series: Vec<(Series, Vec<(f64, f64)>)>,
 }
 

@@ -89,7 +89,7 @@ fn strings(value: &Value) -> impl Iterator<Item = &str> {
         .filter_map(Value::as_str)
 }
 
-/// Of all documents and places, each once.
+/// Returns the warnings of all documents and places, each once.
 fn warnings(documents: &[Value]) -> Vec<String> {
     let conditions = || documents.iter().map(|document| &document["conditions"]);
     let of_runs = conditions().flat_map(|conditions| strings(&conditions["warnings"]));

@@ -1,4 +1,4 @@
-//! Which of QEMU's programs take part in a table.
+//! Choice of QEMU's programs that take part in a table.
 
 use std::process::Command;
 
@@ -7,15 +7,15 @@ use cowslip_console::error::CommandError;
 use crate::run::run;
 use crate::server::Kind;
 
-/// Leaves all out.
+/// Name that leaves all out.
 const NONE: &str = "none";
 
 /// A program of QEMU's that can take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// In process, as `bench FILE` is.
+    /// `qemu-img bench`: in process, as `bench FILE` is.
     QemuImg,
-    /// One NBD server.
+    /// An NBD server.
     StorageDaemon,
     /// The other.
     QemuNbd,
@@ -48,8 +48,8 @@ impl Peer {
     }
 }
 
-/// Those of `known` that take part: those that are named (`none` is nobody), otherwise all that are
-/// installed, but of the two servers the first, which is the faster.
+/// Returns the programs of `known` that take part: the named ones (`none` stands for no program),
+/// otherwise all that are installed, but of the two servers the first, which is the faster.
 ///
 /// # Errors
 /// A name is none of those that are known and installed.

@@ -29,7 +29,7 @@ pub struct PlaceOptions {
 }
 
 impl PlaceOptions {
-    /// Of the file systems that are to be made.
+    /// Returns the recipes of the file systems that are to be made.
     ///
     /// # Errors
     /// One is not known.

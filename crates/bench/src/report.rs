@@ -21,7 +21,7 @@ pub const fn column(title: &'static str, decimals: usize) -> Column {
     Column { title, decimals }
 }
 
-/// One run of one contestant.
+/// A run of one contestant.
 #[derive(Clone, Debug)]
 pub struct Measurement {
     /// Operations a second: what contestants are compared by.
@@ -95,18 +95,19 @@ pub struct Shares {
     pub subclusters: f64,
 }
 
-/// One contestant in one cell.
+/// A contestant in one cell.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The file system.
     pub filesystem: String,
     /// The cell's name.
     pub cell: String,
-    /// Who.
+    /// Contestant.
     pub contestant: Contestant,
     /// Its runs.
     pub runs: Vec<Measurement>,
-    /// It was below half of both its neighbours, and stayed there when it was measured again.
+    /// Whether it was below half of both its neighbours, and stayed there when it was measured
+    /// again.
     pub is_outlier: bool,
 }
 
@@ -155,7 +156,7 @@ pub struct Ratios([Option<f64>; RATIOS.len()]);
 /// A comparison with others of a cell, the best of which counts.
 struct Comparison {
     title: &'static str,
-    /// For programs.
+    /// Name for programs.
     name: &'static str,
     is_with: fn(Contestant, Contestant) -> bool,
 }
@@ -197,7 +198,7 @@ pub const RATIO_TITLES: [(&str, &str); RATIOS.len()] = {
 };
 
 impl Ratios {
-    /// With their titles.
+    /// Returns the ratios with their titles.
     pub fn titled(self) -> impl Iterator<Item = (&'static str, Option<f64>)> {
         RATIOS.iter().map(|ratio| ratio.title).zip(self.0)
     }
@@ -228,12 +229,12 @@ pub enum End<'a> {
     Interrupted,
     /// The time was over that it was given.
     OutOfTime,
-    /// This went wrong.
+    /// The failure.
     Failed(&'a str),
 }
 
 impl End<'_> {
-    /// Of measurements with this outcome, whose failure is said in these words.
+    /// Returns the end of measurements with this outcome, whose failure is said in these words.
     pub fn of(words: Option<&str>, cells: Cells) -> End<'_> {
         match words {
             Some(words) => End::Failed(words),
@@ -248,21 +249,21 @@ impl End<'_> {
 pub struct Report {
     /// Arguments, and the machine.
     pub conditions: Value,
-    /// In the order of measurement.
+    /// Rows in the order of measurement.
     pub rows: Vec<Row>,
-    /// Said below the table.
+    /// Notes below the table.
     pub notes: Vec<String>,
     /// How many of its cells are measured.
     pub cells: Cells,
 }
 
 impl Report {
-    /// Of the medians.
+    /// Returns the ratios of the medians.
     pub fn ratios(&self, row: &Row) -> Ratios {
         self.ratios_of(row, &|row| Some(row.iops()))
     }
 
-    /// Of the runs in one repetition, which followed one another.
+    /// Returns the ratios of the runs in one repetition, which followed one another.
     fn ratios_of_run(&self, row: &Row, run: usize) -> Ratios {
         self.ratios_of(row, &|row| Some(row.runs.get(run)?.iops))
     }
@@ -316,9 +317,9 @@ impl Report {
 /// How many of a table's cells there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cells {
-    /// That are to be measured, at all places.
+    /// Number of cells to measure, at all places.
     pub planned: usize,
-    /// That were.
+    /// Number of measured cells.
     pub finished: usize,
 }
 

@@ -16,14 +16,14 @@ use crate::pages;
 /// How results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportStyle {
-    /// As rows for people.
+    /// Rows for people.
     Rows,
-    /// As one document for programs, at the end.
+    /// One document for programs, at the end.
     Json,
     /// Together with earlier tables, by the caller that makes them all. After an interruption as
     /// their summary, or as one document of all.
     Together {
-        /// As a document.
+        /// Whether it is a document.
         json: bool,
     },
 }
@@ -109,7 +109,7 @@ impl Reporter {
         earlier.chain([document]).collect()
     }
 
-    /// These results together.
+    /// Returns these results together.
     fn together(&self, documents: &[Value]) -> String {
         match self.outlet.style {
             ReportStyle::Together { json: true } => output::json_text(&documents.into()) + "\n",

@@ -1,4 +1,4 @@
-//! One program, run to its end: its time and what the system accounts to it.
+//! A program, run to its end: its time and the resources that the system accounts to it.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

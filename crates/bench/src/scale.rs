@@ -15,9 +15,9 @@ const FEWER_AT_DEPTH_ONE: u64 = 8;
 pub struct Source {
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// About what a run of 60 s did there.
+    /// Approximate number of requests of a run of 60 s there.
     pub requests: u64,
-    /// In words, with what is different here.
+    /// Description of the source, with its differences here.
     pub words: &'static str,
 }
 
@@ -34,7 +34,7 @@ pub struct Scale {
     pub repetitions: usize,
     /// Columns of ours.
     pub policies: Vec<&'static str>,
-    /// Which of QEMU's programs take part.
+    /// QEMU's programs that take part.
     pub peers: Vec<Peer>,
     /// More columns of ours, by how zeroes are made.
     pub zero_methods: Vec<&'static str>,
@@ -46,7 +46,7 @@ pub struct Scale {
     pub keep: bool,
     /// Where guests run, once that is known.
     pub machine: Option<Rc<Machine>>,
-    /// No cell is begun later.
+    /// Time from which on no cell is begun.
     pub deadline: Option<Instant>,
 }
 

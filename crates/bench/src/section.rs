@@ -20,7 +20,7 @@ pub mod writers;
 const POINTS_MAX: usize = 100;
 /// More charts over time than these say less than the table.
 const SERIES_CHARTS_MAX: usize = 24;
-/// Up to this many groups share one chart, whatever their names.
+/// Number of groups up to which all share one chart, whatever their names.
 const GROUPS_IN_ONE: usize = 12;
 
 /// Returns the title of a table's section.

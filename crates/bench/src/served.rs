@@ -26,7 +26,7 @@ const REQUEST_BYTES: u64 = 4096;
 const CPU: Column = column("CPU us", 1);
 const MEAN: Column = column("mean us", 0);
 const P99: Column = column("p99 us", 0);
-/// From the request to end to the server's end: what the flush left to do.
+/// Time from the request to end to the server's end: the work that the flush left.
 const CLOSE: Column = column("close ms", 0);
 const SPACE: Column = column("MiB", 0);
 const EXTENTS: Column = column("extents", 0);
@@ -52,7 +52,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
     cells
 }
 
-/// One run: served, written, flushed, closed, checked.
+/// Makes one run: served, written, flushed, closed, checked.
 ///
 /// # Errors
 /// The server or fio fails, or the image is not sound.
@@ -114,9 +114,9 @@ fn client(socket: &Path, load: &CellLoad, disk_bytes: u64) -> Command {
 #[derive(Debug)]
 struct FioFigures {
     requests: f64,
-    /// With the flush at the end.
+    /// Requests a second, with the flush at the end.
     iops: f64,
-    /// Until requests ended.
+    /// Mean time until requests ended.
     mean_us: f64,
     p99_us: Option<f64>,
 }

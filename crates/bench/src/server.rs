@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::KilledOnInterrupt;
 
-/// Whose server.
+/// Owner of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `cowslip serve`.
@@ -26,9 +26,9 @@ pub enum Kind {
 /// How image files are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageCache {
-    /// Through the page cache: the file system knows no O_DIRECT.
+    /// I/O through the page cache: the file system knows no O_DIRECT.
     Use,
-    /// With O_DIRECT.
+    /// I/O with O_DIRECT.
     Bypass,
 }
 

@@ -20,15 +20,15 @@ use crate::reporter::{Outlet, Reporter};
 const NAMES: [&str; 3] = ["fs", "cell", "contestant"];
 /// Columns of numbers before the ratios, with their usual widths: "123456", "123456-123456".
 const IOPS: [(&str, usize); 2] = [("IOPS", 7), ("least-most", 13)];
-/// Of other numbers: "1234.56".
+/// Width of other numbers: "1234.56".
 const NUMBER_WIDTH: usize = 7;
-/// After the rows of a cell that was measured again.
+/// Mark after the rows of a cell that was measured again.
 const AGAIN: &str = "(again)";
 
 /// Where columns are.
 #[derive(Debug)]
 struct Layout {
-    /// Of names, IOPS, ratios and figures.
+    /// Widths of names, IOPS, ratios and figures.
     widths: Vec<usize>,
     /// Titles of the ratios that occur.
     ratios: Vec<&'static str>,
@@ -186,8 +186,8 @@ pub struct Sheet {
 }
 
 impl Sheet {
-    /// Nothing is printed so far. The names of all places and all cells are known; each cell is
-    /// measured at each place.
+    /// Returns a sheet before anything is printed. The names of all places and all cells are known;
+    /// each cell is measured at each place.
     pub fn new(
         report: Report,
         (outlet, with_series): (Outlet, bool),
@@ -236,7 +236,7 @@ impl Sheet {
         }
     }
 
-    /// Tells this below the table.
+    /// Adds a note below the table.
     pub fn note(&mut self, note: String) {
         self.report.notes.push(note);
     }
@@ -262,7 +262,7 @@ impl Sheet {
         self.reporter.add(&text, interrupted, progress);
     }
 
-    /// Tells the end, and what went wrong if something did; the results.
+    /// Prints the end, with the failure if there was one. Returns the results.
     ///
     /// # Errors
     /// The page cannot be written.

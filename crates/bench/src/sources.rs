@@ -35,9 +35,9 @@ struct Source {
 /// A row of it; in the file its members in this order.
 #[derive(Debug, Deserialize)]
 struct SourceRow {
-    /// As the source has it.
+    /// Name in the source.
     name: String,
-    /// One figure per column, as published; empty for none.
+    /// Figures, one per column, as published; empty for none.
     figures: Vec<String>,
     /// How names of cells of ours begin that measure this; empty for none.
     cell: String,
@@ -50,7 +50,7 @@ fn sources() -> Vec<Source> {
     serde_json::from_str(include_str!("sources.json")).expect("the file is one of sources")
 }
 
-/// From here on figures differ by orders of magnitude.
+/// Ratio from which on figures differ by orders of magnitude.
 const WIDE: f64 = 50.0;
 
 /// Adds what sources there are of a table to its section: of those whose cells were measured, and

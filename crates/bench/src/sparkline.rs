@@ -2,13 +2,13 @@
 
 /// Blocks of a line at most.
 const BLOCKS_MAX: usize = 60;
-/// From nothing to the most.
+/// Blocks from nothing to the most.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// A rate over time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sparkline {
-    /// One for each piece of time, in eighths of the most.
+    /// Blocks, one for each piece of time, in eighths of the most.
     pub blocks: String,
     /// The least rate of a piece, a second.
     pub least: f64,
@@ -19,7 +19,7 @@ pub struct Sparkline {
 }
 
 impl Sparkline {
-    /// Of what was counted in steps, as [`rates`] has it. `None` if there are less than two pieces,
+    /// Draws counts of steps, as [`rates`] has them. `None` if there are less than two pieces,
     /// which show nothing.
     pub fn of(counts: &[u64], step_seconds: f64, seconds: f64) -> Option<Sparkline> {
         let sums = rates(counts, step_seconds, seconds, BLOCKS_MAX)?;
@@ -50,7 +50,7 @@ pub fn rates(
     let mut steps: Vec<(f64, f64)> = counts.iter().map(|c| (*c as f64, step_seconds)).collect();
     let last = seconds - step_seconds * steps.len().checked_sub(1)? as f64;
     steps.last_mut()?.1 = last.clamp(0.0, step_seconds);
-    // What is left of a step says little about a rate.
+    // The rest of a step says little about a rate.
     if let [.., before, last] = &mut steps[..]
         && last.1 * 2.0 < step_seconds
     {

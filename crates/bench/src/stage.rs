@@ -47,7 +47,7 @@ const EXTENTS: Column = column("extents", 0);
 /// Flushes that the device completed meanwhile, by anyone.
 const FLUSHES: Column = column("flushes", 0);
 
-/// Whose turn it is.
+/// Turn of a contestant.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     /// Contestant.
@@ -59,7 +59,7 @@ pub struct Turn {
 /// How one run is made.
 pub type Measure = fn(&Stage<'_>, &Cell, Turn) -> Result<Measurement, CommandError>;
 
-/// One place with all that its cells share.
+/// A place, with the state that all its cells share.
 pub struct Stage<'a> {
     place: &'a Place,
     scale: &'a Scale,
@@ -129,7 +129,7 @@ impl<'a> Stage<'a> {
         conditions
     }
 
-    /// This program.
+    /// Returns the path of this program.
     pub fn cowslip(&self) -> &Path {
         &self.cowslip
     }
@@ -158,17 +158,17 @@ impl<'a> Stage<'a> {
         self.scale.requests_at(depth, request_bytes)
     }
 
-    /// From one request to the next where there is no other order, in bytes.
+    /// Returns the distance of requests without another order, in bytes.
     pub fn step_bytes(&self, request_bytes: u64) -> u64 {
         scattering_step(self.scale.disk_bytes, request_bytes)
     }
 
-    /// From now on this is the image that several runs share: an interruption removes it.
+    /// Makes this the image that several runs share: an interruption removes it.
     pub fn share(&self, image: &Path) {
         *self.shared.borrow_mut() = Some(RemovedOnInterrupt::new(image));
     }
 
-    /// Tells the progress.
+    /// Prints the progress.
     pub fn say(&self, what: &str) {
         self.progress.say(what);
     }
@@ -244,7 +244,7 @@ impl<'a> Stage<'a> {
         let mut create = Command::new(&self.cowslip);
         create.args(["create", "-q", "-f", "qcow2", "-o", &shape.options()]);
         let outcome = run(create.arg(&path).arg("1M"));
-        // What was refused was not made.
+        // An image that was refused was not made.
         drop(fs::remove_file(&path));
         outcome.is_ok()
     }
@@ -273,7 +273,7 @@ impl<'a> Stage<'a> {
         let (source, target) = (self.file("clone-source"), self.file("clone-target"));
         let outcome = fs::write(&source, [1; 4096]).and_then(|()| reflink(&source, &target));
         for file in [source, target] {
-            // What was not made needs no removing.
+            // An image that was not made needs no removing.
             drop(fs::remove_file(file));
         }
         outcome.is_ok()
@@ -480,7 +480,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// As [`Stage::check`], but by our `check`.
+    /// Checks as [`Stage::check`], but by our `check`.
     ///
     /// # Errors
     /// The image is not sound.
@@ -562,7 +562,7 @@ fn check_by(checker: &Path, image: &Path) -> Result<(), CommandError> {
     run(&mut command).map(drop)
 }
 
-/// In the unit of tables.
+/// Converts to the unit of tables.
 pub fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

@@ -29,12 +29,12 @@ use crate::{
     discard, flush, fragmentation, guest, metadata, preallocation, served, steady, subclusters,
 };
 
-/// No file system that is smaller, whatever the disk: XFS refuses to be below 300 MiB.
+/// Least size of a file system, whatever the disk: XFS refuses to be below 300 MiB.
 const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
 /// Runs of each contestant, if it is not said.
 const REPETITIONS: usize = 5;
 
-/// Said where `--aio` asks for what only QEMU has.
+/// Note where `--aio` asks for interfaces that only QEMU has.
 const NO_LIBAIO: &str = "native: QEMU runs libaio; Cowslip has no driver for it and runs io_uring, as its column \
                          of raw files does.";
 
@@ -146,8 +146,8 @@ pub struct Options {
     /// Draw requests over time below the rows; for preallocation on a terminal without being asked
     #[arg(long, conflicts_with = "json")]
     series: bool,
-    /// Which of QEMU's programs take part, of those that are installed; none leaves them out. All
-    /// if not given, but of two servers the faster. For discard and served qemu-storage-daemon and
+    /// QEMU's programs that take part, of those that are installed; none leaves them out. All if
+    /// not given, but of two servers the faster. For discard and served qemu-storage-daemon and
     /// qemu-nbd, for guest qemu-system-x86_64, for the others qemu-img
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     peers: Option<Vec<String>>,
@@ -430,7 +430,7 @@ struct Words {
 }
 
 impl Plan {
-    /// Of a table that was asked for on the command line.
+    /// Makes the plan of a table of the command line.
     ///
     /// # Errors
     /// Its options contradict each other, or what is here.
@@ -456,7 +456,8 @@ impl Plan {
         })
     }
 
-    /// Of a table that these words ask for, whose directories are called so in rows.
+    /// Makes the plan of the table that these words ask for; its directories have these names in
+    /// rows.
     ///
     /// # Errors
     /// As [`Plan::new`], or there are no such options.

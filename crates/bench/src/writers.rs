@@ -104,7 +104,7 @@ pub struct Plan {
     cells: Vec<Cell>,
     bytes: u64,
     runs: u64,
-    /// Nothing is written, on file systems that hold more than there is.
+    /// Whether nothing is written, on file systems that hold more than there is.
     is_space: bool,
 }
 
@@ -138,7 +138,7 @@ impl Plan {
         })
     }
 
-    /// Of the words that ask for it; directories are called by these names in rows.
+    /// Makes a plan from the words of a line; directories have these names in rows.
     ///
     /// # Errors
     /// They contradict each other.
@@ -285,7 +285,7 @@ impl Sheet {
         document(&self.conditions, self.cells(), end, rows, &self.notes)
     }
 
-    /// Tells the end.
+    /// Prints the end.
     fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
         let document = self.document(End::of(failure, self.cells()));
         self.reporter.finish(document)

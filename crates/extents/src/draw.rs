@@ -66,7 +66,7 @@ impl Piece {
 #[derive(Clone, Debug, Default)]
 pub struct Pieces {
     list: Vec<Piece>,
-    /// There are more than a picture is made of.
+    /// Whether there are more pieces than a picture is made of.
     pub overflowed: bool,
 }
 
@@ -89,7 +89,7 @@ impl Pieces {
 /// Content of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
-    /// Nothing: a hole above, nobody's that is known below.
+    /// No extent: a hole above, no known file below.
     Empty,
     /// Data, at this shade of the other half.
     Data(u8),
@@ -99,7 +99,7 @@ pub enum Cell {
     Metadata,
     /// Data without a place.
     Unplaced,
-    /// Another of the named files.
+    /// Extents of another of the named files.
     Other,
 }
 

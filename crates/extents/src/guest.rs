@@ -53,8 +53,8 @@ impl ImageFile {
         Ok(layout.areas().await?)
     }
 
-    /// Goes through the disk in the guest's order, then through the metadata, whose file has `host`
-    /// as its records.
+    /// Walks the disk in the guest's order, then the metadata, whose file has `host` as its
+    /// records.
     ///
     /// # Errors
     /// I/O, or tables that cannot be right.

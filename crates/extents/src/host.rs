@@ -159,7 +159,7 @@ impl AlignedFile {
         self.method != Method::Seek
     }
 
-    /// Tells all records in the order of the file.
+    /// Calls `each` with all records, in the order of the file.
     ///
     /// # Errors
     /// `Could not map 'x': why`, or what `each` says.

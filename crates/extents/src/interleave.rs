@@ -17,7 +17,7 @@ struct Run {
 /// Runs of several files on one device.
 #[derive(Clone, Debug, Default)]
 pub struct Neighbours {
-    /// By start.
+    /// Runs by start.
     runs: Vec<Run>,
     /// How far the runs up to each reach.
     reach: Vec<u64>,
@@ -28,7 +28,7 @@ pub struct Neighbours {
 pub struct Interleaving {
     /// Gaps between its runs.
     pub gaps: u64,
-    /// Those with something of another file.
+    /// Gaps with extents of another file.
     pub shared_gaps: u64,
 }
 
@@ -49,7 +49,7 @@ pub fn is_placed(record: &Record) -> bool {
 }
 
 impl Neighbours {
-    /// Of files by their numbers, each with its records.
+    /// Returns the neighbours of files by their numbers, each with its records.
     pub fn of<'a>(files: impl IntoIterator<Item = (usize, &'a [Record])>) -> Neighbours {
         let mut runs: Vec<Run> = Vec::new();
         for (file, records) in files {
@@ -188,7 +188,7 @@ mod tests {
         assert!(!Neighbours::of([(0, &delayed[..])]).is_used(0, 10));
     }
 
-    /// Against a look at every byte of a small device.
+    /// Comparison with a look at every byte of a small device.
     #[test]
     fn shares_agree_with_a_look_at_every_byte() {
         let mut state = 3_u64;

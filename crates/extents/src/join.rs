@@ -26,7 +26,7 @@ pub enum What {
     Compressed,
     /// Zeroes.
     Zero,
-    /// Nothing here: the backing file decides.
+    /// No data here: the backing file decides.
     Below,
     /// The image's own.
     Metadata(Structure),
@@ -130,7 +130,7 @@ pub struct GuestBytes {
     pub stored: u64,
     /// Zeroes.
     pub zero: u64,
-    /// Nothing here.
+    /// Bytes without data here.
     pub below: u64,
     /// Zeroes and nothing, for which there is space.
     pub reserved: u64,
@@ -138,7 +138,7 @@ pub struct GuestBytes {
     pub in_holes: u64,
 }
 
-/// Everything around the file that guest data is in.
+/// Surroundings of the file that guest data is in.
 #[derive(Clone, Copy, Debug)]
 pub struct Around<'a> {
     /// Its records.
@@ -202,7 +202,7 @@ pub struct Join<'a> {
 }
 
 impl<'a> Join<'a> {
-    /// Nothing joined yet.
+    /// Returns a join without any pieces yet.
     pub fn new(around: Around<'a>) -> Join<'a> {
         Join {
             around,

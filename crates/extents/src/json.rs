@@ -12,7 +12,7 @@ use crate::sequential::{Reason, SKIP_BYTES, Sequential};
 use crate::summary::{MARKS, Marked};
 use crate::text::{flag_names, reason_text};
 
-/// One line of a list, written in place: there may be millions. Names and words need no escapes.
+/// A line of a list, written in place: there may be millions. Names and words need no escapes.
 struct Line<'a> {
     out: &'a mut String,
     is_begun: bool,

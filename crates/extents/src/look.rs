@@ -1,4 +1,4 @@
-//! One file among those that were named: its walk, its reports, its picture.
+//! A file among those that were named: its walk, its reports, its picture.
 
 use cowslip::file::host::Aio;
 use cowslip_console::error::CommandError;
@@ -34,7 +34,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Nothing found yet.
+    /// Returns a subject without records yet.
     pub fn new(host: AlignedFile, image: Option<ImageFile>, data: Option<usize>) -> Subject {
         let on = &host.on;
         let summary = Summary::new(host.size, on.block_bytes, on.limits);
@@ -98,7 +98,7 @@ pub fn neighbours(subjects: &[Subject], number: usize) -> Option<Neighbours> {
     (lists.len() > 1).then(|| Neighbours::of(lists))
 }
 
-/// One of the files and what is around it.
+/// A file and its surroundings.
 #[derive(Clone, Copy)]
 pub struct Beside<'a> {
     /// Its number.
@@ -150,7 +150,7 @@ impl Beside<'_> {
         }
     }
 
-    /// Goes through the records, those that were kept or else those of a walk.
+    /// Reads the records, those that were kept or else those of a walk.
     fn read(
         &self,
         subject: &mut Subject,
@@ -345,7 +345,7 @@ fn caption(subject: &Subject, read: &Sequential, order: &'static str) -> Caption
 }
 
 impl Scene {
-    /// Of a file that is no image.
+    /// Returns the scene of a file that is no image.
     fn of_file(subject: &Subject, number: usize, read: &Sequential) -> Scene {
         let mut pieces = Pieces::default();
         let mut end = subject.host.size;
@@ -380,7 +380,7 @@ impl Scene {
         }
     }
 
-    /// As SVG.
+    /// Draws the picture as SVG.
     ///
     /// # Errors
     /// There is too much to draw.
@@ -389,7 +389,7 @@ impl Scene {
         Ok(svg::svg(&picture, &self.caption))
     }
 
-    /// For a terminal.
+    /// Draws the picture for a terminal.
     ///
     /// # Errors
     /// There is too much to draw.

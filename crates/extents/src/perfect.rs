@@ -26,7 +26,7 @@ const BTRFS_ENCODED_BYTES: u64 = 128 << 10;
 /// How a file's blocks are found in ext2 and its successors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtMapping {
-    /// By extents.
+    /// Mapping by extents.
     Extents,
     /// Block by block.
     Indirect,
@@ -46,23 +46,23 @@ pub enum Kind {
     Ext(ExtMapping),
     /// btrfs.
     Btrfs,
-    /// One whose limits are not known here.
+    /// A file system whose limits are not known here.
     Other,
 }
 
 /// The longest extents in bytes; `None` for no limit that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of written space.
+    /// Limit of extents of written space.
     pub written: Option<u64>,
-    /// Of unwritten space.
+    /// Limit of extents of unwritten space.
     pub unwritten: Option<u64>,
-    /// Of data stored in another form.
+    /// Limit of extents of data stored in another form.
     pub encoded: Option<u64>,
 }
 
 impl Limits {
-    /// Of a file system with blocks of this length.
+    /// Returns the limits of a file system with blocks of this length.
     pub fn of(kind: Kind, block_bytes: u64) -> Limits {
         let blocks = |count: u64| Some(count.saturating_mul(block_bytes).max(1));
         match kind {
@@ -134,7 +134,7 @@ pub struct Perfect {
 }
 
 impl Perfect {
-    /// Of a file on a file system with these limits.
+    /// Returns the state for a file on a file system with these limits.
     pub fn new(limits: Limits) -> Perfect {
         Perfect {
             limits,

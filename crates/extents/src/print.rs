@@ -21,11 +21,11 @@ const DEPTH: usize = 3;
 /// When pictures are drawn in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// On a terminal.
+    /// Only on a terminal.
     Auto,
     /// Whatever the output is.
     Always,
-    /// Not at all.
+    /// Never.
     Never,
 }
 
@@ -42,7 +42,7 @@ pub struct Show {
 }
 
 impl Show {
-    /// As the command line, the terminal and the environment have it.
+    /// Returns the choice of the command line, the terminal and the environment.
     pub fn of(format: OutputFormat, map: bool, draw: When) -> Show {
         let is_terminal = std::io::stdout().is_terminal();
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -89,7 +89,7 @@ pub struct List {
 }
 
 impl Out {
-    /// Nothing written yet.
+    /// Returns an output with nothing written yet.
     pub fn new(show: Show) -> Out {
         Out { show, files: 0 }
     }
@@ -226,7 +226,7 @@ impl List {
         );
     }
 
-    /// There are no more.
+    /// Ends the list.
     pub fn end(mut self) {
         if self.format == OutputFormat::Json {
             self.text += "\n            ]";

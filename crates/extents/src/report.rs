@@ -8,7 +8,7 @@ use crate::join::Join;
 use crate::sequential::Sequential;
 use crate::summary::Summary;
 
-/// Of a file of the host.
+/// Report on a file of the host.
 #[derive(Clone, Copy)]
 pub struct FileReport<'a> {
     /// The file.
@@ -19,11 +19,11 @@ pub struct FileReport<'a> {
     pub read: &'a Sequential,
     /// The names of all files, by their numbers.
     pub names: &'a [String],
-    /// It was changed while it was looked at.
+    /// Whether it was changed while it was looked at.
     pub changed: bool,
 }
 
-/// Of the image in it.
+/// Report on the image in it.
 #[derive(Clone, Copy)]
 pub struct ImageReport<'a> {
     /// Its header.

@@ -44,12 +44,12 @@ impl Piece {
 pub enum Reason {
     /// The image's clusters are in another order than the guest's.
     OutOfOrder,
-    /// Only metadata lies between them in the image file.
+    /// Metadata alone lies between them in the image file.
     Metadata,
     /// Between them the file is a hole; the device leaves room for it, unless other clusters were
     /// there.
     Hole,
-    /// They adjoin in the file, and the file system has put the file in several places.
+    /// Two extents that adjoin in the file, which the file system has put in several places.
     HostFragmented,
     /// The same, and there this other file follows, by its number.
     Interleaved(usize),
@@ -60,7 +60,7 @@ pub enum Reason {
 pub struct Breaks {
     /// All of them.
     pub runs: u64,
-    /// Those that are seeks.
+    /// Breaks that are seeks.
     pub seeks: u64,
 }
 
@@ -123,7 +123,7 @@ impl Sequential {
 }
 
 fn is_seek(last: &Piece, next: &Piece) -> bool {
-    // What overlaps the end because that is not known exactly is no step back.
+    // An overlap with the end, which is not known exactly, is no step back.
     let earliest_end = last.end() - last.slack.min(last.len);
     next.physical < earliest_end || next.physical > last.end().saturating_add(SKIP_BYTES)
 }

@@ -14,7 +14,7 @@ pub struct Bucket {
     pub least: u64,
     /// Records.
     pub count: u64,
-    /// Their bytes.
+    /// Bytes of the extents.
     pub bytes: u64,
 }
 
@@ -34,7 +34,7 @@ pub struct Sizes {
 pub struct Marked {
     /// Records.
     pub count: u64,
-    /// Their bytes.
+    /// Bytes of the extents.
     pub bytes: u64,
 }
 
@@ -65,9 +65,9 @@ pub struct Summary {
     at: u64,
     /// Mapping records.
     pub records: u64,
-    /// Their bytes.
+    /// Bytes of the records.
     pub bytes: u64,
-    /// For each of [`MARKS`].
+    /// Sums for each of [`MARKS`].
     pub marked: [Marked; MARKS.len()],
     /// Holes before the end of the file.
     pub holes: Marked,
@@ -76,7 +76,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of a file of `size` bytes in blocks of `block_bytes`, no record seen yet.
+    /// Returns the summary of a file of `size` bytes in blocks of `block_bytes`, without records
+    /// yet.
     pub fn new(size: u64, block_bytes: u64, limits: Limits) -> Summary {
         Summary {
             size,
@@ -112,7 +113,7 @@ impl Summary {
         }
     }
 
-    /// There are no more records.
+    /// Ends the list of records.
     pub fn finish(&mut self) {
         self.hole_until(self.size);
     }
@@ -234,7 +235,7 @@ mod tests {
         );
     }
 
-    /// Against a sorted list, for every number of records up to some.
+    /// Comparison with a sorted list, for every number of records up to some.
     #[test]
     fn sizes_agree_with_a_sorted_list() {
         let mut state = 7_u64;

@@ -44,7 +44,7 @@ pub fn flag_names(flags: Flags) -> impl Iterator<Item = &'static str> {
 /// Characters of a column of a list.
 const COLUMN: usize = 16;
 
-/// One line of a list, written in place: there may be millions.
+/// A line of a list, written in place: there may be millions.
 struct Line<'a> {
     out: &'a mut String,
     /// Blanks that a further column wants before it.
@@ -280,7 +280,7 @@ fn histogram(buckets: &[Bucket], bars: Bars) -> Vec<String> {
         Bars::Blocks => "█",
     };
     let lines = buckets.iter().map(|bucket| {
-        // What there is has a bar, however few.
+        // Every count has a bar, however small.
         let width = (u128::from(bucket.count) * u128::from(BAR)).div_ceil(u128::from(most.max(1)));
         let bar = mark.repeat(width as usize);
         let pad = " ".repeat(BAR as usize - width as usize);

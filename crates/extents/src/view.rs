@@ -120,7 +120,8 @@ impl Viewer<'_> {
     }
 }
 
-/// For each device with several of the files: its name, and how each lies between the others.
+/// Returns, for each device with several of the files, its name, and how each lies between the
+/// others.
 fn interleavings(subjects: &[Subject]) -> Vec<(String, Vec<(&str, Interleaving)>)> {
     let mut devices: Vec<&str> = Vec::new();
     let mut found = Vec::new();

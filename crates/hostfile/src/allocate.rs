@@ -59,7 +59,7 @@ const LIBRARY_PIECE_BYTES: u64 = 16 << 20;
 const BATCH: usize = 4096;
 /// Limit of the bytes that an interrupted server has written and not counted yet.
 const UNCOUNTED_BYTES: u64 = 256 << 10;
-/// No file is longer.
+/// Limit of a file's length.
 const LEN_MAX: u64 = i64::MAX as u64;
 /// Blocks of file systems, as a rule.
 const BLOCK_BYTES: u64 = 4096;
@@ -67,9 +67,9 @@ const BLOCK_BYTES: u64 = 4096;
 /// Treatment of the end of file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It moves up to the end of what is allocated.
+    /// The end of file moves up to the end of the allocated space.
     Moves,
-    /// It stays; what is allocated beyond it waits for the file to grow.
+    /// The end of file stays; space beyond it waits for the file to grow.
     Stays,
 }
 
@@ -233,7 +233,7 @@ impl Plan {
         }
     }
 
-    /// For methods that would write over data: only what is beyond the end is filled.
+    /// Restricts the plan to the space beyond the end, for methods that would write over data.
     fn leave_hidden_holes(&mut self) -> Result<()> {
         let has = self.allocated_bytes.unwrap_or(0);
         if self.len.saturating_sub(has) > UNCOUNTED_BYTES {
@@ -274,7 +274,7 @@ impl Plan {
             self.move_end(reach).await?;
         }
         job.check()?;
-        // What is only promised so far, as by NFS and by delayed allocation, is settled now.
+        // Space that is only promised so far, as by NFS and by delayed allocation, is settled now.
         job.enter(Stage::Flush);
         self.file.flush().await?;
         let outcome = self.verify().await?;

@@ -12,13 +12,13 @@ use rustix::io::Errno;
 /// Demands of direct I/O, in powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DirectAlignment {
-    /// Of memory.
+    /// Alignment of memory.
     pub(super) memory_bytes: u32,
-    /// Of offsets and lengths.
+    /// Alignment of offsets and lengths.
     pub(super) offset_bytes: u32,
 }
 
-/// Nobody asks for more; what is met where nothing can be found out.
+/// Alignment that satisfies every known file system; it is kept where nothing can be found out.
 const SAFE_BYTES: u32 = 4096;
 
 /// Returns the alignment that direct I/O on this file demands.

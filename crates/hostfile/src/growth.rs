@@ -31,9 +31,9 @@ const CLOSES_BEFORE_KEEPING: u8 = 2;
 /// Treatment of space ahead of need when the file is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtClose {
-    /// It is given back, and this is the count of closes in a row from now on.
+    /// The space is given back, and this is the count of closes in a row from now on.
     Trim(u8),
-    /// It stays for the next who opens the file.
+    /// The space stays for the next opener of the file.
     Keep,
 }
 
@@ -64,9 +64,9 @@ pub struct Situation {
 pub struct Steps {
     /// The first step.
     pub first_bytes: u64,
-    /// Up to here a step is as long as all before it.
+    /// Size up to which a step is as long as all before it.
     pub doubling_bytes: u64,
-    /// From there on it is this part of the file's length: 2 for a half.
+    /// Divisor of the file's length that gives the later steps: 2 for a half.
     pub file_fraction: u64,
     /// A step is longer than that where space is ample: this part of what is free, which nobody
     /// misses. `u64::MAX` for none.
@@ -97,9 +97,9 @@ impl Steps {
         free_fraction: 16,
     };
 
-    /// Those of thin images: no leaps. Many of them stay open beside each other for months, and a
-    /// thousandth of the free space for each would leave a thousand of them hardly anything. What
-    /// is ahead is at most what the session has added, or half of the file.
+    /// Rule of thin images: no leaps. Many of them stay open beside each other for months, and a
+    /// thousandth of the free space for each would leave a thousand of them hardly anything. The
+    /// space ahead is at most as much as the session has added, or half of the file.
     pub const IMAGE: Steps = Steps {
         leap_times: 1,
         ..Steps::DYNAMIC
@@ -131,7 +131,7 @@ impl Steps {
 /// How much is allocated ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Nothing.
+    /// No space ahead.
     None,
     /// Steps of this many bytes.
     Fixed(u64),
@@ -153,7 +153,7 @@ impl Rule {
         // A length that leaps does not make a step longer than the longest.
         let bytes = wanted.max(now.needed_bytes.min(steps.max_bytes));
         let bytes = bytes.min(steps.limit_bytes(now.free_bytes));
-        // What is needed is allocated by the writes themselves.
+        // The needed space is allocated by the writes themselves.
         (bytes >= steps.first_bytes.min(wanted) && bytes > 0).then_some(bytes)
     }
 }
@@ -180,7 +180,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Of a file of this length, with nothing behind its end.
+    /// Returns the state of a file of this length, with nothing behind its end.
     pub fn new(rule: Rule, file_bytes: u64) -> Ahead {
         Ahead {
             rule,
@@ -244,7 +244,7 @@ impl Ahead {
 /// Where a file was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// At its end: only what lay behind is gone.
+    /// Cut at its end: only space behind is gone.
     AtEnd,
     /// Before its end.
     Shorter,

@@ -34,7 +34,7 @@ pub use crate::name::resolve_name;
 pub use crate::policy::BackingPolicy;
 pub use crate::probe::{probe_space, takes_length};
 
-/// Which driver does the I/O.
+/// Driver of the I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Aio {
     /// The ring where the calling thread's queue has one, else threads.
@@ -49,39 +49,39 @@ pub enum Aio {
 /// Whether I/O goes through the host's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageCache {
-    /// It does.
+    /// Reads and writes go through the page cache.
     #[default]
     Use,
-    /// It does not: `O_DIRECT`.
+    /// Reads and writes bypass the page cache: `O_DIRECT`.
     Bypass,
 }
 
 /// Effect of a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlushPolicy {
-    /// It makes durable what was written.
+    /// A flush makes earlier writes durable.
     #[default]
     Honour,
-    /// Nothing: fast, and everything is lost with the host (`cache=unsafe`).
+    /// A flush has no effect: fast, and all writes are lost with the host (`cache=unsafe`).
     Ignore,
 }
 
 /// Treatment of the file's existence at opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CreateMode {
-    /// It must exist.
+    /// The file must exist.
     #[default]
     OpenExisting,
-    /// It is made, and must not exist.
+    /// The file is made, and must not exist.
     CreateNew,
-    /// It is made, or cut to nothing if it exists.
+    /// The file is made, or truncated to nothing if it exists.
     Truncate,
 }
 
 /// Kind of file that the caller asks for, by QEMU's names of drivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Driver {
-    /// Nothing: it may be a regular file or a block device.
+    /// Any kind: a regular file or a block device.
     #[default]
     Unsaid,
     /// `file`: a regular file.
@@ -139,7 +139,7 @@ pub struct HostOptions {
     pub writable: bool,
     /// Whether it must, may or must not exist.
     pub create: CreateMode,
-    /// Through the page cache or past it.
+    /// Use of the page cache.
     pub page_cache: PageCache,
     /// Whether flushes count.
     pub flush: FlushPolicy,
@@ -232,7 +232,7 @@ fn open_checked(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Regular,
-    /// With its size, which is fixed while it is open.
+    /// A block device with its size, which is fixed while it is open.
     BlockDevice(u64),
     /// Likewise; most have none.
     CharacterDevice(u64),
@@ -487,7 +487,7 @@ impl BlockFile for HostBlockFile {
     }
 
     fn allocated_bytes(&self) -> Option<u64> {
-        // What `st_blocks` counts, whatever the file system's block size.
+        // The unit of `st_blocks`, whatever the file system's block size.
         const STAT_BLOCK_BYTES: u64 = 512;
         match self.kind {
             Kind::Regular => {
@@ -569,7 +569,7 @@ pub fn reflink(source: &dyn BlockFile, target: &dyn BlockFile) -> io::Result<()>
     }
 }
 
-/// Has the system copy bytes from file to file; it may share them, where the file system can.
+/// Copies bytes from file to file by the system; it may share them, where the file system can.
 ///
 /// `ErrorKind::Unsupported` where it cannot; part of it may be copied then. A source that ends too
 /// early is followed by zeroes, which the target has to have there already.
@@ -622,7 +622,7 @@ fn split_at_end(start: u64, end: u64, size: u64) -> Vec<FileExtent> {
 pub struct HostGate {
     /// How to open them; `writable` and `create` are overridden by each request.
     pub options: HostOptions,
-    /// Which of them.
+    /// Policy on them.
     pub policy: BackingPolicy,
 }
 

@@ -23,12 +23,12 @@ use crate::{Error, Result};
 /// Whether claims are made known by locks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Locking {
-    /// They are, where the file system has locks.
+    /// Locks are taken where the file system has them.
     #[default]
     Auto,
-    /// They are; a file system without locks is an error.
+    /// Locks are taken; a file system without them is an error.
     On,
-    /// They are not.
+    /// No locks are taken.
     Off,
 }
 
@@ -59,9 +59,10 @@ impl ByteLocks for BorrowedFd<'_> {
 /// Whether others are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// They are: what they claim may forbid ours.
+    /// Other holders are asked: their claims may forbid ours.
     Others,
-    /// They are not: another open file of this process has the same claim, and has asked.
+    /// Other holders are not asked: another open file of this process has the same claim, and has
+    /// asked.
     Nobody,
 }
 
@@ -169,7 +170,7 @@ fn change(
     let wants: Vec<u64> = bytes(wanted).collect();
     let release_all_but = |kept: &[u64], from: &[u64]| {
         for byte in from.iter().filter(|byte| !kept.contains(byte)) {
-            // What cannot be released is released when the file is closed.
+            // Locks that cannot be released go when the file is closed.
             drop(locks.release(*byte));
         }
     };

@@ -1,4 +1,5 @@
-//! Which files of the host an image may name: the policy of [`HostGate`](super::host::HostGate).
+//! The policy of [`HostGate`](super::host::HostGate) on the files of the host that an image may
+//! name.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -10,14 +11,14 @@ use rustix::io::Errno;
 use crate::file::{FileRequest, Role};
 use crate::{Error, Result};
 
-/// Which backing files and data files an image may name. What the caller names is opened in any
-/// case.
+/// Backing files and data files that an image may name. Files that the caller names are opened in
+/// any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackingPolicy {
     /// All: for images that are trusted as the user's own command line is.
     #[default]
     Any,
-    /// Those that lie, symbolic links resolved, in the directory of the image that names them, or
+    /// Files that lie, symbolic links resolved, in the directory of the image that names them, or
     /// below it.
     SameDirectory,
     /// None.

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// once and takes some milliseconds, or hundreds of them for a file of very many extents.
 const ASKED_EVERY: Duration = Duration::from_millis(10);
 const ASKED_TIMES: u32 = 200;
-/// So often in a row without more, and no more will come.
+/// Number of equal answers in a row after which no more space will come.
 const IDLE_TIMES: u32 = 25;
 
 /// Bytes that the file system of this file has left.
@@ -35,7 +35,7 @@ pub fn wait_for_free_bytes(file: impl AsFd, needed_bytes: u64) -> Option<u64> {
 fn rooms(file: impl AsFd) -> Option<(u64, u64)> {
     let system = rustix::fs::fstatvfs(file).ok()?;
     let free = match rustix::process::geteuid().is_root() {
-        // What is reserved is reserved for root.
+        // The reserved space is reserved for root.
         true => system.f_bfree,
         false => system.f_bavail,
     };

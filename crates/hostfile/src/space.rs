@@ -29,7 +29,7 @@ const WINDOW_BYTES: u64 = 1 << 30;
 /// How a range gets its space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// It is allocated.
+    /// Space is allocated.
     Allocate,
     /// Zeroes are written, so that later writes change no metadata of the file system.
     Write,
@@ -92,11 +92,11 @@ pub async fn fill(file: &AlignedFile, range: Range<u64>, how: Fill, job: &Job) -
 /// Report of a call to the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
-    /// Nothing: the same range is filled again.
+    /// No report: the same range is filled again.
     Silent,
-    /// That it is done.
+    /// Completion.
     Reported,
-    /// That too, and its bytes count for the pace.
+    /// Completion, and the bytes count for the pace.
     Paced,
 }
 

@@ -1,5 +1,5 @@
-//! One key slot more, or less: which slots those are, and what is written for it. The file is read
-//! here; who has it open writes the stages, with a barrier after each.
+//! Adding and erasing key slots: the slots to change, and the writes for it. The file is read here;
+//! the caller, which has it open, writes the stages, with a barrier after each.
 //!
 //! | change | stages |
 //! | --- | --- |
@@ -30,16 +30,16 @@ use crate::{Error, Result, Workers};
 /// A change of a volume's key slots.
 #[derive(Clone, Debug)]
 pub enum KeyChange {
-    /// One more passphrase opens the volume.
+    /// Adds a passphrase that opens the volume.
     Add(NewKey),
-    /// Some passphrases open it no more.
+    /// Erases passphrases.
     Erase(ErasedKeys),
 }
 
 /// A passphrase that shall open a volume.
 #[derive(Clone, Debug)]
 pub struct NewKey {
-    /// One that opens it now.
+    /// A passphrase that opens it now.
     pub current: Passphrase,
     /// The new one.
     pub passphrase: Passphrase,
@@ -57,10 +57,10 @@ pub struct NewKey {
 pub struct ErasedKeys {
     /// The slot, counted from 0.
     pub slot: Option<u64>,
-    /// Content of the slots.
+    /// Passphrase of the slots to erase.
     pub passphrase: Option<Passphrase>,
-    /// It may be empty already, and nothing need be left that opens the volume: then its data is
-    /// lost.
+    /// Whether the last slots may be erased, too, so that nothing is left that opens the volume:
+    /// then its data is lost.
     pub force: bool,
 }
 
@@ -235,7 +235,7 @@ impl Volume<'_> {
         Ok(writes.stages)
     }
 
-    /// Those of the slots that the passphrase opens.
+    /// Returns the slots that the passphrase opens.
     async fn opened(
         &self,
         slots: impl Iterator<Item = usize> + Clone,

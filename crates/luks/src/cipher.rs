@@ -28,7 +28,7 @@ const BLOCKS: usize = SECTOR_BYTES / BLOCK_BYTES;
 
 type Block = Array<u8, U16>;
 
-/// Which AES.
+/// Key size of AES.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeySize {
     /// Keys of 128 bits.
@@ -62,7 +62,7 @@ impl KeySize {
 pub enum CipherMode {
     /// Two keys.
     Xts,
-    /// One key.
+    /// CBC, with one key.
     Cbc,
 }
 
@@ -80,7 +80,7 @@ pub enum IvGenerator {
 /// How sectors are encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
-    /// Which AES.
+    /// Key size of AES.
     pub key_size: KeySize,
     /// How blocks hang together.
     pub mode: CipherMode,
@@ -160,7 +160,7 @@ impl fmt::Debug for SectorCipher {
     }
 }
 
-/// Which way.
+/// Encryption or decryption.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Encrypt,

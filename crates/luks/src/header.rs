@@ -53,7 +53,7 @@ mod at {
     pub const DIGEST_ITERATIONS: usize = 164;
     pub const UUID: usize = 168;
     pub const SLOTS: usize = 208;
-    /// In a slot.
+    /// Offset in a slot.
     pub const ITERATIONS: usize = 4;
     pub const SALT: usize = 8;
     pub const KEY_OFFSET: usize = 40;
@@ -63,10 +63,10 @@ const TEXT_BYTES: usize = 32;
 const UUID_BYTES: usize = 40;
 const SLOT_BYTES: usize = 48;
 
-/// One of the places for the master key.
+/// A slot for the master key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySlot {
-    /// It holds the master key.
+    /// Whether it holds the master key.
     pub active: bool,
     /// Iterations of PBKDF2; without meaning if it is not active.
     pub iterations: u32,

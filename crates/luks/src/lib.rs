@@ -75,7 +75,7 @@ pub async fn unlock(
 struct Volume<'a> {
     file: &'a AlignedFile,
     place: Range<u64>,
-    /// As it was read.
+    /// Header as it was read.
     header: Header,
 }
 

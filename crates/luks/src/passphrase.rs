@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 pub struct Passphrase(Arc<Zeroizing<Vec<u8>>>);
 
 impl Passphrase {
-    /// These bytes, which may be any.
+    /// Returns a passphrase of these bytes, which may be any.
     pub fn new(bytes: Vec<u8>) -> Passphrase {
         Passphrase(Arc::new(Zeroizing::new(bytes)))
     }

@@ -21,7 +21,7 @@ use crate::{Error, Result};
 
 pub(super) type Key = Zeroizing<Vec<u8>>;
 
-/// Why a derivation that nobody attends to does not fail.
+/// Reason why a derivation without an attendant does not fail.
 const UNATTENDED: &str = "nobody cancels this job";
 
 /// Where unpredictable bytes come from: fills the slice, or fails.

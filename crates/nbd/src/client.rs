@@ -48,7 +48,7 @@ pub enum ClientError {
         /// Its words, or nothing.
         message: String,
     },
-    /// There is no TLS, or not with this server: why, in whole lines.
+    /// TLS is unavailable, or not with this server: why, in whole lines.
     Tls(String),
     /// The server, or this client in its stead, refused the request.
     Request(ExportError),
@@ -168,7 +168,7 @@ enum State {
     Open,
     /// `DISC` is to be sent once all that is queued has been.
     Leaving,
-    /// No request will be sent or answered any more.
+    /// The connection has ended: no request will be sent or answered any more.
     Ended(ClientError),
 }
 
@@ -180,9 +180,9 @@ struct Shared {
     headers: Headers,
     state: RefCell<State>,
     outgoing: RefCell<VecDeque<Outgoing>>,
-    /// Notified when there is something to send, or the state has changed.
+    /// Event: there is something to send, or the state has changed.
     sending: Event,
-    /// Notified when a task has ended.
+    /// Event: a task has ended.
     ended: Event,
     tasks: Cell<usize>,
     slots: RefCell<Slots>,
@@ -292,7 +292,7 @@ impl Client {
         })
     }
 
-    /// Has the server load a range into its cache.
+    /// Makes the server load a range into its cache.
     pub fn cache(&self, offset: u64, len: u64) -> ClientPending<()> {
         self.start(Command::Cache, CommandFlags::empty(), (offset, len), |to| {
             (Wanted::Done(to), None)

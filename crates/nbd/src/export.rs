@@ -82,7 +82,7 @@ pub struct StatusExtent {
 /// Access of clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Nobody: the server refuses writes.
+    /// Reads only: the server refuses writes.
     ReadOnly,
     /// Clients.
     #[default]
@@ -99,7 +99,7 @@ pub struct ExportInfo {
     pub access: Access,
     /// Sizes of requests. The maximum is lowered to what the server takes.
     pub block_sizes: BlockSizes,
-    /// For humans; may be empty.
+    /// Description for humans; may be empty.
     pub description: String,
     /// The medium rotates.
     pub rotational: bool,

@@ -100,7 +100,7 @@ impl Inbox {
     /// Receives what there is, at least one byte.
     pub(crate) async fn receive(&mut self) -> Result<(), Ended> {
         if self.start > 0 {
-            // What is left is the front of one message, so little is moved.
+            // The rest is the front of one message, so little is moved.
             self.memory.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;

@@ -73,7 +73,7 @@ macro_rules! flags {
         impl $name {
             $($(#[$flag_meta])* pub const $flag: $name = $name(1 << $bit);)*
 
-            /// No flag set.
+            /// Returns the empty set of flags.
             pub const fn empty() -> $name {
                 $name(0)
             }
@@ -83,13 +83,13 @@ macro_rules! flags {
                 self.0 & flags.0 == flags.0
             }
 
-            /// These flags and `flags`.
+            /// Returns the union of these flags and `flags`.
             #[must_use]
             pub const fn with(self, flags: $name) -> $name {
                 $name(self.0 | flags.0)
             }
 
-            /// These flags, and `flags` if `condition` holds.
+            /// Returns these flags, with `flags` if `condition` holds.
             #[must_use]
             pub const fn with_if(self, flags: $name, condition: bool) -> $name {
                 if condition { self.with(flags) } else { self }
@@ -171,9 +171,9 @@ flags! {
         FUA = 0,
         /// Zeroes keep their space.
         NO_HOLE = 1,
-        /// One content chunk at most.
+        /// The reply has one content chunk at most.
         DF = 2,
-        /// One extent at most.
+        /// The reply has one extent at most.
         REQ_ONE = 3,
         /// Fail rather than write zeroes out.
         FAST_ZERO = 4,
@@ -193,9 +193,9 @@ flags! {
 flags! {
     /// The state of an extent in the context `base:allocation`.
     AllocationFlags: u32 {
-        /// Nothing is allocated there.
+        /// The range is not allocated.
         HOLE = 0,
-        /// It reads as zeroes.
+        /// The range reads as zeroes.
         ZERO = 1,
     }
 }
@@ -284,7 +284,7 @@ codes! {
         ErrPlatform = ERROR_REPLY + 4,
         /// TLS must come first.
         ErrTlsRequired = ERROR_REPLY + 5,
-        /// There is no such export.
+        /// The export does not exist.
         ErrUnknown = ERROR_REPLY + 6,
         /// The server is going away.
         ErrShutdown = ERROR_REPLY + 7,
@@ -348,7 +348,7 @@ const ERROR_CHUNK: u16 = 1 << 15;
 codes! {
     /// Content of a chunk of a structured reply.
     ChunkCode: u16 {
-        /// Nothing; ends the reply.
+        /// No content; ends the reply.
         None = 0,
         /// Data of a read.
         OffsetData = 1,

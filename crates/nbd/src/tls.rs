@@ -70,11 +70,11 @@ impl fmt::Debug for Identity<'_> {
 /// Whether the other side has to prove who it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PeerCheck {
-    /// By a certificate of one of the authorities; a server's for its name, too.
+    /// The peer needs a certificate of one of the authorities; a server's for its name, too.
     #[default]
     Required,
-    /// No. A client without it is safe from those who listen, not from those who answer in the
-    /// server's place.
+    /// The peer is not checked. A client without the check is safe from eavesdroppers, not from
+    /// other servers that answer in the server's place.
     Off,
 }
 
@@ -97,7 +97,7 @@ pub enum CredentialsError {
     NoHostname,
     /// The host has no name that a certificate could have.
     Hostname(String),
-    /// This program cannot use keys shared beforehand: [`PSK_MISSING`] says why.
+    /// Keys shared beforehand are not supported by this program: [`PSK_MISSING`] says why.
     KeysUnsupported,
     /// A server has no keys, so there is nobody to serve.
     NoKeys,
@@ -288,9 +288,9 @@ type Authorization = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 /// Identity that the other side has proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// It had to prove nothing.
+    /// A peer that had to prove nothing.
     Nobody,
-    /// Whom this certificate is for, as DER.
+    /// The subject of this certificate, as DER.
     Certificate(Vec<u8>),
     /// A user who has this user's key.
     #[cfg_attr(not(feature = "psk"), allow(dead_code))] // Nobody has a key there.
@@ -451,7 +451,7 @@ impl ClientCredentials {
         })
     }
 
-    /// This user, for servers that have the same key for him.
+    /// Returns the credentials of this user, for servers that have the same key for him.
     ///
     /// # Errors
     /// There is no key for him, or it cannot be used.
@@ -464,8 +464,8 @@ impl ClientCredentials {
         })
     }
 
-    /// For a server whose certificate has to be for `hostname`: a name, or an address. One that has
-    /// the key needs no name.
+    /// Returns the means to speak to a server whose certificate has to be for `hostname`: a name,
+    /// or an address. A server that has the key needs no name.
     ///
     /// # Errors
     /// No certificate can be for that.
@@ -511,7 +511,7 @@ impl ClientTls {
     }
 }
 
-/// Which side a certificate is for.
+/// The side that a certificate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// The one that is connected to.

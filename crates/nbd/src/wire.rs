@@ -21,7 +21,7 @@ pub(crate) enum Wire {
 }
 
 impl Wire {
-    /// As [`Stream::read`].
+    /// Reads as [`Stream::read`].
     pub(crate) async fn read(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
         match self {
             Wire::Plain(stream) => stream.read(buf).await,
@@ -29,7 +29,7 @@ impl Wire {
         }
     }
 
-    /// As [`Stream::write_all`].
+    /// Writes as [`Stream::write_all`].
     pub(crate) async fn write_all(&self, bufs: Vec<Buf>) -> io::Result<()> {
         match self {
             Wire::Plain(stream) => stream.write_all(bufs).await,
@@ -37,8 +37,8 @@ impl Wire {
         }
     }
 
-    /// Tells the peer that nothing more will be sent, if there is a way to say so. Nothing is
-    /// written afterwards.
+    /// Announces to the peer that nothing more will be sent, if there is a way to say so. Nothing
+    /// is written afterwards.
     pub(crate) async fn farewell(&self) {
         if let Wire::Tls(session) = self {
             // Whether a peer receives it is of no consequence: the messages themselves say where

@@ -67,7 +67,7 @@ fn usual() -> Watched {
     Watched::start(Backend::Auto, options(server()))
 }
 
-/// It still serves whom it should.
+/// Checks that the server still serves its users.
 fn still_serves(watched: &Watched) {
     queue(Backend::Threads).unwrap().block_on(async {
         let client = connect_tls(watched.path(), user("alice")).await.unwrap();
@@ -364,7 +364,7 @@ fn bytes_that_are_changed_on_the_way_are_noticed() {
 /// OpenSSL's own context, with what a test makes of it.
 fn raw_context(make: impl FnOnce(&mut SslContextBuilder)) -> SslContext {
     let mut builder = SslContextBuilder::new(SslMethod::tls()).unwrap();
-    // What ours would refuse must not fail over here.
+    // Keys that our server would refuse must not fail over here.
     builder.set_security_level(0);
     builder.set_psk_client_callback(|_, _, identity, key| {
         identity[..6].copy_from_slice(b"alice\0");

@@ -42,7 +42,7 @@ fn file(party: &str, name: &str) -> Option<Vec<u8>> {
     std::fs::read(directory(party).join(name)).ok()
 }
 
-/// Does something with what a party has.
+/// Calls `what` with the files of a party.
 fn with_pem<T>(party: &str, side: &str, what: impl FnOnce(&Pem<'_>) -> T) -> T {
     let authorities = file(party, "ca-cert.pem").unwrap();
     let revoked = file(party, "ca-crl.pem");
@@ -126,7 +126,7 @@ impl Watched {
         });
     }
 
-    /// It serves whom it should, still.
+    /// Checks that the server still serves its clients.
     fn still_serves(&self) {
         queue(Backend::Threads).unwrap().block_on(async {
             let client = connect_tls(self.path(), client_tls("client", "localhost"));
@@ -377,7 +377,7 @@ struct RawTls {
 }
 
 impl RawTls {
-    /// Goes on from a client that has been allowed to begin.
+    /// Continues from a client that has been allowed to begin.
     fn over(client: RawClient) -> RawTls {
         let mut roots = rustls::RootCertStore::empty();
         let authority = file("client", "ca-cert.pem").unwrap();

@@ -69,7 +69,7 @@ pub fn set_extent_hint(file: impl AsFd, bytes: u32) -> io::Result<()> {
     }
 }
 
-/// Has what is written to the file overwrite what was there. A file without data only.
+/// Makes writes to the file overwrite its data in place. A file without data only.
 ///
 /// # Errors
 /// The file system always does so, or never, or the file has data already.

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use crate::memory::Memory;
 
-/// Every buffer starts at a multiple of this many bytes: the largest block size of the direct I/O
-/// that is met in practice.
+/// Alignment of every buffer's start: the largest block size of the direct I/O that is met in
+/// practice.
 pub const ALIGNMENT_BYTES: usize = 4096;
 
 /// Demands of direct I/O on memory. The caller sees to it; else the system refuses.
@@ -20,7 +20,7 @@ pub const ALIGNMENT_BYTES: usize = 4096;
 pub struct MemoryAlignment {
     /// Segments must start at multiples of this many bytes.
     pub start_bytes: usize,
-    /// Each segment of a list must be a multiple of this many bytes long.
+    /// Unit of the lengths of a list's segments.
     pub len_bytes: usize,
 }
 
@@ -32,7 +32,7 @@ impl MemoryAlignment {
     };
 }
 
-/// In builds with assertions, what a buffer for overwriting holds: a byte that is not overwritten
+/// Content of a buffer for overwriting, in builds with assertions: a byte that is not overwritten
 /// shows.
 const STALE: u8 = 0xA5;
 
@@ -209,7 +209,7 @@ impl Buf {
         }
     }
 
-    /// This buffer and `next` as one, if `next` follows it in the same allocation.
+    /// Returns this buffer and `next` as one, if `next` follows it in the same allocation.
     pub fn joined(&self, next: &Buf) -> Option<Buf> {
         let len = self.len + next.len;
         self.is_followed_by(next).then(|| Buf {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::lease::{self, Ended, Lease};
 
-/// So often the file is tried, so long apart: a process that forks beside us has our descriptors
+/// Number of tries, and the time between them: a process that forks beside us has our descriptors
 /// for a moment, and a program that looks at new files has them open no longer.
 const TRIES: usize = 20;
 const APART: Duration = Duration::from_millis(10);
@@ -42,7 +42,7 @@ pub struct Cut {
 /// Content that may lie between the length that a file had and the one that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// Zeroes that were written; nobody looks.
+    /// Zeroes that were written; the range is not read.
     Ours,
     /// Nothing of ours was written there: bytes that are not zero belong to another writer.
     Others,
@@ -57,14 +57,14 @@ pub enum Outcome {
     InUse,
     /// Untouched: it has another length, or holds data that is not ours.
     Changed,
-    /// Untouched: it has so much data beyond the length that nobody knows in time whose it is.
+    /// Untouched: it has too much data beyond the length to find out in time whose it is.
     Unknown,
     /// The file has the length, but the cut took so long that the kernel has let in a waiting
     /// opener: bytes that it has appended meanwhile may be lost.
     Late,
 }
 
-/// Whose the data beyond the length is.
+/// Owner of the data beyond the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Zeroes,
@@ -152,7 +152,7 @@ fn cut_under_lease(
     ftruncate(file, cut.to)?;
     before(Step::Punch);
     let Range { start, end } = cut.punch;
-    // What is not punched has space, and is otherwise as it was.
+    // The rest has space, and is otherwise as it was.
     if start < end && lease.may_finish()? {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match fallocate(file, flags, start, end - start) {

@@ -56,7 +56,7 @@ impl Shared {
 struct Task {
     queue: Arc<Shared>,
     index: usize,
-    /// It is in the ready list or in the inbox.
+    /// Whether it is in the ready list or in the inbox.
     scheduled: Scheduled,
 }
 
@@ -196,7 +196,7 @@ impl Drop for Entered {
 /// queue drops its tasks, cancels what could wait for ever (sockets) and waits for the rest.
 pub struct Queue {
     core: Rc<Core>,
-    /// One thread's: the ring takes submissions from one thread only.
+    /// Ties the queue to one thread: the ring takes submissions from one thread only.
     _local: PhantomData<*const ()>,
 }
 

@@ -41,7 +41,7 @@ impl Flags {
     pub const ENCODED: Flags = Flags(0x8);
     /// Encrypted by the file system.
     pub const ENCRYPTED: Flags = Flags(0x80);
-    /// It begins or ends within a block.
+    /// The extent begins or ends within a block.
     pub const NOT_ALIGNED: Flags = Flags(0x100);
     /// Stored beside metadata.
     pub const INLINE: Flags = Flags(0x200);
@@ -75,14 +75,14 @@ impl Flags {
         Flags(self.0 | others.0)
     }
 
-    /// These without `others`.
+    /// Returns these flags without `others`.
     #[must_use]
     pub const fn without(self, others: Flags) -> Flags {
         Flags(self.0 & !others.0)
     }
 }
 
-/// One mapping record.
+/// A mapping record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Offset in the file in bytes.
@@ -98,7 +98,7 @@ pub struct Record {
 /// Whether data that has not been written back is written back first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Sync {
-    /// No: extents without a place yet are reported as such.
+    /// Data is not written out: extents without a place yet are reported as such.
     #[default]
     No,
     /// Yes, with the first batch (`FIEMAP_FLAG_SYNC`).
@@ -147,7 +147,7 @@ pub struct Records<'a> {
     count: usize,
     /// End of the records returned so far.
     at: u64,
-    /// There is no further batch.
+    /// Whether there is no further batch.
     ended: bool,
 }
 

@@ -42,9 +42,9 @@ pub enum Route {
 /// Whether a write is durable when it completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
-    /// It may linger in volatile caches.
+    /// Data may linger in volatile caches.
     Cached,
-    /// As if a data sync of these bytes had followed (`RWF_DSYNC`).
+    /// Data is durable, as if a data sync of these bytes had followed (`RWF_DSYNC`).
     Durable,
 }
 
@@ -98,7 +98,7 @@ pub struct Run {
     pub start: u64,
     /// First byte after it.
     pub end: u64,
-    /// It reads as zeroes and takes no space.
+    /// Whether it reads as zeroes and takes no space.
     pub hole: bool,
 }
 
@@ -203,7 +203,7 @@ impl File {
     }
 
     fn write_on_pool(&self, write: Write) {
-        // What waits for the device does so without the lock, and together.
+        // Operations that wait for the device do so without the lock, and together.
         let line = self
             .line
             .clone()
@@ -248,8 +248,8 @@ impl File {
         blocking(move || cut::cut_alone(file.as_fd(), &cut))
     }
 
-    /// Tells a block device that a range is not needed any more. `ErrorKind::Unsupported` where it
-    /// takes no such call, or none of this range.
+    /// Discards a range of a block device that is not needed any more. `ErrorKind::Unsupported`
+    /// where the device takes no such call, or none of this range.
     pub fn discard_blocks(self: &Arc<Self>, offset: u64, len: u64) -> Pending<io::Result<()>> {
         let file = Arc::clone(self);
         blocking(move || {
@@ -360,11 +360,11 @@ pub fn nothing() -> Pending<()> {
 
 /// Consequence of the kernel's answer to an operation.
 pub(crate) enum Next<T> {
-    /// It is complete; its waiter knows.
+    /// The operation is complete; its waiter knows.
     Done,
-    /// There is more to do, in the same way.
+    /// The operation goes on in the same way.
     Again(T),
-    /// It cannot be done without blocking.
+    /// The operation would block.
     Block(T),
 }
 

@@ -208,7 +208,7 @@ impl List {
         })
     }
 
-    /// Another list of a range, which the caller gives up or shares.
+    /// Returns another list of a range, which the caller gives up or shares.
     fn part(&self, range: Range<usize>) -> List {
         if let [only] = &self.0[..] {
             return List::new(only.part(range.start, range.len()));

@@ -71,7 +71,7 @@ pub struct Lease<'a> {
 /// How a lease has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It was given back: nobody had the file open until then.
+    /// The lease was given back: no other process had the file open until then.
     GivenBack,
     /// The kernel had taken it away before.
     Lost,

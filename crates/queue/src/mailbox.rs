@@ -35,8 +35,8 @@ impl<T> Mailbox<T> {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Leaves something; whether the queue has to be woken by its event. For a queue that is gone
-    /// it is dropped.
+    /// Leaves an item; returns whether the queue has to be woken by its event. For a queue that is
+    /// gone it is dropped.
     #[must_use = "a queue that sleeps has to be woken"]
     pub fn post(&self, item: T) -> bool {
         match self.mail().as_mut() {
@@ -78,7 +78,7 @@ impl<T> Mailbox<T> {
 pub struct Scheduled(AtomicBool);
 
 impl Scheduled {
-    /// Of a task that is in line already, or is not.
+    /// Returns the mark of a task that is in line already, or is not.
     pub fn new(scheduled: bool) -> Scheduled {
         Scheduled(AtomicBool::new(scheduled))
     }

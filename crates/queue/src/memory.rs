@@ -26,7 +26,7 @@ const CLASSES: usize = (CLASS_BYTES_MAX / CLASS_BYTES_MIN).ilog2() as usize + 1;
 /// copies of 64 KiB, or eight of the largest.
 const SPARE_BYTES_MAX: usize = 16 << 20;
 
-/// One aligned, initialised allocation.
+/// An aligned, initialised allocation.
 struct Allocation {
     start: NonNull<u8>,
     layout: Layout,
@@ -136,7 +136,7 @@ impl Drop for Memory {
         if let Keeper::Kept(allocation) = &mut self.keeper
             && let Some(allocation) = allocation.take()
         {
-            // What has no room is freed outside of the lock.
+            // Memory beyond the limit is freed outside of the lock.
             let displaced = spares().keep(allocation);
             drop(displaced);
         }

@@ -1,4 +1,4 @@
-//! One-shot completions: what an I/O operation returns before it is done.
+//! One-shot completions: the result of an I/O operation that is still under way.
 //!
 //! The two halves may live on different threads. The value arrives exactly once; a [`Completer`]
 //! that is dropped without a value is a bug of its driver and panics in the waiting task.
@@ -9,8 +9,7 @@
 //! | stage     | waker in it | value in it | who may touch it      | who frees it                     |
 //! |-----------|-------------|-------------|-----------------------|----------------------------------|
 //! | `IDLE`    | no          | no          | the `Pending`: waker  | nobody yet                       |
-//! | `WAITING` | yes         | no          | the next to change it | nobody yet
-//! |
+//! | `WAITING` | yes         | no          | who changes it next   | nobody yet                       |
 //! | `BUSY`    | maybe       | maybe       | the `Completer`       | nobody; it lasts a few copies    |
 //! | `DONE`    | no          | yes         | the `Pending`         | the `Pending`                    |
 //! | `BROKEN`  | no          | no          | the `Pending`         | the `Pending`                    |
@@ -223,8 +222,8 @@ fn poll_slot<T>(slot: &Slot<T>, waker: &Waker) -> Poll<Option<T>> {
 impl<T> Unpin for Pending<T> {}
 
 impl<T> Pending<T> {
-    /// As [`Future::poll`], for who has to go on whatever has become of the operation: `None` if
-    /// its driver went away without completing it.
+    /// Polls as [`Future::poll`], for callers that have to go on after any outcome of the
+    /// operation: `None` if its driver went away without completing it.
     ///
     /// # Panics
     /// If it was ready before.

@@ -27,7 +27,7 @@ const STRIDE_WORDS: usize = 32;
 /// The part of one aligned word that belongs to a range.
 struct Piece<'a> {
     word: &'a AtomicUsize,
-    /// Which of its bytes.
+    /// Range of its bytes.
     part: Range<usize>,
 }
 

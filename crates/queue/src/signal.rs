@@ -14,9 +14,9 @@ use crate::blocking;
 /// Request that a signal stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// To end: SIGTERM, SIGINT, SIGHUP.
+    /// End: SIGTERM, SIGINT, SIGHUP.
     End,
-    /// To say how it stands: SIGUSR1.
+    /// Report of the state: SIGUSR1.
     Report,
 }
 

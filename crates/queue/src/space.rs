@@ -148,8 +148,8 @@ impl Mapping {
         Ok(Mapping { start, len })
     }
 
-    /// Has the kernel read zeroes into a part of it; how many arrived. Where a store of ours would
-    /// be answered by SIGBUS, the call is short or fails with `EFAULT`.
+    /// Makes the kernel read zeroes into a part of it; returns how many arrived. Where a store of
+    /// ours would be answered by SIGBUS, the call is short or fails with `EFAULT`.
     fn read_zeroes(&self, source: &OwnedFd, part: Range<usize>) -> io::Result<usize> {
         assert!(part.start < part.end && part.end <= self.len);
         // SAFETY: the part lies within the mapping, as asserted, and nobody has a reference into
@@ -221,9 +221,9 @@ pub enum HolesBy {
 /// Parts of a file without space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holes {
-    /// In the order of the file.
+    /// Ranges in the order of the file.
     pub ranges: Vec<Range<u64>>,
-    /// So far the file has been looked at.
+    /// Offset up to which the file has been looked at.
     pub looked_until: u64,
     /// How they are known.
     pub by: HolesBy,
@@ -306,7 +306,7 @@ fn holes_by_extents(file: BorrowedFd<'_>, range: Range<u64>, most: usize) -> io:
     Ok(found.finish(HolesBy::Extents))
 }
 
-/// As `ask` answers, which is `lseek` of the file.
+/// Finds holes by the answers of `ask`, which is `lseek` of the file.
 fn holes_by_seeking(
     ask: impl Fn(SeekFrom) -> io::Result<u64>,
     range: Range<u64>,

@@ -46,7 +46,7 @@ pub(crate) fn block_device_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(size)
 }
 
-/// Tells a block device that a range is not needed any more.
+/// Discards a range of a block device that is not needed any more.
 pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     let range = [offset, len];
     // SAFETY: the call reads two u64 from the address given, which is `range`.
@@ -117,8 +117,8 @@ fn transferred(result: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// One call about locks that belong to the open file (`F_OFD_*`); `kind` is `F_RDLCK` or its kin.
-/// What the kernel answers is in the value returned.
+/// Makes one call about locks that belong to the open file (`F_OFD_*`); `kind` is `F_RDLCK` or its
+/// kin. Returns the kernel's answer.
 pub(crate) fn file_lock(
     fd: BorrowedFd<'_>,
     command: libc::c_int,

@@ -37,7 +37,7 @@ const COMPLETIONS: u32 = 4096;
 /// Tags of entries that belong to no operation in the slab.
 const CANCEL: u64 = u64::MAX;
 
-/// Which operation: its place in the slab and the number of its submission, so that a late
+/// Tag of an operation: its place in the slab and the number of its submission, so that a late
 /// cancellation does not hit another one in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag(u64);
@@ -278,8 +278,8 @@ const OPERATIONS: [u8; 10] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// Has the kernel refuse all other operations: a system call filter does not see what a ring does,
-/// and no ring of ours opens files or makes connections. The ring works from here on.
+/// Makes the kernel refuse all other operations: a system call filter does not see the ring's
+/// operations, and no ring of ours opens files or makes connections. The ring works from here on.
 fn restrict(ring: &IoUring) -> io::Result<()> {
     let mut allowed = OPERATIONS.map(Restriction::sqe_op);
     let submitter = ring.submitter();
@@ -383,7 +383,7 @@ impl Uring {
         }
     }
 
-    /// One visit to the kernel, and the deliveries that follow from it.
+    /// Enters the kernel once, and makes the deliveries that follow.
     pub(crate) fn turn(&self, patience: Patience) {
         let mut arrived = std::mem::take(&mut *self.arrived.borrow_mut());
         {

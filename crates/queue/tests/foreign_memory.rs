@@ -191,7 +191,7 @@ fn owners_are_let_go_of_once_their_operations_have_ended() {
         queue.block_on(async {
             drop(file.read_at(0, list(0)));
             drop(file.write_at(0, list(1).freeze(), Persistence::Cached));
-            // What goes down a ring waits for the queue's next turn.
+            // Requests to a ring wait for the queue's next turn.
             if route == Route::Ring && queue.backend() == Backend::Uring {
                 assert!(!is_gone(0) && !is_gone(1));
             }

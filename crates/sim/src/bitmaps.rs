@@ -79,9 +79,9 @@ pub struct Reading {
     pub name: String,
     /// Bytes that a bit stands for.
     pub granularity: u64,
-    /// It was not saved properly.
+    /// Whether it was not saved properly.
     pub in_use: bool,
-    /// It follows writes.
+    /// Whether it follows writes.
     pub auto: bool,
     /// The dirty ranges, in order, as long as ranges can be; nothing if it was not saved properly.
     pub dirty: Vec<Range<u64>>,
@@ -90,17 +90,17 @@ pub struct Reading {
 /// An operation on bitmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// One comes into being.
+    /// Adds a bitmap.
     Add,
-    /// It forgets what it has recorded.
+    /// Forgets its recorded bits.
     Clear,
-    /// One is deleted.
+    /// Deletes a bitmap.
     Remove,
-    /// It records writes.
+    /// Starts recording writes.
     Enable,
-    /// It does so no longer.
+    /// Stops recording writes.
     Disable,
-    /// One gets what another has recorded.
+    /// Merges the recorded bits of another bitmap.
     Merge,
     /// A look at the ranges that it calls dirty.
     Look,
@@ -144,7 +144,7 @@ struct Tracked {
     name: String,
     granularity: u64,
     enabled: bool,
-    /// It was not saved properly.
+    /// Whether it was not saved properly.
     lost: bool,
     /// The possible contents of the disk when it began to record.
     since: Content,
@@ -239,7 +239,7 @@ pub struct Bitmaps {
     pending: Option<Pending>,
     /// The close has begun.
     closing: bool,
-    /// It has ended well.
+    /// Whether the close has ended well.
     closed: bool,
     added: u64,
 }
@@ -271,7 +271,7 @@ impl Bitmaps {
         self.in_flight.push((id, range));
     }
 
-    /// It has ended, well or not.
+    /// Ends a request, whether it succeeded or not.
     pub fn end(&mut self, id: WriteId) {
         self.in_flight.retain(|(other, _)| *other != id);
     }
@@ -296,7 +296,7 @@ impl Bitmaps {
         }
     }
 
-    /// It has it, or has it not.
+    /// Ends a resize; the disk has the new size or the old one.
     pub fn end_resize(&mut self, size: u64, model: &Model) {
         for bitmap in &mut self.now {
             bitmap
@@ -377,14 +377,14 @@ impl Bitmaps {
         }
     }
 
-    /// It has failed, or was refused: nothing has changed.
+    /// Ends a change that has failed, or was refused: nothing has changed.
     pub fn taken_back(&mut self, model: &mut Model) {
         if let Some(pending) = self.pending.take() {
             model.abandon_read(pending.begun);
         }
     }
 
-    /// It has ended well; `dirty` is what was seen, if something was looked at.
+    /// Ends a change that has succeeded; `dirty` are the ranges that a look has found.
     ///
     /// # Errors
     /// If that may not be.
@@ -455,7 +455,7 @@ impl Bitmaps {
         self.closing = true;
     }
 
-    /// It is, durably.
+    /// Ends a close: the list is durable.
     pub fn end_close(&mut self) {
         self.stored = vec![self.now.clone()];
         (self.closing, self.closed) = (false, true);
@@ -467,7 +467,7 @@ impl Bitmaps {
         self.pending = None;
     }
 
-    /// After an ending, when the disk is known: the file has these bitmaps.
+    /// Takes over the bitmaps of the file after an ending, when the disk is known.
     ///
     /// # Errors
     /// If it may not have.
@@ -559,7 +559,7 @@ mod tests {
         bitmaps.end_change(&[], model).unwrap();
     }
 
-    /// One bitmap, and a disk whose sector 4 has been written since.
+    /// Returns one bitmap, and a disk whose sector 4 has been written since.
     fn tracked() -> (Bitmaps, Model) {
         let (mut bitmaps, mut model) = (Bitmaps::default(), model());
         write(&mut bitmaps, &mut model, (8, 20));

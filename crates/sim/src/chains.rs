@@ -57,15 +57,15 @@ struct File {
 /// An operation on the overlay.
 #[derive(Clone, Debug)]
 enum Deed {
-    /// Some writes, closed in order.
+    /// Writes, closed in order.
     Write,
-    /// Something with the bitmaps of an image.
+    /// An operation on the bitmaps of an image.
     Bitmap(File, What),
-    /// Another backing file, or none.
+    /// Change to another backing file, or none.
     Rebase(Option<File>, Storage),
     /// The same in the header alone.
     Unsafe(File),
-    /// Another width of refcounts.
+    /// Change to another width of refcounts.
     Width(u32),
     /// Version 2, which has no zero clusters.
     Version2,
@@ -385,7 +385,7 @@ impl Run {
         let files = &self.chains[chain];
         let file = self.rng.pick(files);
         if self.snapshot.is_some() {
-            // What is below is the snapshot's, too, and stays.
+            // The layers below are the snapshot's, too, and stay.
             return Ok(match self.rng.below(8) {
                 0 | 1 => Deed::Write,
                 2 | 3 => Deed::Width(1 << self.rng.between(2, 6)),
@@ -409,7 +409,7 @@ impl Run {
         })
     }
 
-    /// Something with the bitmaps of the overlay or another image.
+    /// Draws an operation on the bitmaps of the overlay or another image.
     fn draw_bitmap_deed(&mut self) -> Deed {
         let others = self.chains.iter().flatten();
         let others = others.filter(|file| file.format == Format::Qcow2);
@@ -502,7 +502,7 @@ impl Run {
         }
     }
 
-    /// One deed, and the judgement.
+    /// Performs one deed and checks its outcome.
     fn perform(&mut self, deed: &Deed, totals: &mut Totals) -> Result<(), String> {
         if let Deed::Write = deed {
             let before = self.views()?;

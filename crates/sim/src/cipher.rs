@@ -79,7 +79,8 @@ fn merge(stripes: &[u8], key_bytes: usize) -> Vec<u8> {
 }
 
 impl Cipher {
-    /// That of QEMU's old way: the passphrase is the key, cut or filled with zeroes.
+    /// Returns the cipher of QEMU's old encryption: the passphrase is the key, cut or filled with
+    /// zeroes.
     fn of_passphrase() -> Cipher {
         let mut key = [0; 16];
         key[..PASSPHRASE.len()].copy_from_slice(PASSPHRASE);

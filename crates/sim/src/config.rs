@@ -65,22 +65,22 @@ pub enum Data {
 /// How the guest data of the top image is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encryption {
-    /// Not at all.
+    /// No encryption.
     None,
-    /// In QEMU's old way: the passphrase is the key.
+    /// QEMU's old encryption: the passphrase is the key.
     Aes,
-    /// By the keys of a LUKS volume, in this mode.
+    /// Encryption by the keys of a LUKS volume, in this mode.
     Luks(CipherMode),
 }
 
 /// Whether a file that is written can become longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// As a regular file does.
+    /// A regular file, which grows.
     Grows,
-    /// It is a device, which has the length that it has: more than the run will need.
+    /// A device of a fixed length: more than the run will need.
     Fixed,
-    /// It is a device that may be too small.
+    /// A device that may be too small.
     Scarce,
 }
 
@@ -239,7 +239,7 @@ impl Part {
     ];
 }
 
-/// Everything that a run is made of.
+/// Configuration of a run.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The subject of the run.
@@ -342,7 +342,7 @@ impl Layout {
         self.cluster_bytes().min(4096) / entry_bytes * self.cluster_bytes()
     }
 
-    /// About how large a disk is: mostly a few clusters, sometimes many tables.
+    /// Draws a size near which a disk's size lies: mostly a few clusters, sometimes many tables.
     fn draw_about(&self, rng: &mut Rng, resizes: bool) -> u64 {
         let cluster = self.cluster_bytes();
         let about = match rng.below(16) {
@@ -507,7 +507,7 @@ impl Round {
         self.weights = [5, 60, 2, 2, 4, 0];
     }
 
-    /// Leaves out what a kind of disk does not know.
+    /// Removes options that a kind of disk does not have.
     fn restrict(&mut self, kind: Kind, data: Data) {
         if kind != Kind::Qcow2 || data != Data::Inside {
             self.weights[5] = 0;

@@ -191,15 +191,15 @@ impl Target {
 /// Activity of a run when the power fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// It opens the image.
+    /// Opening the image.
     Opening,
-    /// It serves the first requests after an ending, or the flush after them.
+    /// Serving the first requests after an ending, or the flush after them.
     Recovery,
-    /// It serves requests.
+    /// Serving requests.
     Requests,
     /// The disk changes its size.
     Resize,
-    /// It closes the image.
+    /// Closing the image.
     Closing,
 }
 
@@ -422,7 +422,7 @@ impl Coverage {
         }
     }
 
-    /// Every cell, with its count and why it must be empty, if it must.
+    /// Returns all cells, each with its count and why it must be empty, if it must.
     fn each(&self) -> impl Iterator<Item = (Stage, usize, usize, u64, Option<&'static str>)> {
         let places = Stage::ALL.into_iter().flat_map(|stage| {
             let of_stage = (0..SITUATIONS.len())

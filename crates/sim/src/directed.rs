@@ -29,11 +29,11 @@ const LOOKED_AT: u64 = 20_000;
 pub enum Goal {
     /// A crash falls on this cell.
     Cell(Stage, Situation, Feature),
-    /// Such an operation fails so.
+    /// Failure of such an operation with this error.
     Fault(Verb, i32),
     /// The power fails with this event.
     Point(Point),
-    /// It is looked at what a power failure would leave around this barrier.
+    /// A look at the files that a power failure around this barrier would leave.
     Barrier(Barrier),
 }
 

@@ -72,7 +72,7 @@ impl Pace {
 /// Ways in which a disk breaks its promise, to prove that the suite can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// It is honest.
+    /// None: the disk is honest.
     None,
     /// A flush answers and does nothing.
     FlushDoesNothing,
@@ -85,9 +85,9 @@ pub enum Lie {
 /// How it chooses what a power failure takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Losses {
-    /// In all the ways in which caches lose power.
+    /// All kinds of losses of caches without power.
     Any,
-    /// Those that show best in which order things were done.
+    /// Losses that show best in which order operations were done.
     Adverse,
     /// All but the writes of one structure: what it builds on is lost.
     AllBut(Structure),
@@ -188,7 +188,7 @@ impl SimDisk {
         self.lock().faults = Faults::new(faults);
     }
 
-    /// Goes on with failures as they were.
+    /// Sets failures as they were.
     pub fn put_faults(&self, faults: Faults) {
         self.lock().faults = faults;
     }
@@ -333,7 +333,7 @@ impl SimDisk {
         self.lock().undecided()
     }
 
-    /// Everything done so far is on the medium: for what a run prepares before it begins.
+    /// Puts all effects so far on the medium: for the preparation of a run.
     pub fn persist_all(&self) {
         self.lock().persist_all();
     }
@@ -408,7 +408,7 @@ impl SimFile {
         );
     }
 
-    /// Nothing lies beyond the end of a device.
+    /// Checks that nothing lies beyond the end of a device.
     fn check_end(&self, end: u64) {
         let len = || self.disk.lock().files[self.index].volatile.len();
         assert!(
@@ -511,7 +511,7 @@ impl BlockFile for SimFile {
         self.check_end(offset + len);
         let mut effects = Effect::Punch { offset, len }.atoms(512);
         if !self.capabilities.punches_holes {
-            // What such a discard leaves behind is unspecified: old bytes here, zeroes there.
+            // The content after such a discard is unspecified: old bytes here, zeroes there.
             let mut state = self.disk.lock();
             effects.retain(|_| state.rng.chance(50));
         } else {

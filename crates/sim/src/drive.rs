@@ -15,7 +15,7 @@ pub(crate) enum Stop {
     Idle,
     /// The power has failed, or the process is to die.
     PowerOff,
-    /// Something went wrong.
+    /// A failure.
     Failure,
 }
 

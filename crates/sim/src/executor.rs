@@ -36,7 +36,7 @@ impl Wake for TaskWaker {
 pub enum Kind {
     /// A request: it must end.
     Foreground,
-    /// It may run as long as the image does.
+    /// A task that may run as long as the image does.
     Background,
 }
 

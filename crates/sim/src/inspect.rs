@@ -351,7 +351,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The tables and clusters of an L1 table; `who` has it, nobody in particular the active state.
+    /// Visits the tables and clusters of an L1 table; `who` is its snapshot, or none for the active
+    /// state.
     fn mapping(&mut self, who: Option<u64>, (l1, entries): (u64, u32)) {
         let entry_bytes = if self.extended { 16 } else { 8 };
         let per_table = self.cluster() / entry_bytes;

@@ -55,9 +55,9 @@ struct Plan {
     /// Percent of the flushes.
     percent: u64,
     left: u64,
-    /// Those of flushes that cover a root.
+    /// Number of looks left at flushes that cover a root.
     roots_left: u64,
-    /// Those at which each kind of structure is lost.
+    /// Number of looks left at which each kind of structure is lost.
     kinds_left: u64,
     /// How often the flushes covered these.
     seen: BTreeMap<Structures, u64>,
@@ -288,7 +288,7 @@ impl Looker<'_> {
         Ok(())
     }
 
-    /// Every snapshot holds what it held.
+    /// Checks that every snapshot has its content.
     fn check_snapshots(
         &self,
         layer: &Layer,
@@ -336,7 +336,7 @@ struct Seen {
     granules: Granules,
     starts: Vec<usize>,
     bytes: Vec<u8>,
-    /// By granule.
+    /// Whether the content is known, by granule.
     known: Vec<bool>,
 }
 

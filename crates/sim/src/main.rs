@@ -40,7 +40,7 @@ struct Options {
     /// Successive seeds instead of the mixture: drawn runs alone
     #[arg(long)]
     drawn: bool,
-    /// Goes on after a run that fails
+    /// Go on after a run that fails
     #[arg(long)]
     keep_going: bool,
     /// Begins no run later than this after the first
@@ -65,7 +65,7 @@ struct Options {
     /// Makes the run of this seed, which fails, smaller
     #[arg(long, value_name = "SEED")]
     shrink: Option<u64>,
-    /// Another order of events
+    /// Number that selects another order of events
     #[arg(long, default_value_t = 0, value_name = "N")]
     salt: u64,
     /// Requests that are left out
@@ -91,7 +91,7 @@ struct Options {
     /// Runs in which a planted mistake has to be noticed
     #[arg(long, default_value_t = 6000, value_name = "RUNS")]
     budget: u64,
-    /// One mistake, in this process
+    /// Run with one mistake, in this process
     #[arg(long, value_name = "NAME", hide = true)]
     trial: Option<String>,
 }
@@ -136,7 +136,7 @@ impl Options {
         match (self.coverage, self.require_coverage, self.no_coverage) {
             (_, true, _) => Wanted::Required,
             (_, _, true) => Wanted::No,
-            // What was asked for is printed; a soak demands it as well.
+            // The requested output is printed; a soak demands it as well.
             _ if complete => Wanted::Required,
             (true, ..) => Wanted::Printed,
             _ => Wanted::No,

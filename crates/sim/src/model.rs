@@ -145,7 +145,7 @@ pub fn recognise(granule: u64, bytes: &[u8]) -> Found {
     }
 }
 
-/// Something that a granule may hold.
+/// A content that a granule may have.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     /// The request that put it there; 0 for what was there from the start.
@@ -155,9 +155,9 @@ struct Version {
     ended: Moment,
     /// When a read showed that it is not there.
     refuted: Moment,
-    /// It was acknowledged and hides what ended before it was issued.
+    /// Whether it was acknowledged and hides versions that ended before it was issued.
     hides: bool,
-    /// It is durable at its end.
+    /// Whether it is durable at its end.
     durable: bool,
 }
 
@@ -185,16 +185,16 @@ impl fmt::Display for Violation {
 pub enum Until {
     /// A flush must follow.
     Flush,
-    /// At once.
+    /// Visible at once.
     End,
 }
 
 /// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was acknowledged.
+    /// Acknowledged.
     Done(Until),
-    /// It failed, or promised nothing: it may have happened or not.
+    /// Failed, or without a promise: it may have happened or not.
     Perhaps,
 }
 
@@ -291,7 +291,7 @@ impl Model {
         }
     }
 
-    /// It has ended, well or not; the disk says that it has the size `now`.
+    /// Ends a resize, whether it succeeded or not; the disk says that it has the size `now`.
     pub fn end_resize(&mut self, request: u32, (size, now): (u64, u64), outcome: Outcome) {
         for granules in self.between(self.size, size) {
             self.end_write(request, &granules, outcome);
@@ -301,7 +301,7 @@ impl Model {
         self.size = now;
     }
 
-    /// After [`Model::crash`]: the disk has this size now.
+    /// Takes over the size of the disk after [`Model::crash`].
     ///
     /// # Errors
     /// If it may not have.
@@ -364,7 +364,7 @@ impl Model {
         }
     }
 
-    /// It has ended.
+    /// Ends a write.
     pub fn end_write(&mut self, request: u32, granules: &Granules, outcome: Outcome) {
         let ended = self.tick();
         for granule in granules.clone() {
@@ -377,7 +377,7 @@ impl Model {
         }
     }
 
-    /// This moment.
+    /// Returns the current moment.
     pub fn moment(&mut self) -> Moment {
         self.tick()
     }
@@ -393,7 +393,7 @@ impl Model {
         self.vm_state(|state| state.end_flush(begun));
         if self.sizes.1 < begun && self.sizes.0.len() > 1 {
             self.sizes.0 = vec![self.size];
-            // What was cut off never comes back.
+            // Content that was cut off never comes back.
             for granules in self.between(self.size, u64::MAX / 2) {
                 for granule in granules {
                     *self.versions(granule) = smallvec![settled(ZERO)];
@@ -468,7 +468,7 @@ impl Model {
                 for version in versions.iter_mut() {
                     version.ended = version.ended.min(now);
                     version.refuted = NEVER;
-                    // What survives is not ordered any more, and nothing of it will end again.
+                    // Surviving writes are not ordered any more, and none of them will end again.
                     version.request = 0;
                     version.issued = 0;
                     version.durable = false;
@@ -477,7 +477,7 @@ impl Model {
         }
     }
 
-    /// After [`Model::crash`]: these bytes are what the disk holds now.
+    /// Takes over the bytes of the disk after [`Model::crash`].
     ///
     /// # Errors
     /// If they may not be.

@@ -17,12 +17,12 @@ use crate::mixture::Mixture;
 use crate::run::{Changes, run};
 use crate::trace::Trace;
 
-/// Which runs a mistake meets.
+/// Runs that a mistake meets.
 #[derive(Clone, Debug)]
 pub struct Trying {
-    /// Their numbers.
+    /// Numbers of the runs.
     pub runs: Range<u64>,
-    /// They are successive seeds, not those of the mixture.
+    /// Whether the seeds are successive ones, not those of the mixture.
     pub drawn: bool,
     /// Seconds after the start of the first run from which on no run begins.
     pub seconds: u64,
@@ -33,7 +33,7 @@ pub struct Trying {
 pub struct Caught {
     /// The seed.
     pub seed: u64,
-    /// Which of the judgements.
+    /// Check that has found it.
     pub judgement: &'static str,
     /// The message of the failure.
     pub what: String,
@@ -42,7 +42,7 @@ pub struct Caught {
 /// Outcome of a mistake.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// Which.
+    /// The mistake.
     pub mistake: Mistake,
     /// How it was noticed; `None` if it survived.
     pub caught: Option<Caught>,
@@ -174,7 +174,7 @@ fn attempt(mistake: Mistake, trying: &Trying) -> Trial {
     trial
 }
 
-/// One mistake, in this process; says line by line how far it got.
+/// Runs with one mistake, in this process, and prints its progress line by line.
 pub fn trial(mistake: Mistake, trying: &Trying) {
     plant(Some(mistake));
     let (mixture, begun) = (Mixture::default(), Instant::now());
@@ -192,7 +192,7 @@ pub fn trial(mistake: Mistake, trying: &Trying) {
         let report = run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
         println!("crashes {}", report.totals.crashes);
         if let Some(what) = report.failure {
-            // What the engine does wrong by itself proves nothing.
+            // A failure of the engine without the mistake proves nothing.
             plant(None);
             let fails_anyway = run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
             plant(Some(mistake));

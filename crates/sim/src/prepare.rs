@@ -159,7 +159,7 @@ const UNKNOWN_AUTOCLEAR: u64 = 1 << 40;
 /// Where the autoclear bits are.
 const AUTOCLEAR_AT: u64 = 88;
 
-/// Does to the image what no writer of ours does.
+/// Changes the image as no writer of ours does.
 pub(crate) fn change(prepared: &Prepared, disk: &SimDisk) -> Baseline {
     if *prepared == Prepared::default() {
         return Baseline::default();
@@ -333,7 +333,7 @@ fn device_bytes(config: &Config, rng: &mut Rng) -> u64 {
     );
     let room = match config.room {
         Room::Scarce => used * rng.between(40, 150) / 100 + metadata,
-        // What crashes leak, and what is freed only later, is missing.
+        // Clusters that crashes leak, or that are freed only later, are missing.
         _ => used * copies * 3 + 8 * metadata + (1 << 20),
     };
     // The end cuts through a cluster, where that is not the unit of the device.
@@ -391,7 +391,7 @@ fn capabilities(config: &Config) -> Capabilities {
     file_capabilities(config)
 }
 
-/// Those of a regular file.
+/// Returns the capabilities of a regular file.
 fn file_capabilities(config: &Config) -> Capabilities {
     let mut capabilities = regular(config.alignment_bytes);
     capabilities.zeroes_fast = config.zeroes_fast;
@@ -607,7 +607,7 @@ pub(crate) fn snapshots(config: &Config, disk: &SimDisk) -> u64 {
     }
 }
 
-/// Leaves the image hardly any room before its refcount table must move, if the run wants that.
+/// Leaves the image hardly any room before its refcount table must move, if the run asks for that.
 pub(crate) fn cram(config: &Config, disk: &SimDisk) {
     // Files that nobody may touch before the first write are compared with what they were made as.
     if let (Some(spare), false) = (config.crammed, config.prepared.autoclear) {
@@ -785,7 +785,7 @@ fn compare_with(
     }
 }
 
-/// After a close: a raw data file must be what the guest has.
+/// Checks after a close that a raw data file has the guest's data.
 ///
 /// # Errors
 /// Where it is not.

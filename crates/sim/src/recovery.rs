@@ -60,7 +60,7 @@ fn opening_fault(rng: &mut Rng) -> Fault {
 enum Attempt {
     /// The image is open.
     Open(Subject),
-    /// It has been crashed again.
+    /// The disk has crashed again.
     Crashed,
 }
 
@@ -168,7 +168,7 @@ impl Run<'_> {
         }
     }
 
-    /// One attempt: open, check, first requests.
+    /// Attempts a recovery: open, check, first requests.
     fn attempt_recovery(
         &mut self,
         (index, number): (usize, u64),
@@ -209,7 +209,7 @@ impl Run<'_> {
             Some(Err(error)) => return Err(format!("the image does not open: {error}")),
             Some(Ok(subject)) => subject,
         };
-        // What was behind was repaired first.
+        // Lagging structures were repaired first.
         self.lag.counts = false;
         self.watch(&subject);
         // The reads of the check are no part of the recovery: nothing happens to them.
@@ -298,7 +298,7 @@ impl Run<'_> {
     }
 
     fn end_attempt(&mut self, subject: Option<Subject>) -> Result<Attempt, String> {
-        // What a failed flush has lost is only seen by who looks at the medium.
+        // The loss of a failed flush is seen on the medium only.
         let flush_failed = self.disk.faults().flush_failed;
         let how = match self.rng.chance(10) && !flush_failed {
             true => Ending::Kill(0),
@@ -433,7 +433,7 @@ impl Run<'_> {
         self.snapshots.adopt(&ids, (&self.model, survival))
     }
 
-    /// Every snapshot holds what it held. What was not certain is from now on.
+    /// Checks that every snapshot has its content. Uncertain parts are certain from now on.
     fn verify_snapshots(&mut self) -> Result<(), String> {
         let grain = self.model.grain().clone();
         let mut snapshots = std::mem::take(&mut self.snapshots);
@@ -477,7 +477,7 @@ impl Run<'_> {
     }
 }
 
-/// Which bytes of a snapshot.
+/// A place in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Disk,

@@ -28,11 +28,11 @@ pub struct Remembered {
 /// An operation on snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// One is taken.
+    /// Takes a snapshot.
     Take,
     /// The disk becomes what it was.
     Apply,
-    /// One is deleted.
+    /// Deletes a snapshot.
     Delete,
 }
 
@@ -124,14 +124,14 @@ impl Snapshots {
         })
     }
 
-    /// It has ended well; what the disk is now, if it has changed.
+    /// Ends an operation that has succeeded. Returns the disk's content if it has changed.
     pub fn end(&mut self) -> Option<Model> {
         let pending = self.pending.take()?;
         self.known = pending.known;
         pending.disk
     }
 
-    /// It was refused, or taken back: nothing has changed.
+    /// Ends an operation that was refused, or taken back: nothing has changed.
     pub fn taken_back(&mut self) {
         self.pending = None;
     }

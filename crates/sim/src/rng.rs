@@ -59,7 +59,7 @@ impl Rng {
         self.below(100) < percent
     }
 
-    /// One of the values.
+    /// Picks one of the values.
     pub fn pick<T: Clone>(&mut self, values: &[T]) -> T {
         values[self.index(values.len())].clone()
     }

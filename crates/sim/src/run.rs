@@ -1,4 +1,4 @@
-//! One run: build the chain, then sessions of concurrent requests, each ended by a close, a dead
+//! A run: build the chain, then sessions of concurrent requests, each ended by a close, a dead
 //! process or a power failure, and after each the proof that nothing was lost that was promised.
 
 use std::cell::{Cell, RefCell};
@@ -34,7 +34,7 @@ use crate::workload::{self, Request, Verb};
 pub struct Changes {
     /// Requests that are left out.
     pub skip: BTreeSet<WriteId>,
-    /// Another order of events.
+    /// Number that selects another order of events.
     pub salt: u64,
     /// Changes the drawn configuration.
     pub edit: Option<fn(&mut Config)>,
@@ -201,7 +201,7 @@ type Event = (disk::fault::Verb, disk::Moment, u64);
 pub(crate) struct Work<'a> {
     /// The round that they are drawn for.
     pub round_index: usize,
-    /// Their numbers in it.
+    /// Numbers of the requests in it.
     pub numbers: std::ops::Range<u64>,
     /// The round's rules, which may be changed ones.
     pub round: &'a Round,
@@ -536,7 +536,7 @@ impl<'a> Run<'a> {
     fn end(&mut self, round: &Round, mut served: Served, subject: Subject) -> Result<(), String> {
         let flush_failed = self.disk.faults().flush_failed;
         let mut ending = match (round.ending, served.stop) {
-            // What a failed flush has lost is only seen by who looks at the medium.
+            // The loss of a failed flush is seen on the medium only.
             _ if flush_failed => Ending::Crash(0),
             (ending, Stop::PowerOff) => ending,
             _ if self.rng.chance(50) => Ending::Close,
@@ -691,7 +691,7 @@ impl<'a> Run<'a> {
         Ok(result.borrow_mut().take())
     }
 
-    /// Tells the record what write-back does from now on.
+    /// Makes the record show the activity of write-back from now on.
     pub fn watch(&self, subject: &Subject) {
         if let (true, Subject::Image(image)) = (self.trace.is_kept(), subject) {
             let image = Arc::downgrade(image);
@@ -735,7 +735,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// One moment of it.
+    /// Observes one moment of the run.
     ///
     /// # Errors
     /// What must not be.
@@ -760,8 +760,8 @@ impl Watch<'_> {
     }
 }
 
-/// Every cluster that holds metadata is protected from the guest's data, with nothing under way.
-/// After a failure nobody knows which metadata the file has.
+/// Checks that every cluster with metadata is protected from the guest's data, with nothing under
+/// way. After a failure it is unknown which metadata the file has.
 ///
 /// # Errors
 /// What is not protected.

@@ -33,7 +33,8 @@ pub(crate) struct Session {
     pub snapshots: RefCell<Snapshots>,
     pub bitmaps: RefCell<Bitmaps>,
     pub resizing: Cell<Resizing>,
-    /// No further request is made: nobody knows whether the last one has changed what the disk is.
+    /// Whether no further request is made, since it is unknown whether the last one has changed the
+    /// disk.
     pub is_over: Cell<bool>,
     /// The image's version.
     version: u32,
@@ -143,7 +144,7 @@ impl Session {
     }
 }
 
-/// One request, from its issue to its answer.
+/// Performs one request, from its issue to its answer.
 pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request: Request) {
     if let Verb::VmState(way) = request.verb {
         vm_state(&subject, &session, &request, way).await;
@@ -326,7 +327,8 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
     session.resizing.set(Resizing::No);
 }
 
-/// Nobody knows what a bitmap that was not saved properly would say of a disk of another size.
+/// Checks that a resize is refused: the bits of a bitmap that was not saved properly are unknown
+/// for a disk of another size.
 async fn refuses_to_resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)) {
     match subject.resize(size, Preallocation::Off).await {
         Err(Error::Invalid(_)) => {}

@@ -74,7 +74,7 @@ impl Shrinker<'_> {
         (self.say)(&format!("{what}: {requests} requests still fail"));
     }
 
-    /// Nothing after the round that failed, and if possible nothing before.
+    /// Drops the rounds after the one that failed, and if possible those before.
     fn rounds(&mut self) {
         let rounds = self.report.rounds.max(1);
         self.take(Changes {

@@ -37,10 +37,10 @@ pub struct Soak<'a> {
     pub changes: &'a Changes,
     /// Threads.
     pub jobs: usize,
-    /// Goes on after a run that fails.
+    /// Whether to go on after a run that fails.
     pub keep_going: bool,
     begun: Instant,
-    /// No run begins later than this after the first.
+    /// Time after the first run from which on no run begins.
     limit: Duration,
     stop: AtomicBool,
     interrupted: Arc<AtomicBool>,
@@ -61,7 +61,7 @@ impl Progress<'_> {
 }
 
 impl<'a> Soak<'a> {
-    /// Nothing has run yet.
+    /// Returns a soak before its first run.
     pub fn new(kind: Kind, changes: &'a Changes, jobs: usize) -> Soak<'a> {
         Soak {
             kind,

@@ -85,7 +85,7 @@ pub enum Story {
 }
 
 impl Story {
-    /// Those with seeds from [`FIRST_SEED`] on.
+    /// The stories with seeds from [`FIRST_SEED`] on.
     pub const ALL: [Story; 13] = [
         Story::BlocksAdded,
         Story::CountsFail,
@@ -102,7 +102,7 @@ impl Story {
         Story::BitmapsCutShort,
     ];
 
-    /// Those with seeds from [`LATER_SEED`] on.
+    /// The stories with seeds from [`LATER_SEED`] on.
     pub const LATER: [Story; 9] = [
         Story::BitmapsUnderWrites,
         Story::BitmapsInPieces,
@@ -392,7 +392,7 @@ fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
         round.narrow_requests = rng.pick(&[40, 100, 400]);
         round.narrow_whole_percent = 70;
     } else {
-        // What a snapshot has must not get holes; where there is none, clusters change hands.
+        // Clusters of a snapshot must not get holes; where there is none, clusters change hands.
         config.layout.cluster_bits = rng.pick(&[13, 14, 15]);
         config.prepared.filled = true;
         config.prepared.snapshots = rng.pick(&[0, 0, 1]);
@@ -531,7 +531,7 @@ fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng)
             config.layout.cluster_bits = 16;
             config.layout.extended_l2 = true;
             whole(config, rng.between(4, 8));
-            // What a failed write has left is erased beside those who fill the same subcluster.
+            // Leftovers of a failed write are erased beside writes that fill the same subcluster.
             config.pace = rng.pick(&[
                 Pace::SlowWrites,
                 Pace::Stragglers,

@@ -20,7 +20,7 @@ pub enum About {
     Guest(Range<u64>),
     /// A range of a file.
     Host(String, Range<u64>),
-    /// Nothing that a story needs.
+    /// A detail that a story does not need.
     Detail,
 }
 

@@ -42,7 +42,7 @@ pub enum Verb {
 /// Whether bytes come or go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// They are read.
+    /// The snapshot is read.
     Read,
     /// A stamp is written.
     Write,
@@ -67,7 +67,7 @@ pub struct Request {
     pub id: WriteId,
     /// Its operation.
     pub verb: Verb,
-    /// Where, on the disk or in the VM state; empty for a flush.
+    /// Its range, on the disk or in the VM state; empty for a flush.
     pub granules: Granules,
 }
 

@@ -22,7 +22,7 @@ fn pass_edited(kind: Kind, seeds: std::ops::Range<u64>, edit: fn(&mut Config)) {
     assert!(struck > 20, "the fault struck {struck} times");
 }
 
-/// One round of writes at few places, with a fault.
+/// Makes the run one round of writes at few places, with a fault.
 fn one_round(config: &mut Config, verb: Verb, errno: i32, fua_percent: u64) {
     let mut round = config.rounds[0].clone();
     round.requests = 120;

@@ -71,7 +71,7 @@ fn snapshots_clear_flags_beside_holes() {
     pass(Kind::Qcow2, 1_099_511_969_349..1_099_511_969_350);
 }
 
-/// Each story of those that came later.
+/// The later stories, each once.
 #[test]
 fn later_stories_pass() {
     let count = 8 * Story::LATER.len() as u64;
@@ -118,8 +118,8 @@ fn a_downgrade_goes_by_references_not_by_leaked_counts() {
     }
 }
 
-/// There was no space to copy the tables that a snapshot shares, and the disk became smaller: what
-/// was behind its new end was still there, as VM state.
+/// There was no space to copy the tables that a snapshot shares, and the disk became smaller: data
+/// behind its new end was still there, as VM state.
 #[test]
 fn a_shrink_without_space_empties_the_vm_state() {
     pass(Kind::Qcow2, 200_400_315..200_400_316);

@@ -163,7 +163,7 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
             args.warm_up(&load, &image).await?;
             run_and_close(&image, &load, args.json.then_some(opened)).await
         };
-        // What a server runs beside its requests; it ends with the close.
+        // Tasks that a server runs beside its requests; they end with the close.
         futures_util::future::join(work, image.maintain()).await.0
     })
 }

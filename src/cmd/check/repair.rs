@@ -107,7 +107,7 @@ fn json_value(step: &Step) -> Value {
     })
 }
 
-/// Tells what a repair would do; the exit code is a check's.
+/// Prints the steps that a repair would take; the exit code is a check's.
 pub(super) async fn plan(
     file: &Arc<dyn BlockFile>,
     scope: Scope,

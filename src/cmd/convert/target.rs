@@ -30,7 +30,7 @@ impl Target {
         read: &ReadSet,
         size: u64,
     ) -> Result<Target, CommandError> {
-        // What others write meanwhile would be neither theirs nor a copy.
+        // Bytes that others write meanwhile would be neither theirs nor a copy.
         let image = open_for_writing(request, read, Sharing::Frozen).await?;
         if image.size() < size {
             return Err(too_small());
@@ -156,7 +156,7 @@ pub fn unwritten_when_made(
     }
     let is_fixed = Place::named(request.target)?.is_fixed();
     Ok(match request.format {
-        // What was never written decrypts to anything.
+        // Clusters that were never written decrypt to anything.
         Some(Format::Luks) => TargetContent::Unknown,
         Some(Format::Raw) if is_fixed => TargetContent::Unknown,
         _ => TargetContent::Zeroes,

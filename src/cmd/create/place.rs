@@ -167,12 +167,12 @@ impl NewFile {
         let file = file.map_err(refused)?;
         refused_overwrite(read.check(file.as_ref()))?;
         claim_file(&file, claim).map_err(refused)?;
-        // Removed is only what nobody else has got hold of.
+        // Only a file that no other process has opened is removed.
         let remove = is_new.then(|| RemovedOnInterrupt::new(path));
         Ok((NewFile { remove }, file))
     }
 
-    /// It stays.
+    /// Keeps the file.
     pub fn finished(mut self) {
         self.remove = None;
     }

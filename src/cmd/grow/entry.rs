@@ -1,4 +1,4 @@
-//! One file that is being written, or was: what is known of it, and what is done next.
+//! A file that is being written, or was: its state, and the next action on it.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ const BLOCK_MAX_BYTES: u64 = 64 << 10;
 /// steps, so that what lies behind its end is given back: of a file that was preallocated once XFS
 /// gives back nothing by itself.
 const LEAP_BYTES: u64 = 16 << 20;
-/// After the file system was full.
+/// Pause after the file system was full.
 const FULL_WAIT: Duration = Duration::from_secs(5);
 
 /// A file.
 #[derive(Debug)]
 pub struct Entry {
-    /// Which.
+    /// Identity of the file.
     pub id: Id,
     handle: Option<Handle>,
     /// Open only while another process may have it open, too: programs that are open for writing
@@ -36,20 +36,20 @@ pub struct Entry {
     size: u64,
     /// Space that it takes, in bytes, with the space ahead.
     space: u64,
-    /// In a row, with growth between them.
+    /// Number of closes in a row, with growth between them.
     closes: u8,
     has_grown_since_close: bool,
     steps: u64,
-    /// Something was allocated since it was last cut.
+    /// Whether space was allocated since it was last cut.
     owes: bool,
-    /// Something was allocated at some time.
+    /// Whether space was allocated at some time.
     was_given: bool,
     is_kept: bool,
     is_refused: bool,
     changed_at: Instant,
     trim_at: Option<Instant>,
     tries: u32,
-    /// Nothing is allocated before.
+    /// Time before which nothing is allocated.
     full_until: Option<Instant>,
 }
 
@@ -85,22 +85,22 @@ impl Entry {
         }
     }
 
-    /// Something was allocated, and may lie behind its end.
+    /// Whether space was allocated that may lie behind its end.
     pub fn owes(&self) -> bool {
         self.owes
     }
 
-    /// Something was allocated for it at some time.
+    /// Whether space was allocated for it at some time.
     pub fn was_given(&self) -> bool {
         self.was_given
     }
 
-    /// Something was allocated for it before it was forgotten.
+    /// Records that space was allocated for it before it was forgotten.
     pub fn recalled(&mut self) {
         self.was_given = true;
     }
 
-    /// It takes a descriptor.
+    /// Whether it takes a descriptor.
     pub fn is_held(&self) -> bool {
         self.handle.is_some()
     }
@@ -110,7 +110,7 @@ impl Entry {
         self.steps
     }
 
-    /// It has no name any more, in any directory.
+    /// Whether it has no name any more, in any directory.
     pub fn is_deleted(&self) -> bool {
         let stat = self.handle.as_ref().map(Handle::stat);
         stat.is_none_or(|stat| stat.map_or(true, |stat| stat.st_nlink == 0))
@@ -122,7 +122,7 @@ impl Entry {
         self.trim_at.or(forgotten)
     }
 
-    /// Nothing has happened to it for so long, and nothing is due.
+    /// Whether nothing has happened to it for the time `idle`, and nothing is due.
     pub fn is_forgotten(&self, idle: Duration, now: Instant) -> bool {
         !self.owes && self.changed_at + idle <= now
     }
@@ -132,7 +132,7 @@ impl Entry {
     pub fn take_size(&mut self, (size, space): (u64, u64), now: Instant) -> u64 {
         let mut grown = size.saturating_sub(self.size);
         let spaced = space.saturating_sub(self.space);
-        // What lies ahead was counted when it was allocated.
+        // Space ahead was counted when it was allocated.
         let ahead_end = self.size + self.held_bytes();
         let needs_space = size.saturating_sub(ahead_end.next_multiple_of(BLOCK_MAX_BYTES));
         if spaced < needs_space && needs_space > LEAP_BYTES {
@@ -224,7 +224,7 @@ impl Entry {
         }
         self.handle = Some(handle);
         let (file, used) = opened?;
-        // Nobody is going to write, but for those who come back each time.
+        // No process is going to write, but for those that come back each time.
         if used == Use::InUse || at_close(Some(self.closes)) == AtClose::Keep {
             self.file = Some(file);
         }
@@ -336,7 +336,7 @@ impl Entry {
                         why: target::KEPT_BY_SYSTEM.to_string(),
                     });
                 }
-                // Who was kept for has stopped coming.
+                // The program that it was kept for has stopped coming.
                 if std::mem::take(&mut self.is_kept) {
                     self.closes = 0;
                 }

@@ -46,13 +46,13 @@ pub struct Settings {
 pub struct Files {
     settings: Settings,
     entries: HashMap<Key, Entry>,
-    /// Those that have lost their name and owe something, and what they were called.
+    /// Files that have lost their name and owe space, with their old names.
     orphans: Vec<(String, Entry)>,
-    /// Those that were given space and are forgotten.
+    /// Files that were given space and are forgotten.
     given: HashSet<Id>,
     held_max: usize,
-    /// Of all files: bytes behind their ends, and number of files with such space. Recounted for
-    /// each batch, and updated within it.
+    /// Totals over all files: bytes behind their ends, and number of files with such space.
+    /// Recounted for each batch, and updated within it.
     held_bytes: u64,
     held_files: usize,
     has_warned: bool,
@@ -98,7 +98,7 @@ impl Files {
         self.all().filter_map(|entry| entry.deadline(idle)).min()
     }
 
-    /// Does what follows from a batch.
+    /// Acts on a batch.
     pub fn take(&mut self, watch: &Watch, batch: &Batch, reporter: &mut Reporter) {
         let now = Instant::now();
         self.held_bytes = self.all().map(Entry::held_bytes).sum();
@@ -194,7 +194,7 @@ impl Files {
             }
             return true;
         }
-        // What is that small is written at once, as a rule.
+        // Growth of that size is written at once, as a rule.
         if !change.is_modified || size < Steps::DYNAMIC.first_bytes {
             return false;
         }
@@ -229,7 +229,7 @@ impl Files {
         }
     }
 
-    /// Does what is due, and forgets what is quiet.
+    /// Carries out the actions that are due, and forgets quiet files.
     pub fn tick(&mut self, watch: &Watch, reporter: &mut Reporter) {
         let now = Instant::now();
         let named = self.entries.iter_mut();

@@ -16,7 +16,7 @@ pub enum ReportStyle {
     Lines,
     /// A line of JSON for each event.
     Json,
-    /// Nothing but what goes wrong.
+    /// Errors only.
     Nothing,
 }
 
@@ -44,7 +44,7 @@ pub enum Event {
         /// Steps since it was first seen.
         steps: u64,
     },
-    /// It is opened and closed all the time: its space stays for now.
+    /// The file is opened and closed all the time: its space stays for now.
     #[serde(rename_all = "kebab-case")]
     Kept {
         /// How much.
@@ -52,10 +52,10 @@ pub enum Event {
         /// The file's length.
         size: u64,
     },
-    /// It gets no space.
+    /// The file gets no space.
     #[serde(rename_all = "kebab-case")]
     LeftAlone {
-        /// In words.
+        /// Reason, in words.
         why: String,
     },
     /// Space behind its end could not be given back.
@@ -63,7 +63,7 @@ pub enum Event {
     Left {
         /// How much.
         bytes: u64,
-        /// In words.
+        /// Reason, in words.
         why: String,
     },
 }
@@ -103,7 +103,7 @@ impl Reporter {
         }
     }
 
-    /// From now on nothing is missed.
+    /// Reports that from now on no event is missed.
     pub fn begin(&self, paths: &[PathBuf]) {
         let paths = paths.iter().map(|path| path.display().to_string());
         let paths: Vec<String> = paths.collect();
@@ -115,7 +115,7 @@ impl Reporter {
         output::flush();
     }
 
-    /// Something has happened to the file of this name.
+    /// Reports an event of the file of this name.
     pub fn event(&mut self, name: &str, event: &Event) {
         match event {
             Event::Allocated { bytes, .. } => {

@@ -25,24 +25,24 @@ use rustix::io::Errno;
 /// Why a file is left alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is not there, or not any more.
+    /// The file does not exist, or not any more.
     Gone,
     /// A directory, a symbolic link, a device …
     NotRegular,
     /// Another process holds a lease on it, or runs it: for now.
     Busy,
-    /// In words.
+    /// Another reason, in words.
     For(String),
 }
 
 /// Result of a request for space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allocated {
-    /// It is there.
+    /// All of the space is allocated.
     All,
     /// The file system, or a quota, is full; a part of it may be there.
     Full,
-    /// In words: it will not be there the next time either.
+    /// The space will not be there the next time either; the reason, in words.
     Never(String),
 }
 
@@ -60,7 +60,7 @@ pub enum Trimmed {
     },
     /// Another process has the file open, or waits for it.
     InUse,
-    /// It was cut, but so late that the kernel may have let in a waiting opener.
+    /// The file was cut, but so late that the kernel may have let in a waiting opener.
     Late,
 }
 
@@ -71,10 +71,10 @@ pub const KEPT_BY_SYSTEM: &str = "its file system keeps what lies behind an end 
 pub const CUT_LATE: &str = "it was cut so late that another program could open it meanwhile \
                             (/proc/sys/fs/lease-break-time): what it has appended may be lost";
 
-/// Which file it is, whatever its name.
+/// Identity of a file, whatever its name.
 pub type Id = (u64, u64);
 
-/// Of this status.
+/// Returns the identity from a file's status.
 pub fn id(stat: &Stat) -> Id {
     (stat.st_dev, stat.st_ino)
 }
@@ -135,9 +135,9 @@ pub struct Handle(OwnedFd);
 /// Whether anybody else has a file open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Nobody.
+    /// Not in use.
     Nobody,
-    /// Another process.
+    /// In use by another process.
     InUse,
 }
 
@@ -151,8 +151,8 @@ fn refused(error: Errno) -> Refused {
 }
 
 impl Handle {
-    /// Of a regular file of a directory, not through a symbolic link. Has no effect on what it
-    /// finds: opening a device or a FIFO would have one.
+    /// Finds a regular file of a directory, not through a symbolic link. Has no effect on other
+    /// kinds of files: opening a device or a FIFO would have one.
     ///
     /// # Errors
     /// There is none.

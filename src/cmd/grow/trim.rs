@@ -13,7 +13,7 @@ use super::shown;
 use super::target::{self, Handle, Refused, Trimmed};
 use crate::error::CommandError;
 
-/// Of named files, and of all regular files of directories.
+/// Trims named files, and all regular files of named directories.
 ///
 /// # Errors
 /// What was named is not there, or is neither.

@@ -19,18 +19,18 @@ use crate::error::CommandError;
 
 /// Files per batch: a program that writes thousands of files at once gets its events in parts.
 const BATCH_FILES: usize = 4096;
-/// Some thousand events.
+/// Room for some thousand events.
 const BUFFER_BYTES: usize = 128 << 10;
 
 /// A directory that is watched.
 pub struct Directory {
-    /// As it was named.
+    /// Path as it was named.
     pub path: PathBuf,
     handle: OwnedFd,
     watch: i32,
     /// The files that count; `None` for all.
     names: Option<HashSet<OsString>>,
-    /// It is gone.
+    /// Whether it is gone.
     is_gone: bool,
 }
 
@@ -51,7 +51,7 @@ pub type Key = (usize, OsString);
 /// Change of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// It was written, truncated, or came here.
+    /// Whether it was written, truncated, or moved here.
     pub is_modified: bool,
     /// A process that could write has closed it.
     pub is_closed: bool,
@@ -60,9 +60,9 @@ pub struct Change {
 /// Changes since the last batch.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// To these files.
+    /// Changes by file.
     pub changes: HashMap<Key, Change>,
-    /// Some of it was lost: everything has to be looked at.
+    /// Whether some events were lost: all files have to be looked at.
     pub has_lost: bool,
 }
 

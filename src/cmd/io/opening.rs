@@ -49,7 +49,7 @@ impl ImageRequest {
         self.filename.is_some() || self.options.is_some()
     }
 
-    /// Has requests stop at these, if a filter can stop them.
+    /// Sets the breakpoints at which requests stop, if a filter can stop them.
     pub fn stopping_at(mut self, breakpoints: &Breakpoints) -> ImageRequest {
         self.how.breakpoints = breakpoints.clone();
         self

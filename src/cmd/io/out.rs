@@ -22,7 +22,8 @@ pub struct Out {
     program: Option<Program>,
     waiting: Rc<RefCell<String>>,
     block_bytes: usize,
-    /// Their notes of suspended and resumed requests are printed before the next output.
+    /// Breakpoints, whose notes of suspended and resumed requests are printed before the next
+    /// output.
     breakpoints: Breakpoints,
 }
 

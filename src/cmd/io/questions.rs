@@ -71,8 +71,8 @@ impl Shell {
             .map_err(|words| Complaint::ByName(format!("Failed to get allocation status: {words}")))
     }
 
-    /// Tells `each` the runs of a range that the image itself holds or does not, as long as they
-    /// are.
+    /// Calls `each` with the runs of a range that the image itself holds or does not, in their full
+    /// lengths.
     async fn each_run(
         &self,
         offset: u64,

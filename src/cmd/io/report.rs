@@ -16,7 +16,7 @@ pub enum Style {
     Quiet,
 }
 
-/// One finished request.
+/// A finished request.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     /// Verb of the request: "read", "wrote", "discard".
@@ -127,9 +127,9 @@ pub fn allocated_line(allocated: u64, length: u64, offset: u64) -> String {
 /// Whether the image itself holds a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// It does, be it as zeroes.
+    /// In the image, be it as zeroes.
     Here,
-    /// It is left to the backing file or to nobody.
+    /// In the backing file, or nowhere.
     Elsewhere,
 }
 

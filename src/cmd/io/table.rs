@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// Which command.
+/// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Ends the process as a crash does.
@@ -26,9 +26,9 @@ pub enum Verb {
     Flush,
     /// Explains.
     Help,
-    /// Tells about the image.
+    /// Prints facts about the image.
     Info,
-    /// Tells the size of the disk.
+    /// Prints the size of the disk.
     Length,
     /// Lists extents.
     Map,
@@ -58,14 +58,14 @@ pub enum Verb {
     Write,
     /// Writes from several buffers.
     Writev,
-    /// Something with zones, which no image here has.
+    /// An operation on zones, which no image here has.
     Zone(&'static str),
 }
 
 /// Conditions of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// Nothing.
+    /// No image.
     Nothing,
     /// An open image.
     Image,
@@ -78,7 +78,7 @@ pub enum Needs {
 pub enum Count {
     /// Exactly this many.
     Exactly(usize),
-    /// This many or more.
+    /// This number or more.
     AtLeast(usize),
     /// From the first number to the second.
     Between(usize, usize),
@@ -87,11 +87,11 @@ pub enum Count {
 /// A command.
 #[derive(Debug)]
 pub struct Command {
-    /// Which.
+    /// The command.
     pub verb: Verb,
     /// Its name.
     pub name: &'static str,
-    /// Another name.
+    /// Second name.
     pub alias: Option<&'static str>,
     /// Its conditions.
     pub needs: Needs,

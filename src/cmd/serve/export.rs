@@ -36,9 +36,9 @@ struct Bitmap {
 
 /// The state of a bitmap.
 enum Bits {
-    /// This, for good: it follows no writes, or there are none.
+    /// Constant bits: the bitmap follows no writes, or there are none.
     Fixed(DirtyBits),
-    /// That of the image whenever it is asked, by its name there.
+    /// The bits of the image's bitmap of this name, whenever they are asked for.
     Following(Arc<Image>, String),
 }
 

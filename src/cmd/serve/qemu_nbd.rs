@@ -61,8 +61,7 @@ const LONGS: &[Long] = &[
     only_long("handshake-limit", Value::Required),
 ];
 
-/// Not QEMU's: what keeps ours from being asked for more than it should. No shortened name means
-/// one of them.
+/// Options of our own, which restrict the server. No shortened name stands for them.
 const OWN: &[Long] = &[
     only_long("backing-policy", Value::Required),
     only_long("sandbox", Value::Required),
@@ -96,7 +95,7 @@ enum Wish {
 /// Why the command line cannot be followed.
 enum Refusal {
     Mistake(Mistake),
-    /// Not one file, where one is needed.
+    /// None or several files, where one is needed.
     Count,
     Complaint(String),
     /// Two lines: what, and of what.

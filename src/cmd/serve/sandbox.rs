@@ -24,7 +24,7 @@ use seccompiler::{
 /// `--sandbox`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// As much of it as the system has.
+    /// As much of the sandbox as the system has.
     #[default]
     Auto,
     /// All of it, or no service.
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(errno_of(UdpSocket::bind("127.0.0.1:0")), refused);
         assert_eq!(errno_of(UnixStream::connect(&socket)), refused);
         drop(listener);
-        // What serving needs still works: threads, memory, time, the socket's name.
+        // The means of serving still work: threads, memory, time, the socket's name.
         let sum = std::thread::spawn(|| {
             vec![1u8; 64 << 20]
                 .iter()

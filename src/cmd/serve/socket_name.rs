@@ -130,7 +130,7 @@ struct Turn<'a>(&'a OwnedFd);
 enum NoTurn {
     /// The directory is locked by another program, for longer than turns take.
     Busy,
-    /// It cannot be locked.
+    /// The file cannot be locked.
     Impossible(Errno),
 }
 
@@ -181,7 +181,7 @@ impl Drop for Turn<'_> {
 /// Device and inode.
 type SocketId = (u64, u64);
 
-/// Which socket a path names; `None` if it names none.
+/// Returns the identity of the socket that a path names; `None` if it names none.
 fn socket_id(path: &Path) -> Option<SocketId> {
     let metadata = path.symlink_metadata().ok()?;
     let is_socket = metadata.file_type().is_socket();
@@ -218,7 +218,7 @@ enum Place {
     Stale(Socket),
     /// A socket that a server listens on.
     Answers,
-    /// Nothing, or what must not be touched.
+    /// Nothing, or a file that must not be touched.
     Other,
 }
 
@@ -274,12 +274,12 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::Barrier;
 
-    /// Leaves a socket on which nobody listens.
+    /// Leaves a socket without a listener.
     fn leave_stale(path: &Path) {
         drop(UnixListener::bind(path).unwrap());
     }
 
-    /// Has servers start on one stale socket at once; what came of each.
+    /// Starts servers on one stale socket at once. Returns their results.
     fn race(path: &Path, servers: usize) -> Vec<Result<(Listener, SocketName), CommandError>> {
         leave_stale(path);
         let start = Barrier::new(servers);

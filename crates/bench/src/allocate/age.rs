@@ -29,7 +29,7 @@ pub fn age(directory: &Path, free_bytes: u64) -> Result<(), CommandError> {
     let sync = || -> io::Result<()> { Ok(rustix::fs::syncfs(File::open(&home)?)?) };
     sync().map_err(failed)?;
     while space(&home).map_err(failed)?.0 < free_bytes {
-        // What is removed is free when it is written back, on some; so several at a time.
+        // Removed space is free when the removal is written back, on some; so several at a time.
         for _ in 0..16 {
             if files.is_empty() {
                 let text = format!("'{}' is too small to be aged", home.display());

@@ -24,7 +24,7 @@ impl Method {
         calls.chain([Method::Ftruncate]).collect()
     }
 
-    /// For the table.
+    /// Returns the name for the table.
     pub fn name(self) -> String {
         match self {
             Method::Fallocate => "fallocate".to_string(),

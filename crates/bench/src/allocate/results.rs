@@ -18,7 +18,7 @@ pub enum State {
 }
 
 impl State {
-    /// In one word.
+    /// Returns the state in one word.
     pub fn name(self) -> &'static str {
         match self {
             State::AsItIs => "as it is",
@@ -43,13 +43,13 @@ pub struct SystemCalls {
     pub mappings: u64,
 }
 
-/// One run that came to its end.
+/// A run that came to its end.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Measured {
-    /// Until the call, or the last of the calls, returned.
+    /// Seconds until the call, or the last of the calls, returned.
     pub call_seconds: f64,
-    /// Until `fsync` after it returned.
+    /// Seconds until `fsync` after it returned.
     pub durable_seconds: f64,
     /// CPU time of the calling thread, `fsync` included; what the kernel's own threads write back
     /// is not in it.
@@ -70,13 +70,13 @@ pub struct Measured {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Run {
-    /// It was measured.
+    /// A run that was measured.
     Measured(Measured),
     /// The method failed, in the system's words.
     Failed(String),
 }
 
-/// One method in one state of one place.
+/// A method in one state of one place.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The file system.
@@ -121,7 +121,7 @@ impl Row {
         Spread::of(self.measured().filter_map(figure).collect())
     }
 
-    /// For programs.
+    /// Returns the results for programs.
     pub fn json(&self) -> Value {
         let median = |figure: fn(&Measured) -> Option<f64>| self.spread(figure).map(|s| s.median);
         json!({
@@ -139,7 +139,7 @@ impl Row {
     }
 }
 
-/// Those that were made, in words.
+/// Returns the calls that were made, in words.
 pub fn calls(calls: &SystemCalls, faults: Option<u64>) -> String {
     let named = [
         (Some(calls.ftruncate), "ftruncate"),

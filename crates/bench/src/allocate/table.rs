@@ -8,7 +8,7 @@ use cowslip_testbed::Spread;
 use super::method::Method;
 use super::results::{Row, calls};
 
-/// Said below.
+/// Note below the table.
 pub const NOTE: &str = "Times are medians, least and most in brackets. 'call' ends when the last call returns, 'durable' when fsync \
      after it does. CPU is the calling thread's. 'perfect' is the fewest extents that the file system can express.";
 
@@ -22,7 +22,7 @@ pub struct Table {
 const STATE: usize = 8;
 
 impl Table {
-    /// For these places and methods.
+    /// Returns a table for these places and methods.
     pub fn new(places: &[String], methods: &[Method]) -> Table {
         let longest = |names: &mut dyn Iterator<Item = usize>| names.max().unwrap_or(0);
         Table {
@@ -32,7 +32,7 @@ impl Table {
         }
     }
 
-    /// These rows, with the titles above the first.
+    /// Returns these rows, with the titles above the first.
     pub fn rows(&mut self, rows: &[Row]) -> String {
         let mut text = String::new();
         if !self.is_titled && !rows.is_empty() {

@@ -1,4 +1,4 @@
-//! One run of one method on a new file, by the calls themselves, in this thread.
+//! A run of one method on a new file, by the calls themselves, in this thread.
 
 use std::fs::File;
 use std::io;

@@ -22,7 +22,7 @@ const RUN_BLOCKS: u64 = 128;
 /// Sequential requests in flight.
 const RUN_DEPTH: usize = 4;
 
-/// Which contents of a block.
+/// Contents of a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Contents {
     /// The golden image's.
@@ -37,7 +37,7 @@ pub struct Load {
     seed: u64,
     /// The blocks to be written, in order; each once.
     order: Vec<u64>,
-    /// By block: whether it is among them.
+    /// Whether it is among them, by block.
     chosen: Vec<bool>,
 }
 

@@ -13,14 +13,14 @@ use crate::server::{Kind, PageCache};
 /// Whether an overlay has extended L2 entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subclusters {
-    /// It has.
+    /// With subclusters.
     On,
-    /// It has not.
+    /// Without subclusters.
     Off,
 }
 
 impl Subclusters {
-    /// As `extended_l2` takes it.
+    /// Returns the value for `extended_l2`.
     pub fn word(self) -> &'static str {
         match self {
             Subclusters::On => "on",
@@ -32,11 +32,11 @@ impl Subclusters {
 /// The outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Checked {
-    /// Nothing was found.
+    /// No findings.
     Clean,
     /// Findings.
     Bad(String),
-    /// There is no such checker here.
+    /// The checker is not installed.
     NotInstalled,
 }
 
@@ -50,10 +50,10 @@ impl Checked {
     }
 }
 
-/// One server with one kind of overlay.
+/// A server with one kind of overlay.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Whose server.
+    /// Owner of the server.
     pub kind: Kind,
     /// Kind of overlay.
     pub subclusters: Subclusters,

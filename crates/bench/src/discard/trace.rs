@@ -11,7 +11,7 @@ pub const PIECE_BYTES: u64 = 64 << 10;
 pub const CHURN_DISK_BYTES: u64 = 1 << 30;
 
 const SEED: u64 = 1;
-/// Of a hundred pieces of the disk.
+/// Number of written pieces of a hundred of the disk.
 const WRITTEN: u64 = 30;
 /// The unit of the recorded trace.
 const BLOCK_BYTES: u64 = 4 << 10;

@@ -135,7 +135,7 @@ impl Guest {
         }
     }
 
-    /// With the end of the console.
+    /// Returns the error, with the end of the console.
     fn failure(&self, what: &str) -> CommandError {
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
         let console = match console.trim() {

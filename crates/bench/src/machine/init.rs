@@ -87,8 +87,8 @@ fn serve() -> Result<(), String> {
     }
 }
 
-/// Some need others, and which do differs between kernels: those that miss something are tried
-/// again after the others, as long as that helps.
+/// Loads modules. Some need others, and the needs differ between kernels: those that miss something
+/// are tried again after the others, as long as that helps.
 fn load_modules() -> Result<(), String> {
     let failed = |path: &Path, e: io::Error| format!("Could not load '{}': {e}", path.display());
     let directory = Path::new("/").join(MODULES);

@@ -24,7 +24,7 @@ const TRAILER: &str = "TRAILER!!!";
 /// Where libraries are that have no place of their own; `/lib` leads here, too.
 const LIBRARIES: &str = "lib64";
 
-/// Everything that the guest has.
+/// Builds the archive with all files of the guest.
 ///
 /// # Errors
 /// A file cannot be read.

@@ -33,7 +33,7 @@ const SECTOR_BYTES: usize = 0x200;
 pub struct Kernel {
     /// Its file.
     pub file: PathBuf,
-    /// As `uname -r` prints it.
+    /// Release, as `uname -r` prints it.
     pub release: String,
 }
 

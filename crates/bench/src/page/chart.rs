@@ -12,23 +12,23 @@ use super::{Bar, BarGroup, Bars, Curves, Scale, grouped, palette, rounded};
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// By how many stand side by side at most.
+/// Widths of bars, by how many stand side by side at most.
 const BAR_WIDTHS: [(usize, usize); 3] = [(3, 18), (5, 13), (usize::MAX, 9)];
 const GROUP_GAP: usize = 18;
-/// Of the bars of a drawing; more go on in the next.
+/// Width of the bars of a drawing; more go on in the next.
 const BARS_WIDTH_MAX: usize = 1180;
 const BARS_WIDTH_MIN: usize = 220;
 const BARS_HEIGHT: usize = 240;
 const CURVES_WIDTH: usize = 500;
 const CURVES_HEIGHT: usize = 200;
-/// For numbers left of an axis.
+/// Width of the numbers left of an axis.
 const NUMBERS_WIDTH: usize = 62;
 const NUMBERS_HEIGHT: usize = 26;
 const MARGIN: usize = 8;
 /// The library writes four fifths of it into the file.
 const FONT_SIZE: i32 = 14;
 const LINE_HEIGHT: usize = 14;
-/// Of a character in the widest of the usual fonts.
+/// Width of a character in the widest of the usual fonts.
 const CHARACTER_WIDTH: f64 = 6.9;
 /// Names are wrapped into lines of about this many characters unless bars take more room anyway.
 const LINE_CHARACTERS: usize = 13;
@@ -91,7 +91,7 @@ fn wrapped(name: &str, characters: usize) -> Vec<String> {
 struct Placed<'a> {
     group: &'a BarGroup,
     lines: Vec<String>,
-    /// From the beginning of the plot, in pixels.
+    /// Distance from the beginning of the plot, in pixels.
     left: usize,
     width: usize,
 }
@@ -280,7 +280,7 @@ where
 
 /// A number beside an axis that goes to `most`.
 fn axis_number(value: f64, most: f64) -> String {
-    // What would not fit.
+    // Texts that would not fit.
     let units = [(1e13, 1.0, ""), (1e10, 1e9, " G"), (1e7, 1e6, " M")];
     if let Some((least, unit, name)) = units.into_iter().find(|(least, ..)| most >= *least) {
         return match (least > 1e12, value < 1e3) {

@@ -49,8 +49,8 @@ impl PageFile {
         written.map_err(|e| self.failed(&e))
     }
 
-    /// As [`PageFile::write`], for the thread that ends the process and holds the list of what is
-    /// removed then.
+    /// Writes the page as [`PageFile::write`], for the thread that ends the process and holds the
+    /// list of files that are removed then.
     ///
     /// # Errors
     /// The same.
@@ -68,12 +68,12 @@ impl PageFile {
             fs::rename(temporary, &self.path)
         };
         write().inspect_err(|_| {
-            // What was not made needs no removing.
+            // A file that was not made needs no removing.
             drop(fs::remove_file(temporary));
         })
     }
 
-    /// In the same directory, so that it can be renamed.
+    /// Returns the name of a file in the same directory, so that it can be renamed.
     fn temporary(&self) -> PathBuf {
         let mut name = std::ffi::OsString::from(".");
         name.push(self.path.file_name().unwrap_or_default());

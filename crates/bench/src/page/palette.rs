@@ -9,12 +9,12 @@
 
 use plotters::style::RGBColor;
 
-/// Whose a series is.
+/// Owner of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Cowslip's.
     Ours,
-    /// Another program's, measured here.
+    /// Another program, measured here.
     Peer,
     /// The limit set by the file system: raw files.
     Yardstick,
@@ -22,12 +22,12 @@ pub enum Kind {
     Source,
 }
 
-/// Which colour a series has: a kind of contestant, and its number among those of its kind.
+/// Colour key of a series: a kind of contestant, and its number among those of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// Whose it is.
+    /// Owner of the series.
     pub kind: Kind,
-    /// From 0.
+    /// Number, from 0.
     pub index: usize,
 }
 
@@ -109,22 +109,22 @@ pub fn colour(key: Key) -> RGBColor {
     rgb(ink_of(key))
 }
 
-/// Of text in charts.
+/// Returns the colour of text in charts.
 pub fn text() -> RGBColor {
     rgb(TEXT)
 }
 
-/// Of axes.
+/// Returns the colour of axes.
 pub fn axis() -> RGBColor {
     rgb(AXIS)
 }
 
-/// Of the lines behind a chart.
+/// Returns the colour of the lines behind a chart.
 pub fn grid() -> RGBColor {
     rgb(GRID)
 }
 
-/// Of the marks of spread.
+/// Returns the colour of the marks of spread.
 pub fn whisker() -> RGBColor {
     rgb(WHISKER)
 }

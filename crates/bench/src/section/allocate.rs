@@ -57,7 +57,7 @@ pub fn summary(document: Document<'_>) -> String {
     out
 }
 
-/// One method in one state of a file system.
+/// A method in one state of a file system.
 #[derive(Clone, Copy)]
 struct Row<'a>(&'a Value);
 

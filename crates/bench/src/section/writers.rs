@@ -56,7 +56,7 @@ pub fn summary(document: Document<'_>) -> String {
     out
 }
 
-/// One cell on a file system.
+/// A cell on a file system.
 #[derive(Clone, Copy)]
 struct Row<'a>(&'a Value);
 

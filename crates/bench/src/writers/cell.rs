@@ -35,17 +35,17 @@ pub fn filesystem_bytes(bytes: u64) -> u64 {
 /// How files are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// From beginning to end, and closed there.
+    /// Files from beginning to end, and closed there.
     Stream,
     /// The same, opened and closed around every write, as an NFS server does.
     Reopen,
     /// Files of 1 to 64 MiB one after the other.
     Small,
-    /// From beginning to end, cut to nothing half way, and once more.
+    /// Files from beginning to end, cut to nothing half way, and once more.
     Restart,
-    /// In pieces in random order.
+    /// Files in pieces in random order.
     Torrent,
-    /// From beginning to end, on a file system that has a quarter more room than that.
+    /// Files from beginning to end, on a file system that has a quarter more room than that.
     Full,
 }
 
@@ -71,7 +71,7 @@ pub enum Target {
     Buffered,
     /// qcow2 images, by this engine, directly.
     Qcow2,
-    /// Nothing: space is allocated, and no data written.
+    /// Space: it is allocated, and no data written.
     Space,
 }
 
@@ -89,7 +89,7 @@ impl Target {
 /// Help for the layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Help {
-    /// Nothing: the file system's own ways. For images, the policy `sparse`.
+    /// No help: the file system's own ways. For images, the policy `sparse`.
     None,
     /// Space ahead, by the writer itself, through the library.
     Rule(Rule),
@@ -119,14 +119,14 @@ fn short(bytes: u64) -> String {
     size::human(bytes).replace(" MiB", "M").replace(" GiB", "G")
 }
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cell {
     /// How it is written.
     pub pattern: Pattern,
-    /// What.
+    /// Target.
     pub target: Target,
-    /// By how many at a time.
+    /// Number of files that are written at a time.
     pub writers: usize,
     /// Help for the layout.
     pub help: Help,
@@ -215,7 +215,7 @@ pub fn all() -> Vec<Cell> {
     cells
 }
 
-/// Those that write nothing.
+/// Returns the cells that write nothing.
 pub fn of_space() -> Vec<Cell> {
     let rules = [
         Rule::Fixed(1 << 30),

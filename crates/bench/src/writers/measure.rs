@@ -1,5 +1,5 @@
-//! One run: files are written side by side in a directory of their own, synced, looked at, read
-//! back, and removed.
+//! A run: files are written side by side in a directory of their own, synced, looked at, read back,
+//! and removed.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -28,7 +28,7 @@ const READ_BYTES: usize = 1 << 20;
 /// Room of a nearly full file system, in per cent of what is written.
 const FULL_ROOM_PERCENT: u64 = 125;
 
-/// One file of a run.
+/// A file of a run.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Layout {
@@ -40,19 +40,19 @@ pub struct Layout {
     pub perfect: u64,
 }
 
-/// One run.
+/// A run.
 #[derive(Clone, Debug, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Measured {
-    /// In order of names.
+    /// Files in order of names.
     pub files: Vec<Layout>,
     /// Bytes of all files.
     pub bytes: u64,
     /// Bytes that were written, those of files that were cut and begun again included.
     pub written_bytes: u64,
-    /// Until all was written, closed and durable.
+    /// Seconds until all was written, closed and durable.
     pub write_seconds: f64,
-    /// One file after the other, from the device; 0 if there is no data.
+    /// Seconds of reading one file after the other, from the device; 0 if there is no data.
     pub read_seconds: f64,
     /// The most that was allocated behind ends at a time, as seen every 20 ms; `None` of images,
     /// whose length is that of their space.
@@ -69,7 +69,7 @@ pub struct Measured {
 pub struct Bench<'a> {
     /// A directory of their file system.
     pub directory: &'a Path,
-    /// This program.
+    /// Path of this program.
     pub cowslip: &'a Path,
     /// Bytes that all writers of a cell write together.
     pub bytes: u64,
@@ -115,7 +115,7 @@ impl Bench<'_> {
         outcome
     }
 
-    /// Leaves a little more room than what is written needs.
+    /// Fills the file system but for a little more room than the written data needs.
     fn fill(&self) -> Result<RemovedOnInterrupt, CommandError> {
         let filler = RemovedOnInterrupt::new(&self.directory.join("filler"));
         let fill = || {
@@ -286,7 +286,7 @@ impl Running {
         }
     }
 
-    /// Tells it to end, and waits.
+    /// Signals the process to end, and waits.
     fn end(self, signal: Signal) -> Result<(), CommandError> {
         let pid = i32::try_from(self.child.id()).ok();
         if let Some(pid) = pid.and_then(Pid::from_raw) {

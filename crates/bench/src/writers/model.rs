@@ -28,7 +28,7 @@ use simulate::{Allocation, Constants, Outcome, Pattern, Scene, simulate};
 const RUNS: &str = include_str!("model/runs.json");
 /// A model that is off by more is called a sketch.
 const SKETCH_FROM: f64 = 0.25;
-/// Of fewer rows no half can be held against the other.
+/// Number of rows from which on one half can be compared with the other.
 const ROWS_MIN: usize = 8;
 /// Bytes that are simulated of a file under a rule without large steps; the rest goes on in the
 /// same way.
@@ -201,7 +201,7 @@ struct Candidate {
 fn candidates() -> Vec<Candidate> {
     let plain = cell::SEED_STEPS;
     let steps = |steps| Allocation::Direct(Rule::Dynamic(steps));
-    // What XFS's longest extent is not.
+    // Steps with another limit than XFS's longest extent.
     let steps_of_8_gib = steps(Steps {
         max_bytes: plain.max_bytes,
         ..Steps::DYNAMIC
@@ -255,7 +255,7 @@ struct Row {
     perfect: f64,
     over_perfect: f64,
     peak_unused_gib: f64,
-    /// Of what is written.
+    /// Peak of unused space, in percent of the written bytes.
     peak_unused_percent: f64,
     short_of_space: u64,
     /// A part was simulated, and the rest taken to be like it.
@@ -459,7 +459,7 @@ mod tests {
     fn the_runs_that_come_with_the_model_fit_it() {
         let runs: Runs = serde_json::from_str(RUNS).unwrap();
         let fit = fit(&runs).unwrap();
-        // What docs/writers.md says of it.
+        // The figures of docs/writers.md.
         assert_eq!(fit.rows.len(), 48);
         let percent = |error: f64| (error * 100.0).round();
         assert_eq!(

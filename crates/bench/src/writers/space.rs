@@ -38,7 +38,7 @@ pub fn allocate(cell: &Cell, directory: &Path, seed: u64) -> io::Result<Vec<Path
         writers.push((File::create_new(path)?, Ahead::new(rule, 0), 0));
     }
     let mut random = Random::new(seed);
-    // What is ahead of all files at the moment.
+    // Bytes ahead of all files at the moment.
     let mut held = 0;
     while !writers.is_empty() {
         let turn = usize::try_from(random.below(writers.len() as u64)).unwrap_or(0);
@@ -48,7 +48,7 @@ pub fn allocate(cell: &Cell, directory: &Path, seed: u64) -> io::Result<Vec<Path
         *at += ahead.held_bytes(*at);
         file.set_len((*at).min(FILE_BYTES))?;
         if *at >= FILE_BYTES {
-            // What lies behind goes when a file is cut at the length that it has.
+            // Space behind goes when a file is cut at the length that it has.
             file.set_len(FILE_BYTES)?;
             drop(writers.swap_remove(turn));
             continue;

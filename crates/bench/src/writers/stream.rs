@@ -39,11 +39,11 @@ pub struct Shared {
 pub struct Writers<'a> {
     /// Pattern.
     pub cell: &'a Cell,
-    /// Where.
+    /// Directory of the files.
     pub directory: &'a Path,
     /// How much each writes.
     pub bytes: u64,
-    /// Which draw of sizes and orders.
+    /// Seed of the sizes and orders.
     pub seed: u64,
 }
 
@@ -159,7 +159,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Up to this length.
+    /// Writes up to this length.
     fn stream(&mut self, bytes: u64) -> io::Result<()> {
         while self.at < bytes {
             let len = WRITE_BYTES.min(bytes - self.at);

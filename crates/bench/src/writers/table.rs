@@ -79,7 +79,7 @@ fn rate(bytes: u64, seconds: f64) -> Option<f64> {
 const MIB: f64 = (1_u64 << 20) as f64;
 
 impl Row {
-    /// Of these runs.
+    /// Returns the row of these runs.
     pub fn new(place: &str, cell: &str, runs: Vec<Measured>) -> Row {
         let files = || runs.iter().flat_map(|run| &run.files);
         let of_runs = |value: fn(&Measured) -> Option<f64>| {
@@ -136,7 +136,7 @@ const COLUMNS: [(&str, usize); 11] = [
 ];
 
 impl Layout {
-    /// For these names.
+    /// Returns the layout for these names.
     pub fn new<'a>(
         places: impl Iterator<Item = &'a str>,
         cells: impl Iterator<Item = &'a str>,

@@ -1,5 +1,4 @@
-//! By which means space is allocated, and how the choice is made from what a file system can do.
-//! Pure.
+//! Methods of allocating space, and the choice among them by the abilities of a file system. Pure.
 
 use super::Plan;
 use crate::{Error, Result};
@@ -46,18 +45,18 @@ impl Method {
 pub enum LibraryMakes {
     /// The kernel's call.
     KernelCall,
-    /// One write of one byte a block.
+    /// A write of one byte a block.
     Writes,
     /// An error: there is no such call, and this libc does not write in its place.
     Nothing,
-    /// It could not be tried.
+    /// The call could not be tried.
     Unknown,
 }
 
 /// Whether written zeroes have space of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZeroesTake {
-    /// As all data.
+    /// Space, as all data.
     Space,
     /// Less: the file system compresses them, or makes holes of them.
     Less,

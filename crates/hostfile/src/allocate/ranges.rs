@@ -10,7 +10,7 @@ pub const RANGES_BYTES_MAX: usize = 64 << 20;
 
 const SECTOR_BYTES: u64 = 512;
 
-/// There is no more room.
+/// Error of a list without room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -24,7 +24,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// One.
+    /// Returns the list of one range.
     pub fn of(range: Range<u64>) -> Ranges {
         let mut ranges = Ranges::default();
         ranges.push(range).expect("there is room for one");
@@ -56,7 +56,7 @@ impl Ranges {
         self.count
     }
 
-    /// Their bytes in all.
+    /// Returns the bytes of all ranges.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

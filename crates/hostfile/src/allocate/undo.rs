@@ -19,14 +19,14 @@ use crate::{Error, Result, space};
 /// mappings are filled by pages.
 const NEIGHBOURHOOD_BYTES: u64 = 1 << 20;
 
-/// On a full disk a hole may need room for its own record, which others give back: so often all are
-/// tried.
+/// Number of tries to punch all holes: on a full disk a hole may need room for its own record,
+/// which other holes give back.
 const PUNCH_TRIES: usize = 3;
 
 /// How far an allocation has come: what its undoing has to know.
 #[derive(Debug)]
 pub(super) struct Reach {
-    /// Up to here something may have space.
+    /// Offset up to which space may have been allocated.
     reached: AtomicU64,
     /// The length that the last call has left, if nobody else writes.
     len: AtomicU64,
@@ -35,7 +35,7 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    /// Of a file of this length.
+    /// Returns the state of a file of this length.
     pub(super) fn new(len: u64) -> Reach {
         Reach {
             reached: AtomicU64::new(0),

@@ -39,7 +39,7 @@ fn claim(file: &File, claims: &Claims, wanted: Claim) -> Result<Protection> {
     claims.change(&file.as_fd(), "a", (wanted, Ask::Others))
 }
 
-/// Which of the protocol's bytes others have locked.
+/// Returns the protocol's bytes that others have locked.
 fn seen_by(file: &File) -> Vec<u64> {
     let bytes = (100..104).chain(200..204);
     bytes

@@ -168,9 +168,9 @@ fn accepted(answer: Answer) -> Result<Replies, ClientError> {
 
 /// Greeting of a server.
 enum Greeted {
-    /// It can be asked.
+    /// A newstyle server, which takes options.
     New(Haggling),
-    /// It has described its export, and waits for requests.
+    /// An oldstyle server, which has described its export, and waits for requests.
     Old(ExportDescription, Inbox),
 }
 

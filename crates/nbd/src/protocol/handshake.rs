@@ -39,9 +39,10 @@ pub fn encode_greeting(flags: HandshakeFlags) -> [u8; GREETING_BYTES] {
 /// How a server goes on behind the magic numbers of its greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// It offers, and is asked for an export.
+    /// A server that offers options, and is asked for an export.
     New,
-    /// It describes its one export, and then takes requests (`doc/proto.md`, "Oldstyle
+    /// A server that describes its one export, and then takes requests (`doc/proto.md`, "Oldstyle
+    /// negotiation").
     /// negotiation").
     Old,
 }

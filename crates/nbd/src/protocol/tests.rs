@@ -400,8 +400,8 @@ fn errors_of_the_system_have_a_word_in_the_protocol() {
     }
 }
 
-/// Everything that decodes, tried on the same bytes. What decodes must encode to something that
-/// decodes to the same.
+/// Decodes the bytes as each structure in turn. Values that decode must encode to bytes that decode
+/// to the same values.
 fn decode_everything(bytes: &[u8]) {
     let _ignored = decode_magics(bytes);
     let _ignored = decode_offer(bytes);

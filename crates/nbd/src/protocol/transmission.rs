@@ -176,7 +176,7 @@ pub struct ChunkHeader {
     pub flags: ChunkFlags,
     /// Type of the payload.
     pub code: ChunkCode,
-    /// Which request it belongs to.
+    /// Cookie of the request that it belongs to.
     pub cookie: u64,
     /// Bytes of payload.
     pub len: u32,
@@ -247,7 +247,7 @@ impl ExtendedChunkHeader {
 pub enum ReplyHeader {
     /// A simple reply.
     Simple {
-        /// Which request it answers.
+        /// Cookie of the request that it answers.
         cookie: u64,
         /// Why it failed.
         error: Option<ErrorCode>,
@@ -344,7 +344,7 @@ pub struct StatusDescriptor {
 /// The payload of a status chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockStatus {
-    /// Which metadata context it is about.
+    /// Identifier of the metadata context.
     pub context_id: u32,
     /// Consecutive runs from the offset of the request.
     pub descriptors: Vec<StatusDescriptor>,

@@ -50,7 +50,7 @@ pub(super) struct Way {
 enum State {
     Up(Rc<Client>),
     Down {
-        /// Until then requests wait for the next one.
+        /// Time until which requests wait for the next one.
         until: Instant,
         /// The error that ended the last one.
         why: ClientError,
@@ -127,7 +127,7 @@ impl Link {
         Ok(())
     }
 
-    /// Has the server make durable what was written.
+    /// Makes the server put earlier writes on stable storage.
     ///
     /// # Errors
     /// The connection's; or something may be lost that was written over one that is lost.

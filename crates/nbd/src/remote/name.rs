@@ -30,7 +30,7 @@ pub struct ExportName {
 pub struct Waits {
     /// When the export is opened (`open-timeout`).
     pub open: Duration,
-    /// By requests, from when a connection was lost (`reconnect-delay`).
+    /// Wait of requests, from when a connection was lost (`reconnect-delay`).
     pub reconnect: Duration,
 }
 
@@ -39,7 +39,7 @@ pub struct Waits {
 pub struct TlsName {
     /// The client's credentials.
     pub credentials: ClientSide,
-    /// For whom the server's certificate has to be, if not for the host that is connected to.
+    /// Name that the server's certificate has to be for, if not the host that is connected to.
     pub hostname: Option<String>,
 }
 

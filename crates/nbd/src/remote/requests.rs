@@ -239,7 +239,7 @@ async fn status(
     Ok(extents)
 }
 
-/// As errors of files are.
+/// Converts an error into one of files.
 fn io_error(error: ClientError) -> io::Error {
     match error {
         ClientError::Io(error) => io::Error::new(error.kind(), ClientError::Io(error)),

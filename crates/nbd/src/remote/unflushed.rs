@@ -16,11 +16,11 @@ use cowslip_queue::Completer;
 #[derive(Debug, Default)]
 pub(super) struct Unflushed {
     acknowledged: u64,
-    /// Up to this one they are durable, or their loss has been reported.
+    /// Number up to which writes are durable, or their loss has been reported.
     settled: u64,
-    /// Up to this one they may be lost.
+    /// Number up to which writes may be lost.
     lost: u64,
-    /// Up to this one a loss has been reported.
+    /// Number up to which a loss has been reported.
     reported: u64,
 }
 
@@ -76,7 +76,7 @@ impl Unflushed {
     }
 }
 
-/// One of several flushes that answer one request together: the first error, or success of all.
+/// A part of several flushes that answer one request together: the first error, or success of all.
 pub(super) struct FlushPart(Arc<Mutex<Together>>);
 
 struct Together {

@@ -26,11 +26,11 @@ pub(super) struct Worker {
 /// The outcome of an attempt to connect.
 type Connected = Result<ExportDescription>;
 
-/// Which of a file's connections it is.
+/// Role of a connection of a file.
 enum Role {
     /// The one that describes the file, with the completion of its opening.
     First(Completer<Connected>),
-    /// One that helps, if it comes to the same export.
+    /// A further connection, which helps if it leads to the same export.
     Another(ExportDescription),
 }
 
@@ -89,7 +89,7 @@ impl Worker {
         !unflushed.unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Has something asked.
+    /// Posts a request.
     pub(super) fn post(&self, request: Request) {
         self.mailbox.post(request);
     }
@@ -109,7 +109,7 @@ impl Drop for Worker {
 #[derive(Default)]
 struct Mailbox {
     letters: Mutex<Letters>,
-    /// There is a connection.
+    /// Whether there is a connection.
     ready: AtomicBool,
     /// Requests that were posted and are not answered.
     under_way: AtomicUsize,

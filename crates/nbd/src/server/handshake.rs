@@ -146,7 +146,7 @@ pub(super) async fn negotiate(
             Step::Leave => return Err(None),
             Step::Secure => {
                 secure(shared, connection, stream, inbox).await?;
-                // What was agreed on before counts no more.
+                // Earlier agreements count no more.
                 haggling = Haggling::new(shared, flags, Security::Present);
             }
             Step::Transmit(chosen) => return Ok(chosen),
@@ -214,7 +214,7 @@ fn no_such_export() -> NoChoice {
 enum Security {
     /// The server has none.
     NotOffered,
-    /// It has to come first.
+    /// TLS has to come first.
     Missing,
     Present,
 }

@@ -78,31 +78,31 @@ impl Default for ServerOptions {
 pub enum ServerEvent {
     /// A client has connected.
     Connected {
-        /// Which connection.
+        /// Number of the connection.
         connection: u64,
     },
     /// A client has sent an option during the handshake.
     Option {
-        /// Which connection.
+        /// Number of the connection.
         connection: u64,
         /// The option.
         option: OptionCode,
     },
     /// A client has begun TLS, and may be served.
     Secured {
-        /// Which connection.
+        /// Number of the connection.
         connection: u64,
     },
     /// A client has chosen an export.
     Chosen {
-        /// Which connection.
+        /// Number of the connection.
         connection: u64,
         /// The name of the export.
         export: String,
     },
     /// A request was answered with an error.
     RequestFailed {
-        /// Which connection.
+        /// Number of the connection.
         connection: u64,
         /// The request.
         request: Request,
@@ -111,7 +111,7 @@ pub enum ServerEvent {
     },
     /// A connection has ended.
     Disconnected {
-        /// Which connection.
+        /// Number of the connection.
         connection: u64,
         /// Why, unless the client took its leave.
         reason: Option<String>,
@@ -130,9 +130,9 @@ type Observer = Box<dyn Fn(&ServerEvent) + Send + Sync>;
 #[repr(u8)]
 enum Phase {
     Running,
-    /// No requests are read any more.
+    /// Requests are not read any more.
     Draining,
-    /// Nothing is sent any more.
+    /// Replies are not sent any more.
     Aborting,
 }
 
@@ -154,7 +154,7 @@ struct Control {
     connections: AtomicUsize,
     acceptors: AtomicUsize,
     connections_ever: AtomicU64,
-    /// Notified when any of the above has changed.
+    /// Event: a value above has changed.
     changed: Event,
 }
 
@@ -295,7 +295,7 @@ impl Server {
         let timeout = async {
             sleep(shared.options.drain_timeout).await;
             control.advance(Phase::Aborting);
-            // What was started still runs to its end.
+            // Tasks that were started still run to their ends.
             std::future::pending::<()>().await;
         };
         first(drained, timeout).await;

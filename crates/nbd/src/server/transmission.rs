@@ -52,7 +52,7 @@ enum Outcome {
 enum Payload {
     Nothing,
     Data(Buf),
-    /// Which contexts a status is to be of.
+    /// Contexts of a request for status.
     Contexts(Vec<Context>),
 }
 
@@ -71,14 +71,14 @@ pub(super) struct Connection {
     /// Requests started or refused whose replies are not sent yet. The reader adds, the sender
     /// subtracts.
     requests_in_flight: Cell<usize>,
-    /// Their payload in bytes.
+    /// Bytes of their payload.
     bytes_in_flight: Cell<usize>,
-    /// Notified when either has gone down.
+    /// Event: one of the two has gone down.
     room: Event,
     replies: RefCell<VecDeque<Reply>>,
-    /// Notified when there are replies to send, or there will be none any more.
+    /// Event: there are replies to send, or there will be none any more.
     sending: Event,
-    /// No further requests will be read. Set once, by the reader.
+    /// Whether no further requests will be read. Set once, by the reader.
     read_all: Cell<bool>,
     /// Why nothing can be sent any more. Set once, by the sender.
     failed: RefCell<Option<String>>,
@@ -257,7 +257,7 @@ impl Connection {
         Ok((narrowed, contexts))
     }
 
-    /// Has the export do what a valid request asks for.
+    /// Performs a valid request on the export.
     async fn perform(&self, request: &Request, payload: Payload) -> Outcome {
         match self.call_export(request, payload).await {
             Ok(outcome) => outcome,
@@ -469,7 +469,7 @@ fn status(
 /// Memory that a request occupies for what is read or written.
 fn payload_bytes(request: &Request) -> usize {
     match request.command {
-        // What is longer is refused and needs none.
+        // Longer requests are refused and need none.
         Command::Read | Command::Write if request.len <= u64::from(PAYLOAD_BYTES_MAX) => {
             usize::try_from(request.len).expect("payload is at most 32 MiB")
         }
@@ -521,7 +521,7 @@ async fn read_requests(connection: &Rc<Connection>, mut inbox: Inbox) -> Result<
             }
         }
         if connection.failed.borrow().is_some() {
-            // What has arrived is for nobody any more.
+            // Received bytes have no reader any more.
             return Ok(());
         }
         let request = decode(&inbox.arrived()[..header_bytes])

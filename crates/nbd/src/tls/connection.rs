@@ -10,9 +10,9 @@ pub(super) const SEALED_BYTES: usize = 256 << 10;
 
 /// The state of a session, without its socket.
 pub(crate) enum Connection {
-    /// With certificates, by rustls.
+    /// A session with certificates, by rustls.
     Certificates(Box<rustls::Connection>),
-    /// With keys shared beforehand, by OpenSSL.
+    /// A session with keys shared beforehand, by OpenSSL.
     Keys(psk::Connection),
 }
 

@@ -103,7 +103,7 @@ impl SharedKeys {
         }
     }
 
-    /// Whether there is nobody.
+    /// Whether there is no user.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }

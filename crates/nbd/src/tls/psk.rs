@@ -51,7 +51,7 @@ const PIECE_BYTES: usize = RECORD_BYTES + 512;
 /// Limit of the library's own output (key updates, alerts) that waits for the writing side. A peer
 /// that causes more of it without a byte of data in between is hostile.
 const UNASKED_BYTES_MAX: usize = 64 << 10;
-/// The length of the key of nobody: what `psktool` makes.
+/// The length of the key that stands for an unknown user: that of `psktool`.
 const NOBODYS_KEY_BYTES: usize = 32;
 
 /// Keys of one side, and how they may be used.
@@ -64,7 +64,7 @@ pub(super) struct Context {
 /// The user that the client has named, and whether there is one of that name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Named {
-    /// Nobody yet.
+    /// No user yet.
     Nobody,
     /// A client with a key.
     User(String),
@@ -297,7 +297,7 @@ impl Connection {
         Ok(piece.len())
     }
 
-    /// Goes on with the handshake as far as what has arrived reaches.
+    /// Continues the handshake as far as the received bytes reach.
     fn shake(&mut self) -> io::Result<()> {
         match self.stream.do_handshake() {
             Ok(()) => {

@@ -54,8 +54,8 @@ impl Session {
         }
     }
 
-    /// Goes through the handshake: each side knows afterwards with whom it speaks, as far as it
-    /// wanted to know. A client may learn only later that its certificate was refused.
+    /// Performs the handshake: each side knows the identity of the other afterwards, as far as it
+    /// asked for one. A client may learn only later that its certificate was refused.
     pub(crate) async fn handshake(&self) -> io::Result<()> {
         loop {
             self.flush().await?;
@@ -80,7 +80,7 @@ impl Session {
         self.state.borrow().connection.peer()
     }
 
-    /// As [`Stream::read`].
+    /// Reads as [`Stream::read`].
     pub(crate) async fn read(&self, mut target: BufMut) -> (io::Result<usize>, BufMut) {
         loop {
             let taken = self.state.borrow_mut().take(&mut target);
@@ -98,7 +98,7 @@ impl Session {
         }
     }
 
-    /// As [`Stream::write_all`].
+    /// Writes as [`Stream::write_all`].
     pub(crate) async fn write_all(&self, bufs: Vec<Buf>) -> io::Result<()> {
         let mut left = VecDeque::from(bufs);
         while !left.is_empty() {
@@ -108,7 +108,7 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the peer that nothing more will come.
+    /// Sends the announcement of the end of data.
     pub(crate) async fn close(&self) {
         self.state.borrow_mut().connection.send_close_notify();
         // A peer that is gone does not need it.

@@ -55,7 +55,7 @@ pub(super) struct Followed {
 pub(super) enum Ended {
     /// Its session has ended well.
     Closed,
-    /// It may have been cut short.
+    /// Perhaps done: the deed was cut short.
     Perhaps,
 }
 

@@ -14,8 +14,8 @@ use crate::rng::Rng;
 use crate::stories::Story;
 
 impl Config {
-    /// Some machines keep their state behind the disk: at the beginning of the area, and around the
-    /// beginning of a further table, so that L1 has to grow once or often.
+    /// Draws the VM state that some machines keep behind the disk: at the beginning of the area,
+    /// and around the beginning of a further table, so that L1 has to grow once or often.
     pub(super) fn draw_vm_state(&mut self, seed: u64) {
         let rng = &mut Rng::derived(seed, "vm state", 0);
         let usual = !matches!(self.profile, Profile::Directed(_) | Profile::Story(_));
@@ -69,7 +69,7 @@ impl Config {
         }
     }
 
-    /// Some sessions copy what they read, and some compress what they write.
+    /// Draws filters: some sessions copy what they read, and some compress what they write.
     pub(super) fn draw_filters(&mut self, seed: u64) {
         let rng = &mut Rng::derived(seed, "filters", 0);
         if self.kind != Kind::Qcow2
@@ -89,7 +89,8 @@ impl Config {
         }
     }
 
-    /// Some images are encrypted. What is compressed would not be, so nothing is.
+    /// Draws encryption: some images have it. They have no compressed clusters, which would not be
+    /// encrypted.
     pub(super) fn draw_encryption(&mut self, seed: u64) {
         let rng = &mut Rng::derived(seed, "encryption", 0);
         let drawn = !matches!(self.profile, Profile::Directed(_) | Profile::Story(_));
@@ -113,7 +114,8 @@ impl Config {
         }
     }
 
-    /// Some images are on devices, a few of which are too small for all that is asked for.
+    /// Draws devices: some images are on them, a few of which are too small for all that is asked
+    /// for.
     pub(super) fn draw_room(&mut self, seed: u64) {
         let rng = &mut Rng::derived(seed, "room", 0);
         let percent = match self.profile {
@@ -130,7 +132,7 @@ impl Config {
             true => Room::Scarce,
             false => Room::Fixed,
         };
-        // What lies beyond is counted by nobody, and there is no file to extend.
+        // Clusters beyond the end have no counts, and there is no file to extend.
         self.crammed = None;
         let below_shows = self.layout.version == 2 && !self.below.is_empty();
         if self.data == Data::ExternalRaw || below_shows {

@@ -19,11 +19,11 @@ use super::structure::Structure;
 /// Fate of one effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is on the medium.
+    /// On the medium.
     Applied,
-    /// It is lost.
+    /// Lost.
     Dropped,
-    /// Some of its atoms are on the medium: `#` those that are, `.` those that are not.
+    /// Partly on the medium: `#` for atoms that are, `.` for those that are not.
     Torn(String),
 }
 
@@ -44,9 +44,9 @@ impl fmt::Display for Fate {
 /// How the fates of a crash hang together: the ways in which caches lose power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Nothing that was not flushed survives.
+    /// Effects that were not flushed are lost.
     DropAll,
-    /// Everything that was issued survives.
+    /// All issued effects survive.
     ApplyAll,
     /// Each effect survives with this chance in percent.
     Each(u64),

@@ -7,33 +7,33 @@ use super::content::Content;
 /// The unit in which a crash tears changes of space: zero, discard, allocate.
 pub const SPACE_ATOM_BYTES: u64 = 4096;
 
-/// One change of a file's bytes or length.
+/// A change of a file's bytes or length.
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Bytes written.
     Write {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
-        /// What.
+        /// Bytes.
         data: Buf,
     },
     /// A range that reads as zeroes from now on; the end of file moves up to its end.
     Zero {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
         /// How much.
         len: u64,
     },
     /// A range that reads as zeroes from now on; the end of file stays.
     Punch {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
         /// How much.
         len: u64,
     },
     /// The end of file moves up to this, if it was before.
     Allocate {
-        /// Where.
+        /// Offset in the file.
         offset: u64,
         /// How much.
         len: u64,

@@ -41,13 +41,13 @@ pub enum Duration {
 /// A failure to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which operations.
+    /// Operations that fail.
     pub verb: Verb,
     /// How many of them succeed before.
     pub after: u64,
     /// The error.
     pub errno: i32,
-    /// For how long.
+    /// Duration of the failure.
     pub duration: Duration,
     /// The name of the only file that it strikes; any file if none.
     pub file: Option<&'static str>,
@@ -66,7 +66,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// These failures, counted from now.
+    /// Returns these failures, counted from now.
     pub fn new(faults: &[Fault]) -> Faults {
         Faults {
             planned: faults.iter().map(|fault| (*fault, 0)).collect(),

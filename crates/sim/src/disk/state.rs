@@ -22,14 +22,14 @@ use super::fault::{Faults, Verb};
 use super::structure::{Map, Structure, Structures};
 use super::{Lie, Losses, Pace};
 
-/// One effect that is in the volatile content and that no flush has covered.
+/// An effect that is in the volatile content and that no flush has covered.
 #[derive(Debug)]
 struct Logged {
     op: u64,
     effect: Effect,
     /// When its operation completed.
     completed: Option<u64>,
-    /// It was a durable write and has completed.
+    /// Whether it was a durable write and has completed.
     durable: bool,
     /// The process that made it has died.
     outlived: bool,
@@ -67,7 +67,7 @@ impl FileState {
         self.durable = self.volatile.clone();
     }
 
-    /// Of which structures writes are at risk.
+    /// Returns the structures whose writes are at risk.
     fn at_risk(&self) -> Structures {
         let mut at_risk = Structures::NONE;
         if self.log.is_empty() {
@@ -175,7 +175,7 @@ pub(super) struct Op {
     /// The bytes of the file that it is about; empty if none.
     range: (u64, u64),
     issued: u64,
-    /// It does not move before this many moves of the disk.
+    /// Number of the disk's moves before which it does not move.
     not_before: u64,
     /// Effects that are still to come.
     effects: Vec<Effect>,
@@ -194,12 +194,12 @@ pub(super) struct Asked {
     pub answer: Answer,
 }
 
-/// Which of an operation's two ends.
+/// An end of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moment {
-    /// It is asked for.
+    /// Issue of an operation.
     Issue,
-    /// It is answered.
+    /// Completion of an operation.
     Completion,
 }
 
@@ -239,8 +239,8 @@ pub(super) struct State {
     pub flush_issued: Option<Structures>,
     /// Issues and completions from the next failure on until the power fails.
     pub power_after_fault: Option<u64>,
-    /// Operations issued after that: nobody hears of them.
-    unheard: Vec<Answer>,
+    /// Results of operations issued after that, which are never delivered.
+    undelivered: Vec<Answer>,
     clock: u64,
     moves: u64,
 }
@@ -264,7 +264,7 @@ impl State {
             last_event: None,
             flush_issued: None,
             power_after_fault: None,
-            unheard: Vec::new(),
+            undelivered: Vec::new(),
             clock: 0,
             moves: 0,
         }
@@ -316,7 +316,7 @@ impl State {
 
     pub fn issue(&mut self, asked: Asked) {
         if !self.has_power() {
-            return self.unheard.push(asked.answer);
+            return self.undelivered.push(asked.answer);
         }
         let issued = self.tick();
         let id = self.counters.issued;
@@ -368,7 +368,7 @@ impl State {
         self.event(verb, Moment::Issue);
     }
 
-    /// Which of the kinds that are failed apart from others it belongs to.
+    /// Returns the operation's kind if it is one that is failed apart from others.
     fn special(&self, asked: &Asked) -> Option<Verb> {
         let (start, end) = asked.range();
         let content = &self.files[asked.file].volatile;
@@ -548,7 +548,7 @@ impl State {
                         file.volatile.read(offset, &mut bytes);
                         buf.copy_from_slice(0, &bytes);
                     }
-                    // What a failed read leaves behind is anything.
+                    // The buffer of a failed read may hold anything.
                     Err(_) => buf.fill(0xe1),
                 }
                 to.complete((outcome, buf));
@@ -712,7 +712,7 @@ impl State {
         self.power_left = None;
         self.power_flushes = None;
         self.power_after_fault = None;
-        self.unheard.clear();
+        self.undelivered.clear();
         while !self.pending.is_empty() {
             let effects = std::mem::take(&mut self.pending[0].effects);
             for effect in effects {
@@ -732,7 +732,7 @@ impl State {
         }
     }
 
-    /// Everything that was done so far is on the medium.
+    /// Puts all effects so far on the medium.
     pub fn persist_all(&mut self) {
         for file in &mut self.files {
             file.durable = file.volatile.clone();

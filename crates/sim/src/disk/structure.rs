@@ -39,7 +39,7 @@ impl Structure {
     ];
 }
 
-/// Some kinds of structure.
+/// A set of kinds of structure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Structures(u8);
 
@@ -47,7 +47,7 @@ impl Structures {
     /// None.
     pub const NONE: Structures = Structures(0);
 
-    /// These.
+    /// Returns the set of these structures.
     pub fn of(structures: &[Structure]) -> Structures {
         let mut set = Structures::NONE;
         structures.iter().for_each(|structure| set.add(*structure));

@@ -12,7 +12,7 @@ pub(super) struct Area {
     model: Box<Model>,
     /// Guest bytes that an L1 entry maps.
     table_bytes: u64,
-    /// Each new size empties it: the data file is raw, and as long as the disk.
+    /// Whether each new size empties it: the data file is raw, and as long as the disk.
     always_lost: bool,
 }
 
@@ -32,7 +32,7 @@ impl Model {
         self
     }
 
-    /// Tells the model of the area, if there is one, something; both have one clock.
+    /// Calls `ask` with the model of the area, if there is one; both models have one clock.
     pub fn vm_state<T>(&mut self, ask: impl FnOnce(&mut Model) -> T) -> Option<T> {
         let mut area = self.area.take()?;
         area.model.now = self.now;
@@ -90,15 +90,15 @@ impl Model {
         }
     }
 
-    /// After a crash: the disk has become smaller, and nobody knows whether its end has been given
-    /// up.
+    /// Takes a shrink of the disk before a crash, after which it is unknown whether its end has
+    /// been given up.
     pub(super) fn vm_state_may_have_moved(&mut self, size: u64) {
         if size < self.size && self.loses_vm_state(self.size, size) {
             self.vm_state(Model::forget_all);
         }
     }
 
-    /// It may hold anything.
+    /// Forgets the VM state: it may hold anything.
     pub fn forget_vm_state(&mut self) {
         self.vm_state(Model::forget_all);
     }

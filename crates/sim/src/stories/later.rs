@@ -150,7 +150,7 @@ fn data_files_cut(config: &mut Config, (mut round, rng): (Round, &mut Rng)) {
 fn tables_on_used_space(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.cluster_bits = rng.pick(&[9, 9, 10, 12]);
     config.prepared.filled = true;
-    // What is given up keeps its bytes, and what the file grows by reads as zeroes.
+    // Clusters that are given up keep their bytes, and the file grows by zeroes.
     config.punches_holes = rng.chance(20);
     tables(config, rng.between(60, 250));
     let (layout, size) = (None, config.size);

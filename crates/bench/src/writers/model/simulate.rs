@@ -36,14 +36,14 @@ pub enum Allocation {
 /// When files are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// At the end.
+    /// Writers that close at the end.
     Stream,
-    /// After every write, as an NFS server does.
+    /// Writers that close after every write, as an NFS server does.
     Reopen,
-    /// At the end; half way they are cut to nothing and begin again.
+    /// Writers that close at the end; half way files are cut to nothing and begin again.
     Restart,
-    /// At their ends, which come early: files of 1 to 64 MiB one after the other, until all is
-    /// written.
+    /// Writers that close at the ends of small files: files of 1 to 64 MiB one after the other,
+    /// until all is written.
     Small,
 }
 
@@ -71,7 +71,7 @@ pub struct Scene {
 /// Result of a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Of each file, in order of size: its length, and its extents.
+    /// Lengths and extents of the files, in order of size.
     pub files: Vec<(u64, u64)>,
     /// The most that was allocated and not used at a time.
     pub peak_unused_bytes: u64,
@@ -79,11 +79,11 @@ pub struct Outcome {
     pub short_of_space: u64,
 }
 
-/// From so much unused space on a turn is several writes.
+/// Unused space from which on a turn is several writes.
 const COARSE_FROM: u64 = 64 << 20;
 const COARSE_BYTES: u64 = 4 << 20;
 
-/// One file.
+/// A file.
 struct File {
     size: u64,
     /// Space is there up to here.
@@ -331,7 +331,7 @@ pub fn simulate(scene: &Scene, constants: &Constants, seed: u64) -> Outcome {
         outcome: Outcome::default(),
         unused: 0,
     };
-    // What each writer has yet to begin, and its file.
+    // Bytes that each writer has yet to begin, and its file.
     let mut writers: Vec<(u64, File)> = Vec::new();
     for _ in 0..scene.writers {
         let file = run.new_file(scene.bytes);
@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn ext4_gives_a_direct_file_windows() {
-        // What real files of 8, 32 and 128 MiB have beside others: 8, 11 and 23 extents.
+        // Extents of real files of 8, 32 and 128 MiB beside others: 8, 11 and 23.
         for (mebibytes, extents) in [(8, 8), (32, 11), (128, 23)] {
             let scene = Scene {
                 bytes: mebibytes << 20,

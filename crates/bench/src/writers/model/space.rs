@@ -36,7 +36,7 @@ impl Space {
     /// Takes up to `bytes` for a file that ends at `end`, as one piece; `None` on a full volume.
     pub fn take(&mut self, end: u64, bytes: u64) -> Option<Range<u64>> {
         let found = match self.free.get(&end) {
-            // What goes on from the last piece is taken however short it is.
+            // A continuation of the last piece is taken however short it is.
             Some(len) => Some((end, *len)),
             None => self.place(end, bytes),
         };
