@@ -14,7 +14,7 @@ use cowslip::qcow2::header::CryptMethod;
 use cowslip::{Error, Job};
 use serde_json::{Value, json};
 
-use super::ChangeArgs;
+use super::change::ChangeArgs;
 use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS, format_named};
 use crate::encryption::{self, SlotOptions};
 use crate::error::CommandError;

@@ -8,7 +8,7 @@ use cowslip::file::{ContentId, Sharing};
 use cowslip::image::{DiscardPolicy, Image, OpenOptions};
 use serde_json::json;
 
-use super::ChangeArgs;
+use super::change::ChangeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;

@@ -8,14 +8,13 @@ use clap::Subcommand;
 use cowslip::image::DiscardPolicy;
 use cowslip_bench::{demo, guest_init};
 
-use crate::job::JobArgs;
-use crate::open::Trust;
-use crate::output::{DoneArgs, Program};
+use crate::output::Program;
 
 pub mod allocate;
 pub mod amend;
 pub mod bench;
 pub mod bitmap;
+mod change;
 pub mod check;
 pub mod clone;
 pub mod commit;
@@ -36,20 +35,6 @@ pub mod resize;
 pub mod serve;
 pub mod snapshot;
 pub mod trace;
-
-/// Options of verbs that change an image and say in the end what they have done.
-#[derive(clap::Args)]
-pub struct ChangeArgs {
-    /// Print nothing
-    #[arg(short, long)]
-    pub quiet: bool,
-    #[command(flatten)]
-    pub trust: Trust,
-    #[command(flatten)]
-    pub done: DoneArgs,
-    #[command(flatten)]
-    pub job: JobArgs,
-}
 
 /// Verbs that are the same under the names `qemu-img` and `cowslip`.
 #[derive(Subcommand)]

@@ -13,7 +13,7 @@ use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::rebase::Storage;
 use serde_json::json;
 
-use super::ChangeArgs;
+use super::change::ChangeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::layer::{self, ImageFileInfo, InspectOptions};

@@ -8,7 +8,7 @@ use cowslip::image::Image;
 use cowslip::qcow2::create::Preallocation;
 use serde_json::json;
 
-use super::ChangeArgs;
+use super::change::ChangeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::open::{self, Access, OpenHow, block_on, open_image, warn_of_guessed_raw};

@@ -13,7 +13,7 @@ use std::process::Command;
 use crate::{run, tree};
 
 /// The modules of `crates/engine/src/qcow2` that are mutated, and whose unit tests each meets.
-const MODULES: [(&str, &[&str]); 10] = [
+const MODULES: [(&str, &[&str]); 13] = [
     ("mapping/inflight", &["mapping::inflight"]),
     ("space/alloc", &["space::alloc"]),
     ("space/refcount", &["space::refcount"]),
@@ -24,6 +24,12 @@ const MODULES: [(&str, &[&str]); 10] = [
     ("space/count_growth", &["commit::writeback"]),
     ("space/room", &["space::room", "commit::writeback"]),
     ("space/punch", &["space::punch", "commit::writeback"]),
+    ("space/raised", &["space::raised", "commit::writeback"]),
+    (
+        "space/quarantine",
+        &["space::quarantine", "commit::writeback"],
+    ),
+    ("space/state", &["commit::writeback"]),
 ];
 
 /// Options of `cargo xtask mutants`.

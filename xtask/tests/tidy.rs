@@ -425,6 +425,10 @@ const WRITERS: &[(&str, &str)] = &[
     ("qcow2/path/gather.rs", "guest data"),
     ("qcow2/path/compressed_write.rs", "guest data"),
     (
+        "qcow2/path/unshare.rs",
+        "a copy of a table that nothing refers to yet",
+    ),
+    (
         "qcow2/control/resize.rs",
         "tables that nothing refers to yet",
     ),

@@ -281,6 +281,12 @@ impl Geometry {
         bytes.div_ceil(self.cluster_bytes())
     }
 
+    /// The clusters of a structure of `bytes` at an offset that is a cluster's.
+    pub fn clusters_at(&self, offset: u64, bytes: u64) -> Range<u64> {
+        let first = offset >> self.cluster_bits();
+        first..first + self.clusters_for(bytes)
+    }
+
     // Refcounts.
 
     /// Host clusters that a refcount block counts.

@@ -26,7 +26,7 @@ use crate::qcow2::mapping::tables::Tables;
 use crate::qcow2::offline::inspect::snapshot_table_bytes;
 use crate::qcow2::offline::repair;
 use crate::qcow2::path::gather::Gathering;
-use crate::qcow2::space::alloc::{Fresh, Protected};
+use crate::qcow2::space::alloc::Fresh;
 use crate::qcow2::space::growth;
 use crate::qcow2::space::refcount::Refcounts;
 use crate::qcow2::space::state::HostSpace;
@@ -152,11 +152,7 @@ async fn prepare_for_writes(
     )
     .within(opening.options.cache_bytes_or_default());
     let claimed = format.geometry.clusters_for(opening.file_len);
-    {
-        let mut state = image.lock();
-        state.space.claimed = claimed;
-        state.space.claimed_at_open = claimed;
-    }
+    image.lock().space.opened_with(claimed);
     let roots = roots(file, opening.file_len, header, &refcounts).await?;
     protect_metadata(image, &roots)?;
     image.lock().bitmaps = Bitmaps::new(bitmap::read_directory(file, header).await?);
@@ -443,9 +439,8 @@ impl Qcow2 {
         let roots = roots(&self.file, file_len, &self.header(), refcounts).await?;
         {
             let mut state = self.lock();
-            state.space.protected = Protected::default();
+            state.space.forget_metadata();
             state.mapping.forget_bad_tables();
-            state.space.table_beyond = None;
         }
         protect_metadata(self, &roots)
     }
@@ -470,11 +465,7 @@ fn protect_metadata(image: &Qcow2, roots: &[Root]) -> Result<()> {
         // An entry that does not decode is reported when something needs it.
         if let Ok(Some(table)) = state.mapping.tables.table(index) {
             let cluster = geometry.host_cluster(table.offset);
-            if cluster.0 >= state.space.claimed {
-                let first = state.space.table_beyond.get_or_insert(cluster);
-                *first = cluster.min(*first);
-                state.mapping.refuse_table(index);
-            } else if !state.space.protected.insert(cluster) {
+            if !state.space.protect_table(cluster) {
                 state.mapping.refuse_table(index);
             }
         }

@@ -16,7 +16,7 @@
 use std::ops::{Range, RangeInclusive};
 
 use super::entry::{Compressed, EntryFormat, L2Entry, Standard};
-use super::geometry::{HOST_BLOCK_BYTES, HostOffset, SubclusterMask};
+use super::geometry::{Geometry, HOST_BLOCK_BYTES, HostCluster, HostOffset, SubclusterMask};
 use super::map::{Run, map_cluster, reads_as_zero};
 use crate::units::{round_down, round_up};
 
@@ -95,6 +95,16 @@ pub struct Write {
     pub promise: WriteOrdering,
     /// Bytes of the cluster that no other change may touch meanwhile.
     pub lease: Range<u64>,
+}
+
+impl Write {
+    /// The subclusters that it may leave marks in, even if it fails.
+    pub fn attempted(&self, geometry: &Geometry) -> SubclusterMask {
+        let touched = geometry.subclusters_touched(&self.bytes);
+        self.fills.iter().fold(touched, |mask, fill| {
+            mask | geometry.subclusters_touched(&fill.range)
+        })
+    }
 }
 
 /// Returns whether a write to the cluster needs a newly taken cluster.
@@ -276,6 +286,20 @@ impl Freed {
             L2Entry::Standard(entry) => entry.host.map(Freed::Cluster),
             L2Entry::Compressed(place) => Some(Freed::Compressed(*place)),
         }
+    }
+
+    /// The clusters that lose a reference.
+    pub fn clusters(&self, geometry: &Geometry) -> impl Iterator<Item = HostCluster> + use<> {
+        let bits = geometry.cluster_bits();
+        let range = match self {
+            Freed::Cluster(host) => host.0 >> bits..(host.0 >> bits) + 1,
+            Freed::Compressed(place) => {
+                place.start >> bits..((place.start + place.len - 1) >> bits) + 1
+            }
+            // The cluster stays mapped.
+            Freed::Subclusters(..) => 0..0,
+        };
+        range.map(HostCluster)
     }
 }
 

@@ -7,6 +7,7 @@ pub(super) mod growth;
 pub(super) mod punch;
 pub(super) mod punches;
 pub(super) mod quarantine;
+pub(super) mod raised;
 pub(super) mod refcount;
 pub(super) mod room;
 pub(super) mod sparse;

@@ -1,20 +1,22 @@
-//! The state of an open image. Types alone: the methods are in the files of their subjects.
+//! The state of an open image: what does not change, the turn's, and what the metadata lock guards.
+//! That belongs to an owner for each subject; here is what two owners do together.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use super::entry::EntryFormat;
-use super::geometry::{Geometry, HostCluster, HostOffset};
+use super::geometry::{Geometry, GuestCluster, HostCluster, HostOffset};
 use super::header::CompressionType;
-use super::plan::Unref;
+use super::plan::{Freed, Unref};
 use crate::Workers;
 use crate::durable::DurableWrites;
 use crate::file::AlignedFile;
 use crate::policy::{DiscardPolicy, WritePolicy, ZeroMethod};
 use crate::qcow2::commit::probe::Probe;
-use crate::qcow2::commit::state::Committed;
+use crate::qcow2::commit::state::{Committed, Ready};
 use crate::qcow2::control::bitmap::Bitmaps;
 use crate::qcow2::health::state::Health;
+use crate::qcow2::mapping::inflight::Left;
 use crate::qcow2::mapping::state::Mapping;
 use crate::qcow2::path::compressed_tail::Tail;
 use crate::qcow2::path::gather::Gathering;
@@ -106,6 +108,52 @@ pub struct State {
     pub(super) writes: WriteStatistics,
     /// Wakes `maintain`.
     pub(super) maintenance: Waiters,
+}
+
+impl State {
+    /// Space that no entry refers to any more goes to the quarantine.
+    pub(super) fn give_up(&mut self, geometry: &Geometry, freed: Freed) {
+        let epoch = self.mapping.epochs.current();
+        self.space.give_up(geometry, freed, epoch);
+    }
+
+    /// A write no longer fills its part of a new cluster. The last one to leave makes known what of
+    /// the cluster is still fresh, or gives it up if none was published.
+    pub(super) fn leave_joint(&mut self, format: &EntryFormat, cluster: GuestCluster) {
+        match self.mapping.joint.leave(cluster) {
+            Left::Shared => {}
+            Left::Published(space) if format.data_file => {
+                debug_assert_eq!(space.fresh, 0, "nothing is fresh in a data file");
+            }
+            Left::Published(space) => {
+                let host = format.geometry.host_cluster(space.host);
+                self.space.fresh.set(host, space.fresh);
+            }
+            Left::Forfeited(_) if format.data_file => {}
+            Left::Forfeited(space) => {
+                self.give_up(&format.geometry, Freed::Cluster(space.host));
+            }
+        }
+    }
+
+    /// All that is known of tables and clusters was known of the old state; `l1` is the new one.
+    pub(super) fn forget_tables(&mut self, l1: Vec<u64>) {
+        self.mapping.tables.replace(l1);
+        self.space.fresh.forget();
+    }
+
+    /// Has changes of tables written back in the background, if there are many.
+    pub(super) fn wake_maintenance_if_dirty(&mut self) {
+        if self.mapping.tables.wants_writeback() {
+            self.maintenance.wake();
+        }
+    }
+
+    /// Returns whether the session has changed nothing, and kept no space ahead.
+    pub(super) fn is_as_opened(&self) -> bool {
+        let is_unready = !self.committed.is_ready_for(Ready::Changes);
+        self.space.is_as_opened() && is_unready && !self.health.is_latched()
+    }
 }
 
 impl Qcow2 {

@@ -30,7 +30,7 @@ impl Qcow2 {
         let evicted_before = self.probe.evicted.load(Ordering::Relaxed);
         Observation {
             stage,
-            quarantined: state.space.quarantine.len() + state.space.cleared.len() + in_cycle,
+            quarantined: state.space.quarantine.len() + in_cycle,
             joined: state.mapping.joint.shared(),
             evicted: state.mapping.tables.evicted() - evicted_before,
             refcount_table_moved: self.probe.refcount_table_moves.load(Ordering::Relaxed) > 0,

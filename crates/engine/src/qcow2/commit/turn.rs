@@ -23,8 +23,7 @@ impl Qcow2 {
                 if state.health.is_closed() || state.health.is_latched() {
                     return;
                 }
-                let room = (state.space.free.clusters() < state.space.low_water)
-                    .then_some(state.space.low_water);
+                let room = state.space.wanted_ahead();
                 (
                     state.maintenance.wait(),
                     state.mapping.tables.wants_writeback(),

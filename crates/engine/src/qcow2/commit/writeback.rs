@@ -69,6 +69,23 @@ struct Cycle {
     l1_reached: bool,
 }
 
+impl Cycle {
+    /// After a failure nothing of the cut counts as durable. Without space it may be tried again;
+    /// any other failure latches the image (invariant D4).
+    fn take_back(self, state: &mut State, error: &Error) {
+        state
+            .mapping
+            .tables
+            .cut_failed(&self.tables, self.l1_reached);
+        state.space.raised.take_back(self.raised);
+        state.space.quarantine.take_back(self.freed);
+        state.committed.note_unflushed();
+        if !is_no_space(error) {
+            state.health.latch(error.duplicate());
+        }
+    }
+}
+
 /// How a write in place goes down: synchronously if it asks to be durable and its mapping is.
 pub(in crate::qcow2) fn durability(asked: Durability, mapping_is_durable: bool) -> Durability {
     match asked {
@@ -117,9 +134,9 @@ impl Qcow2 {
                     let state = &mut *state;
                     state.mapping.tables.cut_is_durable(&cycle.tables);
                     state.committed.cut_is_durable(cycle.number);
-                    state.space.cleared.append(&mut cycle.freed);
+                    state.space.quarantine.clearing_is_durable(cycle.freed);
                 }
-                Err(error) => self.take_back(&mut state, cycle, error),
+                Err(error) => cycle.take_back(&mut state, error),
             }
         }
         if written.is_ok() {
@@ -137,32 +154,12 @@ impl Qcow2 {
         Cycle {
             number,
             tables: state.mapping.tables.cut(),
-            raised: std::mem::take(&mut state.space.raised)
-                .into_iter()
-                .collect(),
-            freed: std::mem::take(&mut state.space.quarantine),
+            raised: state.space.raised.cut(),
+            freed: state.space.quarantine.cut(),
             unflushed,
             space_changes: self.file.space_changes(),
             unordered: false,
             l1_reached: false,
-        }
-    }
-
-    /// After a failure nothing of the cut counts as durable. Without space it may be tried again;
-    /// any other failure latches the image (invariant D4).
-    fn take_back(&self, state: &mut State, cycle: Cycle, error: &Error) {
-        state
-            .mapping
-            .tables
-            .cut_failed(&cycle.tables, cycle.l1_reached);
-        for (cluster, count) in cycle.raised {
-            *state.space.raised.entry(cluster).or_default() += count;
-        }
-        let later = std::mem::replace(&mut state.space.quarantine, cycle.freed);
-        state.space.quarantine.extend(later);
-        state.committed.note_unflushed();
-        if !is_no_space(error) {
-            state.health.latch(error.duplicate());
         }
     }
 
@@ -332,11 +329,7 @@ impl Qcow2 {
         let ready: Vec<(Freed, u64)> = {
             let mut state = self.lock();
             let state = &mut *state;
-            let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut state.space.cleared)
-                .into_iter()
-                .partition(|(_, epoch)| state.mapping.epochs.all_left(*epoch));
-            state.space.cleared = waiting;
-            ready
+            state.space.quarantine.open(&state.mapping.epochs)
         };
         if ready.is_empty() {
             return Ok(());
@@ -346,7 +339,8 @@ impl Qcow2 {
         let lower = self.probe.stage(Stage::Lower);
         let mut free = Vec::new();
         let mut damaged = None;
-        for cluster in ready.iter().flat_map(|(freed, _)| self.clusters_of(freed)) {
+        let clusters = |(freed, _): &(Freed, u64)| freed.clusters(self.geometry());
+        for cluster in ready.iter().flat_map(clusters) {
             match counts.refcounts.add(cluster, -1).await {
                 Ok(0) => free.push(cluster),
                 Ok(_) => {}
@@ -367,7 +361,7 @@ impl Qcow2 {
         let mut state = self.lock();
         let state = &mut *state;
         for (cluster, content) in free.iter().zip(content) {
-            set_free(state, counts.scanned, (*cluster, content));
+            state.space.set_free(counts.scanned, (*cluster, content));
         }
         if let Some(error) = damaged {
             // The image's own counts contradict its tables: it must not be written any more.
@@ -380,23 +374,6 @@ impl Qcow2 {
             }
         }
         Ok(())
-    }
-
-    /// The clusters that lose a reference.
-    pub(in crate::qcow2) fn clusters_of(
-        &self,
-        freed: &Freed,
-    ) -> impl Iterator<Item = HostCluster> + use<> {
-        let bits = self.geometry().cluster_bits();
-        let range = match freed {
-            Freed::Cluster(host) => host.0 >> bits..(host.0 >> bits) + 1,
-            Freed::Compressed(place) => {
-                place.start >> bits..((place.start + place.len - 1) >> bits) + 1
-            }
-            // The cluster stays mapped.
-            Freed::Subclusters(..) => 0..0,
-        };
-        range.map(HostCluster)
     }
 
     /// Provides room for `clusters` clusters: finds free ones, or grows the file. If there is no
@@ -421,7 +398,7 @@ impl Qcow2 {
         };
         let outcome = self.latch_if_cancelled(room).await;
         if outcome.is_err() {
-            self.lock().space.low_water = 0;
+            self.lock().space.stop_growing_ahead();
         }
         outcome
     }
@@ -462,7 +439,7 @@ impl Qcow2 {
 
     /// Looks through the counts of clusters that existed at open; `false` when there are no more.
     pub(in crate::qcow2) async fn scan(&self, counts: &mut Counts) -> Result<bool> {
-        let end = self.lock().space.claimed_at_open;
+        let end = self.lock().space.claimed_at_open();
         // A cluster that the end of a device cuts through cannot be written as a whole.
         let end = end.min(self.fixed_end.unwrap_or(u64::MAX));
         let from = counts.scanned;
@@ -536,11 +513,9 @@ impl Qcow2 {
         self.file.reach(Event::ClusterFree).await;
         for cluster in clusters.map(HostCluster) {
             if counts.refcounts.add(cluster, -1).await? == 0 {
-                set_free(
-                    &mut self.lock(),
-                    counts.scanned,
-                    (cluster, Content::Unknown),
-                );
+                self.lock()
+                    .space
+                    .set_free(counts.scanned, (cluster, Content::Unknown));
             }
         }
         Ok(())
@@ -657,20 +632,6 @@ impl Qcow2 {
         }
         self.lock().committed.now_ready_for(Ready::Changes);
         Ok(())
-    }
-}
-
-/// A cluster has lost its last reference. Those that the scan has yet to look through are left to
-/// it: it goes by the counts, and would find them a second time.
-pub(in crate::qcow2) fn set_free(
-    state: &mut State,
-    scanned: u64,
-    (cluster, content): (HostCluster, Content),
-) {
-    state.space.fresh.set(cluster, 0);
-    state.space.protected.remove(cluster);
-    if cluster.0 < scanned || cluster.0 >= state.space.claimed_at_open {
-        state.space.free.add(cluster, 1, content);
     }
 }
 

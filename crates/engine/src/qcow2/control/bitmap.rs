@@ -312,10 +312,3 @@ impl Qcow2 {
         decoded.collect()
     }
 }
-
-impl State {
-    /// The guest's bytes in this range change, or will.
-    pub(in crate::qcow2) fn mark_dirty(&mut self, range: &Range<u64>) {
-        self.bitmaps.mark(range);
-    }
-}

@@ -3,7 +3,6 @@
 
 use crate::Result;
 use crate::qcow2::Qcow2;
-use crate::qcow2::commit::state::Ready;
 
 impl Qcow2 {
     /// Flushes what the session has changed, and releases space allocated ahead.
@@ -16,18 +15,6 @@ impl Qcow2 {
         closed
     }
 
-    /// Returns whether the session has changed nothing, and kept no space ahead: then there is
-    /// nothing to flush that is its own.
-    fn is_as_opened(&self) -> bool {
-        let state = self.lock();
-        let is_unwritten = state.space.raised.is_empty()
-            && state.space.counted_ahead.is_empty()
-            && state.space.quarantine.is_empty()
-            && state.space.claimed == state.space.claimed_at_open;
-        let is_unready = !state.committed.is_ready_for(Ready::Changes);
-        is_unwritten && is_unready && !state.health.is_latched()
-    }
-
     async fn finish(&self) -> Result<()> {
         if !self.writable || self.lock().health.is_closed() {
             return Ok(());
@@ -36,7 +23,8 @@ impl Qcow2 {
         if self.raw_data && self.lock().committed.may_change_data_file() {
             self.data.cut_padding(self.size()).await?;
         }
-        if self.is_as_opened() {
+        if self.lock().is_as_opened() {
+            // There is nothing to flush that is the session's own.
             return Ok(());
         }
         self.write_back().await?;

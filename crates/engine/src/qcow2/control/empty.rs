@@ -22,7 +22,6 @@ use std::ops::Range;
 use cowslip_queue::Buf;
 
 use crate::file::Event;
-use crate::qcow2::entry::{L2Entry, big_endian};
 use crate::qcow2::geometry::{HostCluster, HostOffset};
 use crate::qcow2::plan::Freed;
 use crate::qcow2::{Counts, Qcow2};
@@ -63,7 +62,7 @@ impl Qcow2 {
             .await?;
         // The image is empty, durably, and in memory: no request reads the clusters freed now. A
         // failure from here on leaves leaks.
-        self.forget_tables(vec![0; old_l1.len()]);
+        self.lock().forget_tables(vec![0; old_l1.len()]);
         let freed_all = self.free_reached(counts, &old_tables).await;
         let left = match first < old_first {
             true => old_first,
@@ -134,11 +133,14 @@ impl Qcow2 {
             .await?;
         let mut outcome = Ok(());
         for words in bytes.chunks_exact(self.geometry().l2_entry_bytes() as usize) {
-            let entry = self.decoded(words).filter(|_| !self.format.data_file);
+            let entry = self
+                .format
+                .l2_entry(words)
+                .filter(|_| !self.format.data_file);
             let Some(freed) = entry.and_then(|entry| Freed::of(&entry)) else {
                 continue;
             };
-            for cluster in self.clusters_of(&freed) {
+            for cluster in freed.clusters(self.geometry()) {
                 let lowered = self.lower(counts, cluster).await;
                 outcome = outcome.and(lowered);
             }
@@ -149,12 +151,6 @@ impl Qcow2 {
             counts.refcounts.write_dirty().await?;
         }
         outcome
-    }
-
-    /// The entry of an L2 table that these bytes are; `None` if they are none.
-    pub(in crate::qcow2) fn decoded(&self, words: &[u8]) -> Option<L2Entry> {
-        let (word, bitmap) = (big_endian(&words[..8]), words.get(8..16).map(big_endian));
-        self.format.decode_l2(word, bitmap.unwrap_or(0)).ok()
     }
 
     async fn lower(&self, counts: &mut Counts, cluster: HostCluster) -> Result<()> {

@@ -278,7 +278,7 @@ impl Qcow2 {
                         }
                         None => {
                             let writes = self.set_space(&mut state, piece, below, stock)?;
-                            break (writes, state.space.raised.len() >= RAISED_MAX);
+                            break (writes, state.space.raised.clusters() >= RAISED_MAX);
                         }
                     },
                 }
@@ -327,7 +327,7 @@ impl Qcow2 {
                     let host = stock
                         .next()
                         .expect("there is a cluster for each of the range");
-                    state.raise(host);
+                    state.space.raise(host);
                     self.geometry().host_offset(host)
                 }
             };

@@ -103,7 +103,9 @@ impl Qcow2 {
     ) -> Result<String> {
         let list = self.begin_snapshots(counts, job).await?;
         let header = self.header();
-        let old_table = self.clusters_at(header.snapshots_offset, list.encode().len() as u64);
+        let old_table = self
+            .geometry()
+            .clusters_at(header.snapshots_offset, list.encode().len() as u64);
         let mut root = Root {
             l1_offset: 0,
             l1_size: header.l1_size,
@@ -154,7 +156,9 @@ impl Qcow2 {
         let list = self.begin_snapshots(counts, job).await?;
         let entry = list.entry(self.find(&list, choice)?);
         let header = self.header();
-        let old_l1 = self.clusters_at(header.l1_table_offset, header.l1_bytes());
+        let old_l1 = self
+            .geometry()
+            .clusters_at(header.l1_table_offset, header.l1_bytes());
         let disk_bytes = self.disk_bytes_of(entry, &header)?;
         let l1 = self.lock().mapping.tables.l1().to_vec();
         let lost = self.read_tree(l1, job).await?;
@@ -197,8 +201,10 @@ impl Qcow2 {
         let header = self.header();
         let snapshot_l1_bytes = u64::from(entry.fixed.l1_size) * 8;
         let old = [
-            self.clusters_at(header.snapshots_offset, list.encode().len() as u64),
-            self.clusters_at(entry.fixed.l1_offset, snapshot_l1_bytes),
+            self.geometry()
+                .clusters_at(header.snapshots_offset, list.encode().len() as u64),
+            self.geometry()
+                .clusters_at(entry.fixed.l1_offset, snapshot_l1_bytes),
         ];
         let lost = self.snapshot_tree(entry, job).await?;
         let balance = Balance::new(None, Some(lost.references));
@@ -234,7 +240,9 @@ impl Qcow2 {
         if complete == list {
             return self.end_snapshots(counts).await;
         }
-        let old_table = self.clusters_at(header.snapshots_offset, list.encode().len() as u64);
+        let old_table = self
+            .geometry()
+            .clusters_at(header.snapshots_offset, list.encode().len() as u64);
         let nothing = Balance::new(None, None);
         let mut preparation = Preparation::new(Balance::new(None, None), Vec::new());
         let prepared = async {

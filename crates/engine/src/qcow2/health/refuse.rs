@@ -54,10 +54,10 @@ impl Qcow2 {
             Some(freed) if !self.format.data_file => freed,
             _ => return Ok(()),
         };
-        for cluster in self.clusters_of(&freed) {
+        for cluster in freed.clusters(self.geometry()) {
             let host = self.geometry().host_offset(cluster);
             self.protect(state, host)?;
-            if cluster.0 >= state.space.claimed {
+            if cluster.0 >= state.space.claimed() {
                 return Err(Error::Corrupt {
                     file: self.name().to_string(),
                     structure: "cluster",

@@ -13,13 +13,14 @@ use cowslip_queue::{IoVec, Pending};
 use crate::backing::Backing;
 use crate::file::{Durability, Event};
 use crate::qcow2::entry::L2Entry;
-use crate::qcow2::geometry::{self, GuestCluster, GuestOffset, HostCluster, SubclusterMask};
+use crate::qcow2::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use crate::qcow2::map::{Run, Source, map_cluster};
 use crate::qcow2::mapping::inflight::{Kind, LeaseRequest, Ticket};
 use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::mapping::tables::{NewTable, OnDisk, Prepared};
 use crate::qcow2::plan::{self, Change, Space, View};
 use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::state::HostSpace;
 use crate::qcow2::{InlineVec, Qcow2, State};
 use crate::{Error, Result};
 
@@ -129,9 +130,9 @@ impl Drop for Batch<'_> {
             .iter()
             .filter(|step| step.write.change != Change::None)
         {
-            let attempted = self.image.attempted(&step.write);
+            let attempted = step.write.attempted(self.image.geometry());
             state.mapping.joint.mark_failed(step.cluster, attempted);
-            self.image.leave_joint(&mut state, step.cluster);
+            state.leave_joint(&self.image.format, step.cluster);
         }
         state.mapping.epochs.abandon();
         // The bytes that have reached the file need a flush, even if no request waits for it.
@@ -376,25 +377,25 @@ impl Qcow2 {
                 (cluster, plan::plan_write(&self.format, &view, bytes, space))
             })
             .collect();
-        let wants = self.wants(&steps);
+        let wants = leases_for(self.geometry(), &steps);
         if let Some(want) = state.mapping.leases.obstacle(slice, &wants, place) {
             let want = want.clone();
-            self.give_back(state, &taken);
+            state.space.give_back(&taken);
             let (ticket, waiting) = state.mapping.leases.wait(slice, want, place);
             return Ok(Err(Blocked::Lease(ticket, waiting)));
         }
         for (_, write) in &steps {
             if let Err(error) = self.protect(state, write.host) {
-                self.give_back(state, &taken);
+                state.space.give_back(&taken);
                 return Err(error);
             }
         }
-        if let Some(punched) = self.hole_in_the_way(state, &steps) {
-            self.give_back(state, &taken);
+        if let Some(punched) = hole_in_the_way(&mut state.space, self.geometry(), &steps) {
+            state.space.give_back(&taken);
             return Ok(Err(Blocked::Other(punched)));
         }
         for (cluster, _) in &taken {
-            state.raise(*cluster);
+            state.space.raise(*cluster);
         }
         let granted = wants
             .into_iter()
@@ -409,7 +410,7 @@ impl Qcow2 {
         state.writes.in_place += in_place;
         // Before the data moves: what fails may have changed some of it.
         if request.origin == Origin::Guest {
-            state.mark_dirty(&(request.at..end));
+            state.bitmaps.mark(&(request.at..end));
         }
         self.enlist(state, request, steps, (batch, &taken));
         Ok(Ok(()))
@@ -458,18 +459,6 @@ impl Qcow2 {
         Ok(found)
     }
 
-    /// A hole that is being punched where one of the steps will write.
-    fn hole_in_the_way(
-        &self,
-        state: &mut State,
-        steps: &[(GuestCluster, plan::Write)],
-    ) -> Option<Pending<()>> {
-        steps.iter().find_map(|(_, write)| {
-            let host = self.host_cluster(write.host);
-            state.space.punches.obstacle(host, self.attempted(write))
-        })
-    }
-
     /// Makes the steps part of the batch, and members of the space that they fill.
     fn enlist(
         &self,
@@ -504,12 +493,10 @@ impl Qcow2 {
                         true,
                     ),
                 };
-                state.space.fresh.set(host, 0);
-                state.space.punches.call_off(host, self.attempted(&write));
-                state
-                    .mapping
-                    .joint
-                    .join(cluster, space, published, self.attempted(&write));
+                let attempted = write.attempted(self.geometry());
+                state.space.begin_fill(host, attempted);
+                let joint = &mut state.mapping.joint;
+                joint.join(cluster, space, published, attempted);
             }
             batch.steps.push(Step {
                 cluster,
@@ -541,13 +528,13 @@ impl Qcow2 {
             Some(table) if !table.copied => return Ok(Err(Blocked::OwnTable(l1_index))),
             Some(_) => {}
             None => {
-                if state.space.free.clusters() + state.space.table_space.clusters() == 0 {
+                if state.space.clusters_for_tables() == 0 {
                     return Ok(Err(Blocked::Space(1)));
                 }
                 let Some((cluster, content)) = self.take_table(state) else {
                     return Ok(Err(Blocked::TableSpace));
                 };
-                state.raise(cluster);
+                state.space.raise(cluster);
                 let on_disk = if content.is_zero() {
                     OnDisk::Zeroes
                 } else {
@@ -613,7 +600,7 @@ impl Qcow2 {
     ) -> Space {
         if self.format.data_file {
             return Space {
-                host: geometry::HostOffset(view.start),
+                host: HostOffset(view.start),
                 fresh: 0,
             };
         }
@@ -643,54 +630,46 @@ impl Qcow2 {
         if count > 0 {
             self.file.pass(Event::ClusterAlloc);
         }
-        let mut taken = Vec::with_capacity(count as usize);
-        while (taken.len() as u64) < count {
-            let missing = count - taken.len() as u64;
-            let (start, len, content) = state
-                .space
-                .free
-                .take(missing)
-                .expect("the caller has checked that there is enough");
-            taken.extend((start.0..start.0 + len).map(|cluster| (HostCluster(cluster), content)));
-        }
-        if state.space.free.clusters() < state.space.low_water {
+        let taken = state.space.take(count);
+        if state.space.wanted_ahead().is_some() {
             state.maintenance.wake();
         }
         taken
     }
+}
 
-    pub(in crate::qcow2) fn give_back(&self, state: &mut State, taken: &[(HostCluster, Content)]) {
-        for (cluster, content) in taken {
-            state.space.free.add(*cluster, 1, *content);
-        }
-    }
+/// A hole that is being punched where one of the steps will write.
+fn hole_in_the_way(
+    space: &mut HostSpace,
+    geometry: &Geometry,
+    steps: &[(GuestCluster, plan::Write)],
+) -> Option<Pending<()>> {
+    steps.iter().find_map(|(_, write)| {
+        let host = geometry.host_cluster(write.host);
+        space.hole_under_way(host, write.attempted(geometry))
+    })
+}
 
-    /// The leases of neighbouring steps, joined where they are of one kind.
-    fn wants(&self, steps: &[(GuestCluster, plan::Write)]) -> InlineVec<LeaseRequest> {
-        let mut wants: InlineVec<LeaseRequest> = InlineVec::new();
-        for (cluster, write) in steps {
-            let start = self.geometry().guest_offset(*cluster).0;
-            let range = start + write.lease.start..start + write.lease.end;
-            let kind = if write.change == Change::None {
-                Kind::Shared
-            } else {
-                Kind::Exclusive
-            };
-            match wants.last_mut() {
-                Some(last) if last.kind == kind && last.range.end == range.start => {
-                    last.range.end = range.end;
-                }
-                _ => wants.push(LeaseRequest { range, kind }),
+/// The leases of neighbouring steps, joined where they are of one kind.
+fn leases_for(
+    geometry: &Geometry,
+    steps: &[(GuestCluster, plan::Write)],
+) -> InlineVec<LeaseRequest> {
+    let mut wants: InlineVec<LeaseRequest> = InlineVec::new();
+    for (cluster, write) in steps {
+        let start = geometry.guest_offset(*cluster).0;
+        let range = start + write.lease.start..start + write.lease.end;
+        let kind = if write.change == Change::None {
+            Kind::Shared
+        } else {
+            Kind::Exclusive
+        };
+        match wants.last_mut() {
+            Some(last) if last.kind == kind && last.range.end == range.start => {
+                last.range.end = range.end;
             }
+            _ => wants.push(LeaseRequest { range, kind }),
         }
-        wants
     }
-
-    /// The subclusters that a write may leave marks in, even if it fails.
-    pub(in crate::qcow2) fn attempted(&self, write: &plan::Write) -> SubclusterMask {
-        let touched = self.geometry().subclusters_touched(&write.bytes);
-        write.fills.iter().fold(touched, |mask, fill| {
-            mask | self.geometry().subclusters_touched(&fill.range)
-        })
-    }
+    wants
 }

@@ -182,7 +182,7 @@ impl Qcow2 {
         if published.is_err() {
             for place in places {
                 // Its reference was raised, and no entry will ever be its own.
-                self.give_up(state, Freed::Compressed(place));
+                state.give_up(self.geometry(), Freed::Compressed(place));
             }
         }
         lease.end(state);
@@ -213,9 +213,10 @@ impl Qcow2 {
                 .tables
                 .set_entry(*cluster, &entry, WriteOrdering::Bytes);
             if let Some(freed) = freed {
-                self.clusters_of(&freed)
+                freed
+                    .clusters(self.geometry())
                     .for_each(|host| state.space.fresh.set(host, 0));
-                self.give_up(state, freed);
+                state.give_up(self.geometry(), freed);
             }
         }
         Ok(())
@@ -266,7 +267,7 @@ impl Qcow2 {
         let (first, last, next) = (host(start), host(start + len - 1), start + len);
         {
             let mut state = self.lock();
-            (first.0..=last.0).for_each(|cluster| state.raise(HostCluster(cluster)));
+            (first.0..=last.0).for_each(|cluster| state.space.raise(HostCluster(cluster)));
         }
         let references = if first == last { references + 1 } else { 1 };
         counts.compressed_tail = (host(next) == last).then_some(Tail { next, references });
@@ -339,7 +340,7 @@ impl Qcow2 {
                             for cluster in clusters {
                                 let start = self.geometry().guest_offset(*cluster).0;
                                 let end = start + self.geometry().cluster_bytes();
-                                state.mark_dirty(&(start..end));
+                                state.bitmaps.mark(&(start..end));
                             }
                             drop(state);
                             drop(pinned);

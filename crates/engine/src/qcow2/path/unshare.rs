@@ -31,7 +31,7 @@ impl Drop for Copying<'_> {
         }
         let mut state = self.image.lock();
         let freed = Freed::Cluster(self.image.geometry().host_offset(self.new));
-        self.image.give_up(&mut state, freed);
+        state.give_up(self.image.geometry(), freed);
         state.mapping.epochs.abandon();
         state.mapping.end_copy(self.l1_index);
     }
@@ -56,7 +56,7 @@ impl Qcow2 {
                 return Ok(());
             }
             let (new, _) = self.take_clusters(&mut state, 1)[0];
-            state.raise(new);
+            state.space.raise(new);
             state.space.protected.insert(new);
             state.mapping.begin_copy(l1_index);
             (old, new, state.mapping.epochs.enter())
@@ -92,7 +92,7 @@ impl Qcow2 {
                 },
             );
         }
-        self.give_up(state, Freed::Cluster(freed));
+        state.give_up(self.geometry(), Freed::Cluster(freed));
         state.committed.note_unflushed();
         state.mapping.epochs.leave(epoch);
         copying.end(state);

@@ -7,10 +7,8 @@ use crate::backing::Backing;
 use crate::errno::EIO;
 use crate::file::{Durability, Space};
 use crate::policy::WritePolicy;
-use crate::qcow2::geometry::GuestCluster;
-use crate::qcow2::mapping::inflight::Left;
-use crate::qcow2::plan::{self, Freed};
-use crate::qcow2::{Qcow2, State};
+use crate::qcow2::Qcow2;
+use crate::qcow2::plan;
 use crate::{Error, Result};
 
 /// Called by a write that has all its space.
@@ -100,7 +98,7 @@ impl Qcow2 {
             if outcome.is_ok() {
                 continue;
             }
-            let attempted = self.attempted(&step.write);
+            let attempted = step.write.attempted(self.geometry());
             {
                 let mut state = self.lock();
                 // A write that joins from now on fills its subclusters completely, so nothing has
@@ -133,7 +131,7 @@ impl Qcow2 {
             state.health.latch(error.duplicate());
         }
         for (step, outcome) in batch.steps.iter().zip(outcome) {
-            let attempted = self.attempted(&step.write);
+            let attempted = step.write.attempted(self.geometry());
             let changes = step.write.change != plan::Change::None;
             if changes && outcome.is_ok() && state.mapping.joint.has_failed(step.cluster, attempted)
             {
@@ -157,39 +155,18 @@ impl Qcow2 {
                     .set_entry(step.cluster, &entry, promise);
                 state.mapping.joint.published(step.cluster);
                 if let Some(freed) = freed {
-                    self.give_up(state, freed);
+                    state.give_up(self.geometry(), freed);
                 }
             }
             if changes {
                 if outcome.is_err() {
                     state.mapping.joint.mark_failed(step.cluster, attempted);
                 }
-                self.leave_joint(state, step.cluster);
+                state.leave_joint(&self.format, step.cluster);
             }
         }
         batch.end(state);
-        if state.mapping.tables.wants_writeback() {
-            state.maintenance.wake();
-        }
-    }
-
-    pub(in crate::qcow2) fn leave_joint(&self, state: &mut State, cluster: GuestCluster) {
-        match state.mapping.joint.leave(cluster) {
-            Left::Shared => {}
-            Left::Published(space) if self.format.data_file => {
-                debug_assert_eq!(space.fresh, 0, "nothing is fresh in a data file");
-            }
-            Left::Published(space) => {
-                state
-                    .space
-                    .fresh
-                    .set(self.geometry().host_cluster(space.host), space.fresh);
-            }
-            Left::Forfeited(_) if self.format.data_file => {}
-            Left::Forfeited(space) => {
-                self.give_up(state, Freed::Cluster(space.host));
-            }
-        }
+        state.wake_maintenance_if_dirty();
     }
 
     /// Step 9 for a request that asks for nothing: the image's policy decides.

@@ -333,7 +333,7 @@ impl Qcow2 {
         changes: Changes,
     ) -> Piece<'_> {
         if !changes.entries.is_empty() && changes.is_seen {
-            state.mark_dirty(guest);
+            state.bitmaps.mark(guest);
         }
         // A range that is not visible in the disk is zeroes in a raw data file already.
         if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
@@ -414,20 +414,19 @@ impl Qcow2 {
                 Some(Freed::Subclusters(host, given_up)) => {
                     let geometry = self.geometry();
                     let hole = punch::with_neighbours(geometry, given_up, unused);
-                    self.give_up(state, Freed::Subclusters(host, hole));
+                    state.give_up(self.geometry(), Freed::Subclusters(host, hole));
                 }
                 Some(freed) => {
-                    self.clusters_of(&freed)
+                    freed
+                        .clusters(self.geometry())
                         .for_each(|host| state.space.fresh.set(host, 0));
-                    self.give_up(state, freed);
+                    state.give_up(self.geometry(), freed);
                 }
                 None => {}
             }
             state.committed.note_unflushed();
         }
-        if state.mapping.tables.wants_writeback() {
-            state.maintenance.wake();
-        }
+        state.wake_maintenance_if_dirty();
         changes.writes
     }
 }

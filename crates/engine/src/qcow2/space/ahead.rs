@@ -10,9 +10,10 @@
 //! them.
 
 use super::alloc::Content;
+use super::state::HostSpace;
 use crate::Result;
 use crate::qcow2::geometry::HostCluster;
-use crate::qcow2::{Counts, Qcow2, State};
+use crate::qcow2::{Counts, Qcow2};
 
 /// Clusters whose counts are raised ahead, at most.
 const AHEAD_MAX: u64 = 64;
@@ -44,9 +45,9 @@ impl Qcow2 {
         counts.small_cycles = counts.small_cycles.saturating_add(1);
         let picked = {
             let mut state = self.lock();
-            let there = state.space.counted_ahead.len() as u64;
+            let there = state.space.raised.ahead() as u64;
             let wanted = wanted(counts.small_cycles, raised, bits).saturating_sub(there);
-            state.take_uncounted(wanted)
+            state.space.take_uncounted(wanted)
         };
         for (cluster, content) in picked {
             let added = counts.refcounts.add(cluster, 1).await;
@@ -54,7 +55,7 @@ impl Qcow2 {
             state.space.free.add(cluster, 1, content);
             // Without its block it stays as it was, and the request that takes it gets the error.
             if added.is_ok() {
-                state.space.counted_ahead.insert(cluster);
+                state.space.raised.count_ahead(cluster);
             }
         }
     }
@@ -62,40 +63,31 @@ impl Qcow2 {
     /// Lowers the counts raised ahead of clusters that were not taken; the next cycle writes them.
     pub(in crate::qcow2) async fn release_counted_ahead(&self, counts: &mut Counts) -> Result<()> {
         // One by one, so that a failure leaves the others as they are.
-        while let Some(cluster) = self.next_counted_ahead() {
+        loop {
+            let next = self.lock().space.raised.next_ahead();
+            let Some(cluster) = next else {
+                return Ok(());
+            };
             counts.refcounts.add(cluster, -1).await?;
         }
-        Ok(())
-    }
-
-    fn next_counted_ahead(&self) -> Option<HostCluster> {
-        self.lock().space.counted_ahead.pop_first()
     }
 }
 
-impl State {
-    /// A cluster gets a reference, which the next cut counts.
-    pub(in crate::qcow2) fn raise(&mut self, cluster: HostCluster) {
-        let is_counted = self.space.counted_ahead.remove(&cluster);
-        if !is_counted {
-            *self.space.raised.entry(cluster).or_default() += 1;
-        }
-    }
-
+impl HostSpace {
     /// The lowest free clusters that are not counted, for a moment not to be taken.
     fn take_uncounted(&mut self, count: u64) -> Vec<(HostCluster, Content)> {
         let mut picked = Vec::new();
         let mut passed = Vec::new();
         while (picked.len() as u64) < count
-            && let Some((cluster, _, content)) = self.space.free.take(1)
+            && let Some((cluster, _, content)) = self.free.take(1)
         {
-            match self.space.counted_ahead.contains(&cluster) {
+            match self.raised.is_ahead(cluster) {
                 true => passed.push((cluster, content)),
                 false => picked.push((cluster, content)),
             }
         }
         for (cluster, content) in passed {
-            self.space.free.add(cluster, 1, content);
+            self.free.add(cluster, 1, content);
         }
         picked
     }

@@ -13,6 +13,7 @@ use std::ops::Range;
 use futures_util::future::join_all;
 
 use super::alloc::Content;
+use super::growth;
 use crate::Result;
 use crate::backing::Backing;
 use crate::file::AlignedFile;
@@ -22,7 +23,7 @@ use crate::qcow2::geometry::{
 };
 use crate::qcow2::mapping::inflight::{Kind, LeaseRequest};
 use crate::qcow2::path::admit::{Blocked, LeaseGuard, Place};
-use crate::qcow2::plan::{self, Freed};
+use crate::qcow2::plan::{self, Freed, Unref};
 use crate::qcow2::{Counts, Qcow2};
 
 /// Holes that are punched at once.
@@ -63,6 +64,19 @@ fn runs(mask: SubclusterMask) -> impl Iterator<Item = Range<u64>> {
 }
 
 impl Qcow2 {
+    /// Returns whether the space of single subclusters is released.
+    pub(in crate::qcow2) fn punches_subclusters(&self) -> bool {
+        let keeps = self.policy == growth::Policy::Contiguous && self.unref == Unref::Free;
+        self.discard == DiscardPolicy::Unmap && !keeps && self.file.capabilities().punches_holes
+    }
+
+    /// Returns whether a discard leaves holes in subclusters that stay mapped.
+    pub(in crate::qcow2) fn punches_in_place(&self) -> bool {
+        let zeroes = self.data.capabilities().punches_holes;
+        let larger = self.geometry().subcluster_bytes() > HOST_BLOCK_BYTES;
+        self.punches_subclusters() && zeroes && larger
+    }
+
     /// Punches holes that have become due: the clearing is durable, and its epoch has left. Called
     /// by the holder of the turn, before any cluster becomes free.
     pub(in crate::qcow2) async fn punch_subclusters(
@@ -172,7 +186,7 @@ impl Qcow2 {
         if let Some(ticket) = place.ticket.take() {
             state.mapping.leases.release(ticket);
         }
-        state.mark_dirty(&part);
+        state.bitmaps.mark(&part);
         let stay = LeaseGuard::new(self, state, (slice, want));
         Ok(Some(Ok((stay, host.0 + hole.start..host.0 + hole.end))))
     }

@@ -98,37 +98,26 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Frees the space that was reserved for tables and not used: at the end of the session, and
-    /// when no other space is left.
-    pub(in crate::qcow2) fn release_table_space(&self, state: &mut State) {
-        while let Some((start, len, content)) = state.space.table_space.take(u64::MAX) {
-            state.space.free.add(start, len, content);
-        }
-    }
-
     /// Releases the space that this session has grown and not used. After the last cycle.
     pub(in crate::qcow2) async fn trim(&self) -> Result<()> {
         let _turn = self.turn.take().await;
         let (start, hint) = {
             let mut state = self.lock();
-            self.release_table_space(&mut state);
-            let claimed = state.space.claimed;
+            state.space.release_table_space();
             let hint = state.committed.header.extensions.allocation;
-            let first = state.space.free.run_ending_at(claimed).unwrap_or(claimed);
-            let start = first.max(state.space.claimed_at_open);
+            let start = state.space.unused_from();
             let stays = state.health.is_latched() || state.mapping.epochs.any_abandoned();
             if stays {
                 return Ok(());
             }
-            if start >= claimed {
+            if start >= state.space.claimed() {
                 // Nothing is ahead of need: the row of closes with growth is broken.
                 (None, hint.map(|hint| hint.with_closes(0)))
             } else {
                 match growth::at_close(hint.map(|hint| hint.closes_ahead)) {
                     AtClose::Keep => return Ok(()),
                     AtClose::Trim(closes) => {
-                        state.space.free.cut_at(start);
-                        state.space.claimed = start;
+                        state.space.cut_to(start);
                         (Some(start), hint.map(|hint| hint.with_closes(closes)))
                     }
                 }

@@ -89,9 +89,9 @@ impl Qcow2 {
                 if state.mapping.tables.drop_tables(&[index]).is_empty() {
                     continue;
                 }
-                self.give_up(&mut state, Freed::Cluster(offset));
+                state.give_up(self.geometry(), Freed::Cluster(offset));
                 for freed in entries.iter().filter_map(Freed::of) {
-                    self.give_up(&mut state, freed);
+                    state.give_up(self.geometry(), freed);
                 }
             }
             given_up += entries.len();
@@ -108,7 +108,8 @@ impl Qcow2 {
         let len = self.geometry().cluster_bytes();
         let bytes = self.file.read_new(table.0, len).await?;
         let words = bytes.chunks_exact(self.geometry().l2_entry_bytes() as usize);
-        let entries: Option<Vec<L2Entry>> = words.map(|words| self.decoded(words)).collect();
+        let entries: Option<Vec<L2Entry>> =
+            words.map(|words| self.format.l2_entry(words)).collect();
         let refers = |entry: &L2Entry| Freed::of(entry).is_some();
         Ok(entries.map(|entries| entries.into_iter().filter(refers).collect()))
     }
@@ -121,7 +122,7 @@ impl Qcow2 {
             if state.mapping.epochs.any_abandoned() || state.mapping.has_bad_tables() {
                 return Ok(());
             }
-            self.release_table_space(&mut state);
+            state.space.release_table_space();
         }
         counts.compressed_tail = None;
         self.release_counted_ahead(counts).await?;
@@ -147,7 +148,7 @@ impl Qcow2 {
         {
             let mut state = self.lock();
             for table in state.mapping.tables.drop_tables(tables) {
-                self.give_up(&mut state, Freed::Cluster(table.offset));
+                state.give_up(self.geometry(), Freed::Cluster(table.offset));
             }
         }
         self.cycle(counts).await?;
@@ -249,7 +250,7 @@ impl Qcow2 {
         let own_count = counts.refcounts.get(cluster).await?;
         let holds_metadata = counted.len() < 2 && {
             let state = self.lock();
-            let existing = range.start..range.end.min(state.space.claimed);
+            let existing = range.start..range.end.min(state.space.claimed());
             state.space.protected.has_other(existing, cluster)
         };
         Ok(Some(BlockUse {
@@ -309,7 +310,7 @@ impl Qcow2 {
         }
         let (claimed, protected_end) = {
             let state = self.lock();
-            (state.space.claimed, state.space.protected.end())
+            (state.space.claimed(), state.space.protected.end())
         };
         let mut used_to = claimed;
         while used_to > 0 {
@@ -338,10 +339,8 @@ impl Qcow2 {
             .retain(|&index| geometry.first_counted(index + 1).0 <= used_to);
         {
             let mut state = self.lock();
-            state.space.free.cut_at(used_to);
-            state.space.claimed = used_to;
-            state.space.claimed_at_open = state.space.claimed_at_open.min(used_to);
-            state.space.low_water = 0;
+            state.space.cut_to(used_to);
+            state.space.stop_growing_ahead();
         }
         // Growth depends on the length, and a truncation that failed may have been made or not.
         self.or_latched(self.file.set_len(used_to << geometry.cluster_bits()).await)?;
@@ -355,7 +354,7 @@ impl Qcow2 {
             return;
         }
         let geometry = *self.geometry();
-        let claimed = self.lock().space.claimed;
+        let claimed = self.lock().space.claimed();
         let dropped: BTreeSet<u64> = dropped.iter().copied().collect();
         let mut gaps: Vec<Range<u64>> = Vec::new();
         for index in dropped {
@@ -388,7 +387,8 @@ impl Qcow2 {
                 blocks: vec![index],
                 table_clusters: 0,
             };
-            if counts.refcounts.block(index)?.is_some() || growth.end > self.lock().space.claimed {
+            if counts.refcounts.block(index)?.is_some() || growth.end > self.lock().space.claimed()
+            {
                 continue;
             }
             self.refuse_free_metadata(std::slice::from_ref(&(growth.start..growth.end)))?;

@@ -47,7 +47,7 @@ impl Qcow2 {
     fn next_step(&self, counts: &Counts, clusters: u64) -> Step {
         let bits = self.geometry().cluster_bits();
         let now = Situation {
-            file_bytes: self.lock().space.claimed << bits,
+            file_bytes: self.lock().space.claimed() << bits,
             grown_bytes: counts.grown_bytes,
             free_bytes: self.file.block_file().free_bytes(),
             needed_bytes: clusters << bits,
@@ -65,8 +65,7 @@ impl Qcow2 {
     async fn use_up(&self, counts: &mut Counts, clusters: u64, method: Method) -> Result<()> {
         let missing = {
             let mut state = self.lock();
-            if state.space.table_space.clusters() > 0 {
-                self.release_table_space(&mut state);
+            if state.space.release_table_space() {
                 return Ok(());
             }
             clusters.saturating_sub(state.space.free.clusters())
@@ -101,7 +100,7 @@ impl Qcow2 {
             return self.count_fixed_space(counts, end).await;
         }
         let bits = self.geometry().cluster_bits();
-        let claimed = self.lock().space.claimed;
+        let claimed = self.lock().space.claimed();
         let ahead = self.geometry().clusters_for(step.bytes).max(clusters);
         let growth = self.plan_counts(counts, claimed, (ahead, clusters)).await?;
         let is_too_long =
@@ -133,12 +132,11 @@ impl Qcow2 {
             Method::Allocate | Method::Extend => Content::Zeroes,
         };
         let mut state = self.lock();
-        state.space.claimed = growth.end;
-        state.space.low_water = if counts.grown_bytes >= GROW_AHEAD_FROM_BYTES {
-            ahead / 2
-        } else {
-            0
+        let low_water = match counts.grown_bytes >= GROW_AHEAD_FROM_BYTES {
+            true => ahead / 2,
+            false => 0,
         };
+        state.space.extend_to(growth.end, low_water);
         for run in runs {
             state
                 .space
@@ -150,14 +148,14 @@ impl Qcow2 {
 
     /// A damaged L1 table may refer to the space that the file would grow into (invariant S3).
     fn refuse_growth_over_tables(&self, end: u64) -> Result<()> {
-        match self.lock().space.table_beyond {
-            Some(table) if table.0 < end => Err(Error::Corrupt {
+        match self.lock().space.table_before(end) {
+            Some(table) => Err(Error::Corrupt {
                 file: self.name().to_string(),
                 structure: "L2 table",
                 offset: self.geometry().host_offset(table).0,
                 detail: "it is beyond the end of the file, which cannot grow over it".to_string(),
             }),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 

@@ -175,6 +175,7 @@ impl Qcow2 {
         let mut counted = BTreeSet::new();
         let mut first = 0;
         let mut replaced: BTreeSet<u64> = self
+            .geometry()
             .clusters_at(counts.refcounts.table_offset().0, table_len * 8)
             .collect();
         for index in 0..table_len {

@@ -7,7 +7,7 @@ use super::list::{self, Bitmaps, Bits, Entry};
 use crate::file::Durability;
 use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::entry::bitmap::{Fixed, TableEntry};
-use crate::qcow2::geometry::HostCluster;
+use crate::qcow2::geometry::{Geometry, HostCluster};
 use crate::qcow2::header::{BitmapsExtension, autoclear};
 use crate::qcow2::space::alloc::Content;
 use crate::qcow2::{Counts, Qcow2};
@@ -34,6 +34,12 @@ impl Taken {
 struct Prepared {
     entries: Vec<Entry>,
     directory: Option<BitmapsExtension>,
+}
+
+/// The clusters of a directory.
+fn clusters_of(directory: &BitmapsExtension, geometry: &Geometry) -> Range<u64> {
+    let bytes = directory.bitmap_directory_size;
+    geometry.clusters_at(directory.bitmap_directory_offset, bytes)
 }
 
 impl Qcow2 {
@@ -75,7 +81,7 @@ impl Qcow2 {
         {
             let mut state = self.lock();
             if let Some(directory) = directory {
-                let clusters = self.directory_clusters(&directory);
+                let clusters = clusters_of(&directory, self.geometry());
                 for cluster in clusters {
                     state.space.protected.insert(HostCluster(cluster));
                 }
@@ -85,18 +91,12 @@ impl Qcow2 {
             state.bitmaps.now_stored(entries.clone());
         }
         if let Some(directory) = old_directory {
-            let clusters = self.directory_clusters(&directory);
+            let clusters = clusters_of(&directory, self.geometry());
             self.free_metadata(counts, clusters).await?;
         }
         self.free_bitmaps(counts, bitmaps.directory(), &entries)
             .await?;
         counts.refcounts.write_dirty().await
-    }
-
-    fn directory_clusters(&self, directory: &BitmapsExtension) -> Range<u64> {
-        let first = directory.bitmap_directory_offset >> self.geometry().cluster_bits();
-        let bytes = directory.bitmap_directory_size;
-        first..first + self.geometry().clusters_for(bytes)
     }
 
     /// Writes the structures that the header will refer to, durably.

@@ -11,7 +11,7 @@ use super::tree::{Balance, Tree};
 use crate::file::{AlignedFile, Durability};
 use crate::job::{Job, Stage};
 use crate::qcow2::commit::probe::Stage as ProbeStage;
-use crate::qcow2::commit::writeback::{is_no_space, set_free};
+use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::header::{Header, L1_BYTES_MAX, incompatible};
 use crate::qcow2::offline::check::reader::Reader;
@@ -241,12 +241,6 @@ impl Qcow2 {
         l1.iter().map(clear).collect()
     }
 
-    /// The clusters of a structure.
-    pub(in crate::qcow2) fn clusters_at(&self, offset: u64, bytes: u64) -> Range<u64> {
-        let first = offset >> self.geometry().cluster_bits();
-        first..first + self.geometry().clusters_for(bytes)
-    }
-
     /// Takes space for a structure; returns its offset, 0 for one without bytes.
     pub(super) async fn place_structure(
         &self,
@@ -317,7 +311,8 @@ impl Qcow2 {
     /// Refuses what would take a count out of its range, before anything changes.
     async fn refuse_counts(&self, counts: &mut Counts, balance: &Balance, job: &Job) -> Result<()> {
         let max = self.geometry().refcount_max();
-        for piece in balance.pieces(0..self.claimed()) {
+        let claimed = self.lock().space.claimed();
+        for piece in balance.pieces(0..claimed) {
             job.check()?;
             for cluster in piece {
                 let change = balance.of(cluster);
@@ -355,10 +350,6 @@ impl Qcow2 {
         ))
     }
 
-    fn claimed(&self) -> u64 {
-        self.lock().space.claimed
-    }
-
     /// Changes counts in the order of the file, up to or from where `at` says that it has come.
     async fn move_counts(
         &self,
@@ -369,7 +360,7 @@ impl Qcow2 {
     ) -> Result<()> {
         let end = match direction {
             Direction::TakeBack => *at,
-            Direction::Raise | Direction::Lower => self.claimed(),
+            Direction::Raise | Direction::Lower => self.lock().space.claimed(),
         };
         let pieces = balance.pieces(0..end);
         let order = self.geometry().refcount_order();
@@ -413,7 +404,7 @@ impl Qcow2 {
         let content = self.punch_clusters(&freed).await;
         let mut state = self.lock();
         for (cluster, content) in freed.into_iter().zip(content) {
-            set_free(&mut state, counts.scanned, (cluster, content));
+            state.space.set_free(counts.scanned, (cluster, content));
         }
     }
 
@@ -494,16 +485,9 @@ impl Qcow2 {
         let mut header = self.header();
         change(&mut header);
         self.write_header(&header).await?;
-        self.forget_tables(l1);
+        self.lock().forget_tables(l1);
         let protected = self.protect_again(&counts.refcounts).await;
         self.or_latched(protected)
-    }
-
-    /// All that is known of tables and clusters was known of the old state.
-    pub(in crate::qcow2) fn forget_tables(&self, l1: Vec<u64>) {
-        let mut state = self.lock();
-        state.mapping.tables.replace(l1);
-        state.space.fresh.forget();
     }
 
     /// Frees the clusters that only the old state needed, now that nothing refers to them, durably.
@@ -536,7 +520,7 @@ impl Qcow2 {
         let done = async {
             let l1 = self.set_flags(counts, job).await?;
             self.barrier().await?;
-            self.forget_tables(l1);
+            self.lock().forget_tables(l1);
             Ok(())
         };
         self.or_latched(done.await)
@@ -545,8 +529,7 @@ impl Qcow2 {
     /// The new state is whole.
     pub(super) async fn end_snapshots(&self, counts: &mut Counts) -> Result<()> {
         if self.header().is_dirty() {
-            let marked = self.mark_dirty(false).await;
-            self.or_latched(marked)?;
+            self.mark_dirty(false).await?;
         }
         counts.refcounts.settle();
         Ok(())

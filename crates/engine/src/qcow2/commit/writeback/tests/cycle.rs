@@ -139,7 +139,7 @@ fn zeroes_behind_the_issue_of_a_barrier_wait_for_the_next() {
         write(cluster);
         block_on(image.write_back()).unwrap();
     }
-    let counted = image.lock().space.counted_ahead.len();
+    let counted = image.lock().space.raised.ahead();
     assert!(counted > 0, "new space would have a count to wait for");
     let mut context = Context::from_waker(Waker::noop());
 
@@ -148,7 +148,7 @@ fn zeroes_behind_the_issue_of_a_barrier_wait_for_the_next() {
     let job = Job::attended(Waits(Mutex::new(Some(Box::pin(moment)))));
     let mut resize = pin!(image.resize(size, &below, (Preallocation::Full, &job)));
     assert!(resize.as_mut().poll(&mut context).is_pending());
-    assert!(image.lock().space.counted_ahead.len() == counted);
+    assert!(image.lock().space.raised.ahead() == counted);
 
     // Data alone: a cycle whose barrier covers all changes of space so far.
     write(0);

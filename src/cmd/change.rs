@@ -1,0 +1,19 @@
+//! [`ChangeArgs`]: options that verbs which change an image have in common.
+
+use crate::job::JobArgs;
+use crate::open::Trust;
+use crate::output::DoneArgs;
+
+/// Options of verbs that change an image and say in the end what they have done.
+#[derive(clap::Args)]
+pub struct ChangeArgs {
+    /// Print nothing
+    #[arg(short, long)]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub trust: Trust,
+    #[command(flatten)]
+    pub done: DoneArgs,
+    #[command(flatten)]
+    pub job: JobArgs,
+}
