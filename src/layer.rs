@@ -68,10 +68,10 @@ pub enum Protocol {
     /// The host's file system, or a protocol that is presented like one.
     #[default]
     File,
-    /// An NBD server.
-    Nbd,
-    /// An NBD server whose disk has no format over it.
-    BareNbd,
+    /// Another protocol, by the name of its driver.
+    Named(&'static str),
+    /// The same, whose disk has no format over it.
+    Bare(&'static str),
 }
 
 /// Returns the names of the file's calls for zeroes.
@@ -161,8 +161,8 @@ impl ImageFileInfo {
                 let mut layer = ImageFileInfo::inspect_at(Ok(file), name, format, options).await?;
                 layer.filename = uri;
                 layer.protocol = match is_bare {
-                    true => Protocol::BareNbd,
-                    false => Protocol::Nbd,
+                    true => Protocol::Bare(node.driver()),
+                    false => Protocol::Named(node.driver()),
                 };
                 Ok(layer)
             }
@@ -318,6 +318,11 @@ impl ImageFileInfo {
         self.inspection
             .as_ref()
             .map(|inspection| &inspection.header)
+    }
+
+    /// Whether no format stands over the protocol.
+    pub fn is_bare(&self) -> bool {
+        matches!(self.protocol, Protocol::Bare(_))
     }
 
     /// The size of its disk.

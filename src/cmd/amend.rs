@@ -15,7 +15,7 @@ use cowslip::{Error, Job};
 use serde_json::{Value, json};
 
 use super::change::ChangeArgs;
-use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS, format_named};
+use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS, creatable_format};
 use crate::encryption::{self, SlotOptions};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
@@ -115,7 +115,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     let lists = lists.collect::<Result<Vec<_>, _>>()?;
     let asks_for_help = args.options.iter().any(|list| options::asks_for_help(list));
     let format = match (args.image.format.as_deref(), &args.image.filenames[..]) {
-        (Some(format), _) => Some(format_named(format)),
+        (Some(format), _) => Some(creatable_format(format)),
         // Scripts that take us for qemu-img get its answer, which is that a file is missing.
         (None, []) if !is_called_as_qemu() => Some(Ok(Format::Qcow2)),
         (None, _) => None,

@@ -341,7 +341,7 @@ impl<'a> Request<'a> {
 
     /// The format of a new target, or in which one that exists is opened.
     fn target_format(&self) -> Result<Format, CommandError> {
-        let named = create::format_named(self.format_name);
+        let named = create::creatable_format(self.format_name);
         named.map_err(|unknown| match self.args.no_create {
             true => {
                 let why = foreign::driver_refused(self.format_name);

@@ -373,7 +373,7 @@ fn listed(options: Vec<Known>, program: &Program) -> Vec<Known> {
         .collect()
 }
 
-pub(super) fn format_named(name: &str) -> Result<Format, CommandError> {
+pub(super) fn creatable_format(name: &str) -> Result<Format, CommandError> {
     match name {
         "raw" | "file" => Ok(Format::Raw),
         "qcow2" => Ok(Format::Qcow2),
@@ -391,7 +391,7 @@ pub(super) fn print_help(
     filename: Option<&str>,
     program: &Program,
 ) -> Result<(), CommandError> {
-    let format = format_named(name)?;
+    let format = creatable_format(name)?;
     if let Some(filename) = filename {
         let known = Place::named(filename)?.options_of(format);
         let text = options::help_text(&listed(known, program));
@@ -425,7 +425,7 @@ fn request(
     given: Vec<(String, String)>,
     size: Option<u64>,
 ) -> Result<Request, CommandError> {
-    let format = format_named(&args.format)?;
+    let format = creatable_format(&args.format)?;
     let place = Place::named(filename)?;
     let mut given = options::normalise(given, &place.options_of(format))?;
     for (name, value) in [

@@ -149,7 +149,7 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
 
 /// The format of the output. It is looked at when the input is open, as qemu-img does.
 fn output_format(args: &Args) -> Result<Format, CommandError> {
-    let format = create::format_named(&args.output_format);
+    let format = create::creatable_format(&args.output_format);
     format.map_err(|error| match foreign::is_format(&args.output_format) {
         true => error,
         false => CommandError::new("Unknown file format"),

@@ -125,7 +125,7 @@ fn as_text(layer: &ImageFileInfo, detail: Detail) -> String {
     if layer.inspection.is_none() && detail.limits {
         limits_text(&image_limits(layer), 0, &mut lines);
     }
-    if layer.protocol != Protocol::BareNbd {
+    if !layer.is_bare() {
         child_text(layer, detail, &mut lines);
     }
     lines.push(String::new());
@@ -135,8 +135,8 @@ fn as_text(layer: &ImageFileInfo, detail: Detail) -> String {
 /// The format, or the protocol where no format stands over it.
 fn shown_format(layer: &ImageFileInfo) -> &'static str {
     match layer.protocol {
-        Protocol::BareNbd => "nbd",
-        Protocol::File | Protocol::Nbd => format_name(layer.format),
+        Protocol::Bare(driver) => driver,
+        Protocol::File | Protocol::Named(_) => format_name(layer.format),
     }
 }
 
@@ -169,7 +169,7 @@ fn child_text(layer: &ImageFileInfo, detail: Detail, lines: &mut Vec<String>) {
 fn child_format(layer: &ImageFileInfo) -> &'static str {
     match layer.protocol {
         Protocol::File => "file",
-        Protocol::Nbd | Protocol::BareNbd => "nbd",
+        Protocol::Named(driver) | Protocol::Bare(driver) => driver,
     }
 }
 
@@ -361,8 +361,8 @@ fn as_json(layer: &ImageFileInfo, detail: Detail) -> Value {
         out.insert(name.to_string(), value);
     };
     let children = match layer.protocol {
-        Protocol::BareNbd => json!([]),
-        Protocol::File | Protocol::Nbd => {
+        Protocol::Bare(_) => json!([]),
+        Protocol::File | Protocol::Named(_) => {
             json!([{ "name": "file", "info": child_json(layer, detail) }])
         }
     };
@@ -405,7 +405,7 @@ fn as_json(layer: &ImageFileInfo, detail: Detail) -> Value {
     if layer.keys.is_some() || header.is_some_and(is_encrypted) {
         put("encrypted", true.into());
     }
-    if layer.protocol != Protocol::BareNbd {
+    if !layer.is_bare() {
         put("dirty-flag", header.is_some_and(Header::is_dirty).into());
     }
     if detail.limits {

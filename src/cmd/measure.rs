@@ -11,7 +11,7 @@ use cowslip::qcow2::inspect::BitmapInfo;
 use cowslip::qcow2::snapshot::SnapshotChoice;
 use serde_json::json;
 
-use super::create::{format_named, keys_of_luks, keys_of_qcow2, options_of};
+use super::create::{creatable_format, keys_of_luks, keys_of_qcow2, options_of};
 use crate::error::CommandError;
 use crate::layer::{ImageFileInfo, InspectOptions};
 use crate::open::{
@@ -147,7 +147,7 @@ async fn find(
         let text = "Block driver 'file' does not support size measurement";
         return Err(CommandError::new(text));
     }
-    let format = format_named(&args.target_format)?;
+    let format = creatable_format(&args.target_format)?;
     let given = options_given(args, format, program)?;
     let value = |name| options::value(&given, name);
     let images = image.as_ref().map(|(image, _)| std::slice::from_ref(image));

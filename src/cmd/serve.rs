@@ -161,7 +161,7 @@ struct Service {
     lifetime: Lifetime,
     handshake_timeout: Duration,
     verbosity: Verbosity,
-    ground: Daemonize,
+    daemonize: Daemonize,
     pid_file: Option<PathBuf>,
     sandbox: sandbox::Mode,
     tls: Option<ServerTls>,
@@ -191,7 +191,7 @@ impl Service {
             lifetime: Lifetime::UntilLastClient,
             handshake_timeout: Duration::from_secs(10),
             verbosity: Verbosity::Errors,
-            ground: Daemonize::No,
+            daemonize: Daemonize::No,
             pid_file: None,
             sandbox: sandbox::Mode::Auto,
             tls: None,
@@ -262,7 +262,7 @@ impl Args {
             service.verbosity = Verbosity::Everything;
         }
         if self.fork {
-            service.ground = Daemonize::Yes;
+            service.daemonize = Daemonize::Yes;
         }
         service.pid_file = self.pid_file;
         service.tls = tls(self.tls_creds.as_deref(), self.tls_authz.as_deref())?;
@@ -293,7 +293,7 @@ fn tls(
 
 /// Runs the service here, or in another process that this one waits for until it is ready.
 fn start(service: &Service, program: &Program) -> u8 {
-    match detach::role(service.ground) {
+    match detach::role(service.daemonize) {
         Role::Parent => detach::start_server(program),
         Role::Server => program.exit_code(serve(service, program, Role::Server)),
         Role::Only => program.exit_code(serve(service, program, Role::Only)),

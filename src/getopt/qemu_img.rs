@@ -433,6 +433,11 @@ mod tests {
     #[test]
     fn the_parser_has_all_that_qemu_img_has() {
         let line = crate::QemuImgLine::command();
+        let declared = line.get_subcommands().map(Command::get_name);
+        let mut declared: Vec<&str> = declared.collect();
+        declared.sort_unstable();
+        let known: Vec<&str> = VERBS.iter().map(|verb| verb.name).collect();
+        assert_eq!(declared, known);
         for verb in VERBS {
             let parser = line.find_subcommand(verb.name).unwrap();
             let known = verb.longs(parser);

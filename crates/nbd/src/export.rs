@@ -84,7 +84,7 @@ pub struct StatusExtent {
 pub enum Access {
     /// Reads only: the server refuses writes.
     ReadOnly,
-    /// Clients.
+    /// Reads and writes.
     #[default]
     ReadWrite,
 }

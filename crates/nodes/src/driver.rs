@@ -76,7 +76,7 @@ pub trait Protocol: Sync {
     /// Its options. It is given those of the table, and no others.
     fn options(&self) -> &'static [OptionEntry];
 
-    /// The options that a file name stands for, if it is one of this driver's.
+    /// The options that a file name stands for, if it is one of this driver's: `null-co://`.
     ///
     /// # Errors
     /// It is one, and not whole.
@@ -84,7 +84,8 @@ pub trait Protocol: Sync {
         Ok(None)
     }
 
-    /// The node that a file name describes in full, if it is one of this driver's.
+    /// The node that a file name describes in full, if it is a URI of this driver's. Images name
+    /// backing files so, and a format may stand beside it.
     ///
     /// # Errors
     /// It is one, and not whole.
@@ -106,6 +107,9 @@ pub trait Protocol: Sync {
 
 /// A file that a protocol can open.
 pub trait ProtocolNode: fmt::Debug + Send + Sync {
+    /// The name of its driver.
+    fn driver(&self) -> &'static str;
+
     /// The file name that it has where none was given; `None` if the name as given is its name.
     fn file_name(&self) -> Option<String> {
         None

@@ -5,7 +5,8 @@
 //! [`Registry`] finds by their names, and becomes a [`Source`]: one image, and the line of nodes
 //! that its bytes come through. [`open_image`] opens it.
 //!
-//! A new protocol or filter is a file in `drivers/` and a line in `drivers.rs`.
+//! A new protocol, filter over files or format for reading is a file in `drivers/` and two lines in
+//! `drivers.rs`.
 //!
 //! May not know: options of a command line, printing.
 

@@ -50,6 +50,10 @@ struct Node {
 }
 
 impl ProtocolNode for Node {
+    fn driver(&self) -> &'static str {
+        "ramp"
+    }
+
     fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
         let file = RampFile {
             name: how.name.to_string(),

@@ -266,7 +266,7 @@ impl Line {
             Name::Letter('s') => service.how.temporary = true,
             Name::Letter('t') => service.lifetime = Lifetime::UntilStopped,
             Name::Letter('v') => service.verbosity = Verbosity::Everything,
-            Name::Long("fork") => service.ground = Daemonize::Yes,
+            Name::Long("fork") => service.daemonize = Daemonize::Yes,
             Name::Long("sandbox") => match sandbox::Mode::parse(&value) {
                 Some(mode) => service.sandbox = mode,
                 None => return complaint(format!("Invalid sandbox mode '{value}'")),
@@ -379,7 +379,7 @@ impl Line {
             if self.of_image || self.kernel.is_some() || self.service.offset > 0 {
                 return complaint("List mode is incompatible with per-device settings");
             }
-            if self.service.ground == Daemonize::Yes {
+            if self.service.daemonize == Daemonize::Yes {
                 return complaint("List mode is incompatible with forking");
             }
             self.tls.validate(self.lists)?;

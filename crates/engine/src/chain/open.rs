@@ -208,7 +208,7 @@ async fn open_layer(
     if !is_qcow2 && is_top && options.snapshot.is_some() {
         return Err(Error::Unsupported {
             file: file.name().to_string(),
-            feature: "an internal snapshot of a raw image".into(),
+            feature: format!("an internal snapshot of a {} image", format.name()).into(),
         });
     }
     if matches!(format, Format::Other(_)) && options.writable {

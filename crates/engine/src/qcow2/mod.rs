@@ -5,9 +5,10 @@
 //! 1. `image.rs` has validated it; here the latch is consulted, and the header made ready for
 //!    writes
 //! 2. `mapping/tables.rs`: the slices that it needs are loaded
-//! 3. `map.rs`, 4. `plan.rs`: what is there, and what to do
-//! 5. `mapping/inflight.rs`: leases; if one is taken, wait and look again
-//! 6. `space/alloc.rs`: clusters are taken
+//! 3. `path/admit.rs`: the entries are viewed
+//! 4. `space/alloc.rs`: clusters are taken
+//! 5. `plan.rs`: what to do
+//! 6. `mapping/inflight.rs`: leases; if one is taken, the clusters go back, wait and look again
 //! 7. `path/cow.rs`: data moves, without the metadata lock
 //! 8. `mapping/tables.rs`: the new mapping is published in memory
 //! 9. `commit/writeback.rs`: on flush, FUA, or when much is dirty, metadata becomes durable in

@@ -1,4 +1,5 @@
-//! Decides what a request does to one cluster. Pure, and the only place that decides.
+//! Decides what a write, zeroes or a discard do to one cluster. Pure. Compressed writes, and
+//! preallocation in an encrypted image, make entries of their own.
 //!
 //! | the cluster | a write |
 //! | --- | --- |

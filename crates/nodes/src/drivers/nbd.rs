@@ -38,6 +38,10 @@ impl Protocol for Nbd {
 struct Export(ExportName);
 
 impl ProtocolNode for Export {
+    fn driver(&self) -> &'static str {
+        "nbd"
+    }
+
     fn uri(&self) -> Option<String> {
         Some(self.0.uri())
     }

@@ -70,20 +70,25 @@ impl Protocol for Null {
             spec.latency = Duration::from_nanos(nanoseconds);
         }
         options.take_switch("read-zeroes")?;
-        let name = format!("{driver}://");
-        Ok(Arc::new(Nothing { name, spec }))
+        let named = NAMES.iter().find(|name| **name == driver);
+        let driver = named.expect("a driver is read under one of its names");
+        Ok(Arc::new(Nothing { driver, spec }))
     }
 }
 
 #[derive(Debug)]
 struct Nothing {
-    name: String,
+    driver: &'static str,
     spec: NullSpec,
 }
 
 impl ProtocolNode for Nothing {
+    fn driver(&self) -> &'static str {
+        self.driver
+    }
+
     fn file_name(&self) -> Option<String> {
-        Some(self.name.clone())
+        Some(format!("{}://", self.driver))
     }
 
     fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {

@@ -174,7 +174,8 @@ impl Qcow2 {
         self.settle(self.effective(Durability::Cached), true).await
     }
 
-    /// Step 9 for a request: durable if it asked for it, and not too much dirty in any case.
+    /// Step 9 for a request: a cycle if it is to be durable. Where much is dirty, publishing has
+    /// woken `maintain`.
     pub(in crate::qcow2) async fn settle(
         &self,
         durability: Durability,
