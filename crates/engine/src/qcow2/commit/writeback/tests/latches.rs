@@ -2,16 +2,19 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::disk::{Disk, Op};
-use super::space::{new_disk, qcow2_on};
+use super::space::{image_on, new_disk, qcow2_on};
 use super::{CLUSTER, EIO, ENOSPC, NoFiles, block_on};
-use crate::image::{Durability, OpenOptions};
+use crate::image::{Durability, OpenOptions, Space, ZeroOptions};
 use crate::policy::{AllocPolicy, DiscardPolicy};
 use crate::qcow2::Qcow2;
 use crate::qcow2::commit::writeback::is_no_space;
-use crate::qcow2::offline::create::{CreateOptions, create};
-use crate::{Buf, Error, Image};
+use crate::qcow2::control::amend::Amendment;
+use crate::qcow2::control::snapshot::NewSnapshot;
+use crate::qcow2::offline::create::{CreateOptions, Version, create};
+use crate::{Buf, Error, Image, Job};
 
 /// Has these operations fail without having done anything.
 fn fail(disk: &Disk, errno: i32, fails: fn(&Op) -> bool) {
@@ -114,6 +117,66 @@ fn a_shrink_that_cannot_cut_the_file_stops_the_session() {
     write(20 * CLUSTER + 100, 24).expect_err("bytes that were given up would be beside it");
     block_on(image.close()).expect_err("it is latched");
     assert_eq!(changes(&disk), []);
+}
+
+/// An image with a zero cluster in a table that a snapshot shares, and where the table is.
+fn with_shared_zeroes() -> (Arc<Disk>, u64) {
+    let disk = new_disk(CLUSTER, 1);
+    let image = image_on(&disk);
+    let data = Buf::from(vec![0xaa; 4 * CLUSTER as usize]);
+    block_on(image.write(0, data, Durability::Cached)).expect("nothing fails yet");
+    let zeroes = ZeroOptions {
+        space: Space::Keep,
+        ..ZeroOptions::default()
+    };
+    block_on(image.write_zeroes(CLUSTER, CLUSTER, zeroes)).expect("nothing fails yet");
+    let snapshot = NewSnapshot {
+        name: "shared".to_string(),
+        date_sec: 0,
+        date_nsec: 0,
+    };
+    block_on(image.create_snapshot(&snapshot, &Job::default())).expect("nothing fails yet");
+    block_on(image.close()).expect("nothing fails yet");
+    let contents = disk.contents();
+    let word = |at: u64| {
+        let bytes = &contents[at as usize..][..8];
+        u64::from_be_bytes(bytes.try_into().expect("eight bytes"))
+    };
+    let table = word(word(40)) & !(1 << 63);
+    (disk, table)
+}
+
+/// A downgrade that could not write a table of a snapshot, or the counts behind it, has taken
+/// counts in memory for another state than the medium's.
+#[test]
+fn a_downgrade_that_cannot_change_a_snapshot_stops_the_session() {
+    let (_, table) = with_shared_zeroes();
+    let fails_with: [fn(&Op, u64) -> bool; 2] = [
+        |op, table| matches!(op, Op::Write(range) if range.start / CLUSTER == table / CLUSTER),
+        |op, _| *op == Op::Flush,
+    ];
+    for fails in fails_with {
+        let (disk, _) = with_shared_zeroes();
+        let image = image_on(&disk);
+        let met = AtomicBool::new(false);
+        disk.fail(move |op| {
+            // The disk's own tables come first; the snapshot's is where the shared one was.
+            let is_table = fails_with[0](op, table);
+            let met = met.fetch_or(is_table, Ordering::Relaxed) || is_table;
+            (met && fails(op, table)).then(|| io::Error::from_raw_os_error(EIO))
+        });
+        let amendment = Amendment {
+            version: Some(Version::V2),
+            ..Amendment::default()
+        };
+        block_on(image.amend(&amendment, &Job::default())).expect_err("the snapshot stays");
+        disk.mend();
+        disk.take_log();
+        let data = Buf::from(vec![0xbb; 512]);
+        block_on(image.write(0, data, Durability::Cached)).expect_err("it is latched");
+        block_on(image.close()).expect_err("it is latched");
+        assert_eq!(changes(&disk), []);
+    }
 }
 
 fn with_hint() -> (Arc<Disk>, Qcow2) {
