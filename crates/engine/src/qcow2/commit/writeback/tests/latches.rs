@@ -12,9 +12,9 @@ use crate::policy::{AllocPolicy, DiscardPolicy};
 use crate::qcow2::Qcow2;
 use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::control::amend::Amendment;
-use crate::qcow2::control::snapshot::NewSnapshot;
+use crate::qcow2::control::snapshot::{NewSnapshot, SnapshotChoice};
 use crate::qcow2::offline::create::{CreateOptions, Version, create};
-use crate::{Buf, Error, Image, Job};
+use crate::{Buf, Error, Image, Job, Result};
 
 /// Has these operations fail without having done anything.
 fn fail(disk: &Disk, errno: i32, fails: fn(&Op) -> bool) {
@@ -146,37 +146,63 @@ fn with_shared_zeroes() -> (Arc<Disk>, u64) {
     (disk, table)
 }
 
+fn is_write_to(op: &Op, cluster_at: u64) -> bool {
+    matches!(op, Op::Write(range) if range.start / CLUSTER == cluster_at / CLUSTER)
+}
+
+/// Checks that a session ends with the first failure of operations that `fails` names, once there
+/// was a write to the cluster at `from`, that one included.
+fn stops_after(
+    (disk, image): (&Disk, &Image),
+    (from, fails): (u64, fn(&Op) -> bool),
+    work: impl Future<Output = Result<()>>,
+) {
+    let met = AtomicBool::new(false);
+    disk.fail(move |op| {
+        let is_first = is_write_to(op, from);
+        let met = met.fetch_or(is_first, Ordering::Relaxed) || is_first;
+        (met && fails(op)).then(|| io::Error::from_raw_os_error(EIO))
+    });
+    block_on(work).expect_err("it fails");
+    disk.mend();
+    disk.take_log();
+    let data = Buf::from(vec![0xbb; 512]);
+    block_on(image.write(0, data, Durability::Cached)).expect_err("it is latched");
+    block_on(image.close()).expect_err("it is latched");
+    assert_eq!(changes(disk), []);
+}
+
 /// A downgrade that could not write a table of a snapshot, or the counts behind it, has taken
 /// counts in memory for another state than the medium's.
 #[test]
 fn a_downgrade_that_cannot_change_a_snapshot_stops_the_session() {
-    let (_, table) = with_shared_zeroes();
-    let fails_with: [fn(&Op, u64) -> bool; 2] = [
-        |op, table| matches!(op, Op::Write(range) if range.start / CLUSTER == table / CLUSTER),
-        |op, _| *op == Op::Flush,
-    ];
-    for fails in fails_with {
-        let (disk, _) = with_shared_zeroes();
+    for fails in [is_write, |op: &Op| *op == Op::Flush] {
+        let (disk, table) = with_shared_zeroes();
         let image = image_on(&disk);
-        let met = AtomicBool::new(false);
-        disk.fail(move |op| {
-            // The disk's own tables come first; the snapshot's is where the shared one was.
-            let is_table = fails_with[0](op, table);
-            let met = met.fetch_or(is_table, Ordering::Relaxed) || is_table;
-            (met && fails(op, table)).then(|| io::Error::from_raw_os_error(EIO))
-        });
         let amendment = Amendment {
             version: Some(Version::V2),
             ..Amendment::default()
         };
-        block_on(image.amend(&amendment, &Job::default())).expect_err("the snapshot stays");
-        disk.mend();
-        disk.take_log();
-        let data = Buf::from(vec![0xbb; 512]);
-        block_on(image.write(0, data, Durability::Cached)).expect_err("it is latched");
-        block_on(image.close()).expect_err("it is latched");
-        assert_eq!(changes(&disk), []);
+        // The disk's own table comes first, elsewhere.
+        let job = Job::default();
+        stops_after(
+            (&disk, &image),
+            (table, fails),
+            image.amend(&amendment, &job),
+        );
     }
+}
+
+/// A table of the disk that could not be written after a snapshot was deleted has flags that do not
+/// follow its counts.
+#[test]
+fn a_deletion_that_cannot_set_flags_stops_the_session() {
+    let (disk, table) = with_shared_zeroes();
+    let image = image_on(&disk);
+    let choice = SnapshotChoice::Name("shared".to_string());
+    let job = Job::default();
+    let deleted = image.delete_snapshot(&choice, &job);
+    stops_after((&disk, &image), (table, is_write), deleted);
 }
 
 fn with_hint() -> (Arc<Disk>, Qcow2) {
