@@ -1,5 +1,6 @@
 //! [`Image`]: a disk, whatever its format; the verbs and their validation.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -127,6 +128,7 @@ impl Image {
         Ok(image)
     }
 
+    #[boxed]
     pub(crate) async fn open_after(
         file: Arc<dyn BlockFile>,
         options: OpenOptions,

@@ -2,6 +2,7 @@
 //! whose disk is the file behind a header, under a cipher: zeroes there are written, and discards
 //! do nothing, since no hole reads as zeroes.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -112,6 +113,7 @@ impl Raw {
     }
 
     /// Makes durable all that had completed. After a failure it fails until the image is reopened.
+    #[boxed]
     pub async fn flush(&self) -> Result<()> {
         let mut failed = self.flushes.take().await;
         if *failed {
@@ -142,6 +144,7 @@ impl Raw {
 
     /// Flushes, if anything was changed, and cuts off what direct I/O has written beyond an end
     /// that is no multiple of its block: the disk is the file, and it keeps its size.
+    #[boxed]
     pub async fn close(&self) -> Result<()> {
         self.file.cut_padding(self.start + self.size()).await?;
         match self.changed.load(Ordering::Acquire) {
@@ -182,12 +185,14 @@ impl Raw {
     }
 
     /// Makes a range read as zeroes.
+    #[boxed]
     pub async fn write_zeroes(&self, offset: u64, len: u64, space: Space) -> Result<()> {
         self.will_change();
         self.file.zero(self.start + offset, len, space).await
     }
 
     /// Gives space back.
+    #[boxed]
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
         if self.file.is_encrypted() {
             return Ok(());
@@ -240,6 +245,7 @@ impl Raw {
 
     /// Changes the size. What is added gets its space first; if that fails the file is cut to what
     /// it was.
+    #[boxed]
     pub async fn resize(&self, size: u64, preallocation: Preallocation, job: &Job) -> Result<()> {
         if preallocation == Preallocation::Metadata {
             let text = "Unsupported preallocation mode: metadata";

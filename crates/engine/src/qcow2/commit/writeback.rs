@@ -26,6 +26,7 @@
 //! table entries (or a new table, barrier, header), barrier; only then is the space they count
 //! handed out. So no cluster is taken that could not be counted.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 
 use futures_util::future::join_all;
@@ -103,6 +104,7 @@ pub(in crate::qcow2) fn is_no_space(error: &Error) -> bool {
 
 impl Qcow2 {
     /// Makes durable what had completed when it was called, by a cycle whose cut comes after.
+    #[boxed]
     pub(in crate::qcow2) async fn write_back(&self) -> Result<()> {
         let wanted = {
             let state = self.lock();
@@ -121,6 +123,7 @@ impl Qcow2 {
     }
 
     /// One write-back cycle.
+    #[boxed]
     pub(in crate::qcow2) async fn cycle(&self, counts: &mut Counts) -> Result<()> {
         // After a failed barrier nothing may depend on the writes it should have covered.
         self.unlatched(&self.lock())?;
@@ -426,6 +429,7 @@ impl Qcow2 {
     }
 
     /// Finds some free clusters among those that exist, or grows the file by at least `clusters`.
+    #[boxed]
     pub(in crate::qcow2) async fn find_room(
         &self,
         counts: &mut Counts,
@@ -610,6 +614,7 @@ impl Qcow2 {
         self.latch_if_cancelled(self.ready_in_turn()).await
     }
 
+    #[boxed]
     async fn ready_in_turn(&self) -> Result<()> {
         let mut header = {
             let state = self.lock();

@@ -20,6 +20,7 @@ mod bits;
 mod list;
 mod store;
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 
 use crate::file::AlignedFile;
@@ -155,6 +156,7 @@ impl Qcow2 {
     }
 
     /// Changes a bitmap: in memory, and on disk when the image is closed.
+    #[boxed]
     pub(crate) async fn change_bitmap(&self, name: &str, change: &BitmapChange) -> Result<()> {
         if self.header().version < 3 && matches!(change, BitmapChange::Add { .. }) {
             return Err(Error::Invalid(format!(

@@ -3,9 +3,11 @@
 
 use crate::Result;
 use crate::qcow2::Qcow2;
+use async_recursion::async_recursion as boxed;
 
 impl Qcow2 {
     /// Flushes what the session has changed, and releases space allocated ahead.
+    #[boxed]
     pub(crate) async fn close(&self) -> Result<()> {
         // After a failure, memory and medium differ: the session cannot go on.
         let closed = self.or_latched(self.finish().await);

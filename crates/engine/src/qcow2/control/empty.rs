@@ -17,6 +17,7 @@
 //!
 //! The session ends with it: nothing but closing may follow, and reads see the backing file.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 
 use cowslip_queue::Buf;
@@ -34,6 +35,7 @@ const DIRTY_SLICES_MAX: usize = 256;
 
 impl Qcow2 {
     /// Empties the image, and ends the session: nothing but closing may follow.
+    #[boxed]
     pub(crate) async fn make_empty(&self) -> Result<()> {
         self.ready_for_changes().await?;
         self.close().await?;

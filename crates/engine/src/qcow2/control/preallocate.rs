@@ -18,6 +18,7 @@
 //! Memory: refcount blocks are made for a part of the range at a time, entries live in the cache of
 //! tables, and what is taken is a few runs.
 
+use async_recursion::async_recursion as boxed;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -63,6 +64,7 @@ impl Stock {
 impl Qcow2 {
     /// Allocates the space of guest clusters that are beyond the end of the disk, but for the first
     /// one perhaps, and that show nothing.
+    #[boxed]
     pub(in crate::qcow2) async fn preallocate(
         &self,
         added: Range<u64>,

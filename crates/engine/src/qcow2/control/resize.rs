@@ -1,5 +1,6 @@
 //! Changing the size of the disk, and the L1 table with it.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 
 use cowslip_queue::Buf;
@@ -19,6 +20,7 @@ use crate::{Error, Result};
 impl Qcow2 {
     /// Changes the size of the disk; an added range gets its space as the plan says. Where the size
     /// changes at which the area of the VM state begins, that is empty afterwards.
+    #[boxed]
     pub(crate) async fn resize(
         &self,
         size: u64,

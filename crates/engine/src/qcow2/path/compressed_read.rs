@@ -4,6 +4,7 @@
 //! An image that was written in one go has them side by side, byte by byte, so a request of several
 //! takes one read of the host, and as many pieces of work as keep the processors busy.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -52,6 +53,7 @@ struct Unpacking {
 
 impl Qcow2 {
     /// Reads parts, each with its own outcome.
+    #[boxed]
     pub(crate) async fn read_compressed(&self, parts: Vec<Wanted>) -> Vec<Result<(u64, IoVecMut)>> {
         if parts.is_empty() {
             return Vec::new();

@@ -8,6 +8,7 @@
 //! in it is referenced. Data that does not fit there continues in the next cluster of the host if
 //! that is free, as QEMU's does.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 
 use cowslip_queue::Buf;
@@ -64,6 +65,7 @@ type Together = Vec<(GuestCluster, Vec<u8>)>;
 
 impl Qcow2 {
     /// Compresses clusters and stores them so; as plain data where that is not smaller.
+    #[boxed]
     pub(crate) async fn write_compressed(
         &self,
         offset: u64,
@@ -153,6 +155,7 @@ impl Qcow2 {
     }
 
     /// Places, writes and publishes compressed clusters.
+    #[boxed]
     async fn store(&self, together: Together, below: &dyn Backing) -> Result<()> {
         let bytes: u64 = together.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         // Space for them, before anything is taken: side by side, or each in a cluster of its own,

@@ -9,6 +9,7 @@
 //!
 //! The guest sees no change, so persistent bitmaps do not follow.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 
 use cowslip_queue::{Buf, BufMut};
@@ -100,6 +101,7 @@ impl Qcow2 {
     }
 
     /// Reads from below and writes data that is not zero.
+    #[boxed]
     async fn copy_data(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
         let unit = PIECE_BYTES.max(self.geometry().cluster_bytes());
         for piece in pieces(range.start, range.end - range.start, unit) {

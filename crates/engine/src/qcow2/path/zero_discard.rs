@@ -6,6 +6,7 @@
 //! image gets later. With a raw data file the zeroes go to that file first, since it is a raw image
 //! of the disk in its own right.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 
 use super::admit::LeaseGuard;
@@ -47,6 +48,7 @@ struct Changes {
 
 impl Qcow2 {
     /// Makes a range of the disk read as zeroes.
+    #[boxed]
     pub(crate) async fn write_zeroes(
         &self,
         range: Range<u64>,
@@ -89,6 +91,7 @@ impl Qcow2 {
     }
 
     /// Discards the whole subclusters in a range, and the host's blocks within partial ones.
+    #[boxed]
     pub(crate) async fn discard(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
         // A raw data file must stay consistent with the tables: its bytes are discarded first, or
         // kept if that would mean writing zeroes.
@@ -162,6 +165,7 @@ impl Qcow2 {
     }
 
     /// Writes zeroes over a range that entries cannot say it of.
+    #[boxed]
     async fn zero_by_writing(
         &self,
         range: Range<u64>,

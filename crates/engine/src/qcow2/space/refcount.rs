@@ -4,6 +4,7 @@
 //! and lowered here in memory, and written by write-back, which alone knows the order. A cluster
 //! without a refcount block has the count 0.
 
+use async_recursion::async_recursion as boxed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -286,6 +287,7 @@ impl Refcounts {
     ///
     /// # Errors
     /// I/O.
+    #[boxed]
     pub async fn write_dirty(&mut self) -> Result<()> {
         self.unsettled |= self.is_dirty();
         let mut writes = Vec::new();

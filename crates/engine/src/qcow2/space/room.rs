@@ -7,6 +7,7 @@
 //! at first, so that a small file has the layout of QEMU's; then for several, as an allocation is a
 //! barrier for the I/O of the file on XFS.
 
+use async_recursion::async_recursion as boxed;
 use std::io::ErrorKind;
 
 use super::alloc::Content;
@@ -41,6 +42,7 @@ impl Qcow2 {
             .await
     }
 
+    #[boxed]
     async fn make_table_space_in_turn(&self, counts: &mut Counts) -> Result<()> {
         let mut cycled = false;
         loop {

@@ -23,6 +23,7 @@
 //! An image in which the check finds more than leaks keeps its tables, its blocks and its length:
 //! space that it does not count may be in use.
 
+use async_recursion::async_recursion as boxed;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -114,6 +115,7 @@ impl Qcow2 {
         Ok(entries.map(|entries| entries.into_iter().filter(refers).collect()))
     }
 
+    #[boxed]
     async fn give_up_in_turn(&self, counts: &mut Counts, tables: &[u64], job: &Job) -> Result<()> {
         self.cycle(counts).await?;
         {

@@ -14,6 +14,7 @@ use crate::qcow2::space::growth::{self, Method, Step};
 use crate::qcow2::space::refcount::Refcounts;
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Buf, Error, Result};
+use async_recursion::async_recursion as boxed;
 
 impl Qcow2 {
     /// Finds room that is not free yet: in what no count covers, where the file has its length;
@@ -90,6 +91,7 @@ impl Qcow2 {
     }
 
     /// Extends the file by a step with room for `clusters` clusters.
+    #[boxed]
     pub(in crate::qcow2) async fn grow_by(
         &self,
         counts: &mut Counts,
@@ -229,6 +231,7 @@ impl Qcow2 {
     }
 
     /// Writes new refcount blocks and makes them reachable, in order.
+    #[boxed]
     pub(super) async fn write_counts(
         &self,
         counts: &mut Counts,

@@ -1,5 +1,6 @@
 //! Storing the bitmaps when the image is closed: everything in new space, then the header (D6).
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 
 use super::bits::DirtyBits;
@@ -57,6 +58,7 @@ impl Qcow2 {
             .await
     }
 
+    #[boxed]
     async fn store_in_turn(&self, counts: &mut Counts, bitmaps: Bitmaps) -> Result<()> {
         let mut taken = Taken::default();
         let prepared = self.prepare_bitmaps(counts, &bitmaps, &mut taken).await;

@@ -1,6 +1,7 @@
 //! The tree of an L1 table: its L2 tables, and how often it references each host cluster; and how
 //! refcounts change when one such tree is added and another removed.
 
+use async_recursion::async_recursion as boxed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -36,6 +37,7 @@ impl Qcow2 {
     ///
     /// # Errors
     /// I/O, too little memory, [`Error::Cancelled`].
+    #[boxed]
     pub(super) async fn read_tree(&self, l1: Vec<u64>, job: &Job) -> Result<Tree> {
         job.enter(Stage::Tables);
         let mut memory = Memory::new(MEMORY_BYTES_MAX);

@@ -1,5 +1,6 @@
 //! The plan of a repair: the knowledge of the image, the steps, and the observer of both.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -145,6 +146,7 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
+    #[boxed]
     pub(super) async fn make(
         file: &Arc<dyn BlockFile>,
         options: &RepairOptions,

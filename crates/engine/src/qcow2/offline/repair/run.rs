@@ -11,6 +11,7 @@ use crate::qcow2::header::{Header, autoclear, incompatible};
 use crate::qcow2::offline::check::{self, CheckOptions, CheckResult, Finding};
 use crate::units::pieces;
 use crate::{Buf, Result};
+use async_recursion::async_recursion as boxed;
 
 /// Data is copied in pieces of this size.
 const COPY_BYTES: u64 = 1 << 20;
@@ -56,6 +57,7 @@ pub(super) async fn run(mut plan: Plan<'_>) -> Result<Outcome> {
 }
 
 impl Plan<'_> {
+    #[boxed]
     async fn everything(&mut self) -> Result<()> {
         // Stage 0.
         let mut header = self.header.clone();
