@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space, Storage};
 use cowslip::image::{Format, ZeroOptions};
 use cowslip::{BufMut, Error, Image, IoVec, IoVecMut};
+use cowslip_block::disk::Disk;
 use cowslip_block::errno::{EIO, ENOSPC};
 use cowslip_queue::{Pending, pending};
 
@@ -43,10 +44,10 @@ impl ImageFile {
     /// Runs a request; on a queue.
     fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
-        request: impl FnOnce(Arc<Image>) -> F,
+        request: impl FnOnce(Arc<dyn Disk>) -> F,
     ) -> Pending<T> {
         let (completer, done) = pending();
-        let request = request(Arc::clone(&self.image));
+        let request = request(Arc::clone(&self.image) as Arc<dyn Disk>);
         cowslip_queue::spawn(async move { completer.complete(request.await) });
         done
     }
@@ -98,8 +99,8 @@ impl BlockFile for ImageFile {
         }
         let mut beyond = buf.split_off(there as usize);
         beyond.fill(0);
-        self.run(|image| async move {
-            match image.read(offset, buf).await {
+        self.run(|disk| async move {
+            match disk.read(offset, buf).await {
                 Ok(mut buf) => {
                     buf.append(beyond);
                     (Ok(()), buf)
@@ -113,8 +114,8 @@ impl BlockFile for ImageFile {
         if let Err(error) = self.holds(offset, data.len() as u64) {
             return Pending::ready(Err(error));
         }
-        self.run(|image| async move {
-            let written = image.write(offset, data, durability).await;
+        self.run(|disk| async move {
+            let written = disk.write(offset, data, durability).await;
             written.map_err(system_error)
         })
     }
@@ -127,8 +128,8 @@ impl BlockFile for ImageFile {
             space: Space::of_unmap(space == Space::Release),
             ..ZeroOptions::default()
         };
-        self.run(|image| async move {
-            let zeroed = image.write_zeroes(offset, len, options).await;
+        self.run(|disk| async move {
+            let zeroed = disk.zero(offset, len, options).await;
             zeroed.map_err(system_error)
         })
     }
@@ -138,8 +139,8 @@ impl BlockFile for ImageFile {
         if there == 0 {
             return Pending::ready(Ok(()));
         }
-        self.run(|image| async move {
-            let discarded = image.discard(offset, len.min(there)).await;
+        self.run(|disk| async move {
+            let discarded = disk.discard(offset, len.min(there)).await;
             discarded.map_err(system_error)
         })
     }
@@ -149,16 +150,16 @@ impl BlockFile for ImageFile {
     }
 
     fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.run(|image| async move {
+        self.run(|disk| async move {
             let (mut at, end) = (start, start + len);
             let mut extents: Vec<FileExtent> = Vec::new();
             while at < end {
-                let there = image.size().clamp(at, end) - at;
+                let there = disk.size().clamp(at, end) - at;
                 let runs = match there {
                     // Beyond the end there is nothing.
                     0 => vec![(at, end - at, true)],
                     _ => {
-                        let runs = image.extents(at, there, EXTENTS_MAX).await;
+                        let runs = disk.extents(at, there, EXTENTS_MAX).await;
                         let runs = runs.map_err(system_error)?;
                         runs.iter().map(|e| (e.start, e.len, e.zero)).collect()
                     }
@@ -176,7 +177,7 @@ impl BlockFile for ImageFile {
     }
 
     fn flush(&self) -> Pending<io::Result<()>> {
-        self.run(|image| async move { image.flush().await.map_err(system_error) })
+        self.run(|disk| async move { disk.flush().await.map_err(system_error) })
     }
 
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
@@ -187,6 +188,11 @@ impl BlockFile for ImageFile {
     }
 
     fn close(&self) -> Pending<io::Result<()>> {
-        self.run(|image| async move { image.close().await.map_err(system_error) })
+        let (completer, done) = pending();
+        let image = Arc::clone(&self.image);
+        cowslip_queue::spawn(async move {
+            completer.complete(image.close().await.map_err(system_error));
+        });
+        done
     }
 }
