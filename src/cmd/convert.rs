@@ -16,7 +16,7 @@ use cowslip::file::host::Aio;
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::snapshot::SnapshotChoice;
-use cowslip::{BufMut, Error, Image, Job};
+use cowslip::{BufMut, Disk, Error, Image, Job};
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 
@@ -256,7 +256,8 @@ async fn slow_read(sources: &[Image]) -> Option<impl Future<Output = ()>> {
             continue;
         }
         // A read error is reported when the range is copied.
-        let read = Box::pin(async move { drop(image.read(0, BufMut::zeroed(PROBE_BYTES)).await) });
+        let probe = BufMut::zeroed(PROBE_BYTES).into();
+        let read = Box::pin(async move { drop(Disk::read(image, 0, probe).await) });
         let time = Box::pin(cowslip_queue::sleep(FAR));
         if let Either::Right((_, read)) = select(read, time).await {
             return Some(read);

@@ -10,6 +10,7 @@
 //! With images between, these stay as they are, and the image too: they are what it shows in any
 //! case.
 
+use async_recursion::async_recursion as boxed;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -146,6 +147,7 @@ impl Above<'_> {
         .await
     }
 
+    #[boxed]
     async fn copy_piece(&self, range: Range<u64>, is_zero: bool) -> Result<()> {
         let (start, len) = (range.start, range.end - range.start);
         if is_zero {

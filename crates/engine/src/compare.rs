@@ -5,6 +5,7 @@
 //! ahead, and compared in order, so that the difference reported is the first one. Memory is 1 MiB
 //! of each disk for each of 8 pieces in flight.
 
+use async_recursion::async_recursion as boxed;
 use cowslip_queue::BufMut;
 use futures_util::future::try_join;
 use futures_util::stream::{FuturesOrdered, StreamExt};
@@ -131,6 +132,7 @@ pub async fn compare(
 }
 
 /// The first sector in which a span differs.
+#[boxed]
 async fn differs(images: [&Image; 2], span: &Span) -> std::result::Result<Option<u64>, Failure> {
     let start = span.range.start;
     let read = |index: usize| async move {

@@ -12,6 +12,7 @@
 //!
 //! So nothing has to be taken back; what was written stays, and makes the image larger.
 
+use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 
 use cowslip_queue::{Buf, BufMut};
@@ -132,6 +133,7 @@ impl Rebase<'_> {
     }
 
     /// A piece of whole units.
+    #[boxed]
     async fn copy_piece(&self, piece: Range<u64>) -> Result<()> {
         debug_assert!(self.unit_bytes() <= PIECE_BYTES, "a piece has whole units");
         let len = (piece.end - piece.start) as usize;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use cowslip::errno::{EINVAL, EIO, ENOTSUP};
 use cowslip::image::{Durability, Extent, Space, ZeroOptions};
-use cowslip::{Buf, BufMut, Error, Image};
+use cowslip::{Buf, BufMut, Disk, Error, Image};
 use cowslip_queue::pending;
 
 use super::parse;
@@ -457,7 +457,8 @@ async fn read_image(image: &Image, reading: &Reading) -> Result<BufMut, Error> {
     if buf.is_empty() {
         return Ok(buf);
     }
-    image.read(reading.offset, buf).await
+    let read = Disk::read(image, reading.offset, buf.into()).await?;
+    Ok(read.into())
 }
 
 async fn write_image(image: &Image, writing: &Writing) -> Result<(), Error> {
@@ -477,9 +478,7 @@ async fn write_image(image: &Image, writing: &Writing) -> Result<(), Error> {
         Content::Compressed(bytes) => write_compressed(image, offset, bytes, writing.length).await,
         Content::Data(bytes) => {
             let durability = Durability::of_fua(writing.fua);
-            image
-                .write(offset, bytes.buf(writing.length), durability)
-                .await
+            Disk::write(image, offset, bytes.buf(writing.length).into(), durability).await
         }
     }
 }
