@@ -30,7 +30,7 @@ mod storage;
 
 pub use aligned::{AlignedFile, Cipher, Numbering, PreparedWrite};
 pub use brake::Brake;
-pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
+pub use cowslip_queue::space::{Calls, FillMethod, Holes, HolesBy};
 
 pub use event::{Event, Observer};
 
@@ -203,7 +203,7 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
 
     /// Allocates space for a hole by another method than `fallocate`. `ErrorKind::Unsupported`
     /// where there is none, as by default.
-    fn give_space(&self, _range: Range<u64>, _way: Way) -> Pending<io::Result<Calls>> {
+    fn give_space(&self, _range: Range<u64>, _way: FillMethod) -> Pending<io::Result<Calls>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 

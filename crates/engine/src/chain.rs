@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use crate::Result;
 use crate::backing::{self, Backing, BackingFuture, Decided};
 use crate::file::{self, AlignedFile, Event};
-use crate::formats::{self, Driver};
+use crate::formats::{self, FormatImage};
 use crate::policy::Format;
 use crate::qcow2::Qcow2;
 use crate::qcow2::header::CryptMethod;
@@ -35,7 +35,7 @@ pub enum Layer {
     /// qcow2.
     Qcow2(Box<Qcow2>),
     /// An image of a format that a caller has added; read-only.
-    Other(Format, Box<dyn Driver>),
+    Other(Format, Box<dyn FormatImage>),
 }
 
 impl Layer {

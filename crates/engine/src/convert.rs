@@ -28,7 +28,7 @@ mod run;
 mod survey;
 mod zeroes;
 
-pub use survey::Found;
+pub use survey::Totals;
 #[doc(hidden)]
 pub use survey::touched_bytes;
 
@@ -278,7 +278,7 @@ impl<'a> Sources<'a> {
 pub struct Plan<'a> {
     sources: &'a Sources<'a>,
     options: Options,
-    found: Found,
+    found: Totals,
     feed: survey::Feed<'a>,
     watch: &'a Watch<'a>,
 }
@@ -307,7 +307,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns how much there is.
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> Totals {
         self.found
     }
 

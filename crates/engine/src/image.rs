@@ -31,7 +31,7 @@ mod options;
 mod vm_state;
 mod whole_clusters;
 
-use whole_clusters::{Content, WholeClusters};
+use whole_clusters::{WholeClusters, WriteContent};
 
 pub use crate::statistics::{CacheStatistics, WriteStatistics};
 #[doc(no_inline)]
@@ -442,7 +442,7 @@ impl Image {
                 if let Some(clusters) = &self.whole_clusters {
                     admitted();
                     let range = offset..offset + data.len() as u64;
-                    let content = Content::Bytes(data.to_buf());
+                    let content = WriteContent::Bytes(data.to_buf());
                     self.write_whole((image, clusters), range, content).await?;
                     return self.settle_whole(durability).await;
                 }
@@ -508,7 +508,7 @@ impl Image {
             Layer::Qcow2(image) => {
                 let range = offset..offset + len;
                 if let Some(clusters) = &self.whole_clusters {
-                    let content = Content::Zeroes(options);
+                    let content = WriteContent::Zeroes(options);
                     self.write_whole((image, clusters), range, content).await?;
                     return self.settle_whole(options.durability).await;
                 }

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use crate::file::{
     BlockFile, Calls, Capabilities, ChosenBy, Claim, ContentId, Durability, FileExtent, FileId,
-    FileRequest, Gate, Holes, Protection, Space, Storage, Way,
+    FileRequest, FillMethod, Gate, Holes, Protection, Space, Storage,
 };
 use crate::lock::{Ask, Claims};
 use crate::policy::Beneath;
@@ -419,7 +419,7 @@ impl BlockFile for HostBlockFile {
         self.file.shape(offset, len, Shape::AllocateKeepingEnd)
     }
 
-    fn give_space(&self, range: Range<u64>, way: Way) -> Pending<io::Result<Calls>> {
+    fn give_space(&self, range: Range<u64>, way: FillMethod) -> Pending<io::Result<Calls>> {
         self.file.give_space(range, way)
     }
 

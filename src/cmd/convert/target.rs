@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cowslip::convert::{Converted, Found, TargetContent};
+use cowslip::convert::{Converted, TargetContent, Totals};
 use cowslip::file::host::{Aio, FlushPolicy, HostOptions, open_host_file};
 use cowslip::file::{ReadSet, Sharing};
 use cowslip::image::{DiscardPolicy, Format};
@@ -50,7 +50,7 @@ impl Target {
     pub async fn make(
         request: &Request<'_>,
         (read, size): (&ReadSet, u64),
-        (found, job): (Found, &Job),
+        (found, job): (Totals, &Job),
     ) -> Result<Target, CommandError> {
         let format = request.format.unwrap_or(Format::Raw);
         let place = Place::named(request.target)?;
@@ -232,7 +232,7 @@ async fn open_for_writing(
 }
 
 /// Refuses, under our own name, what may not fit; qemu-img begins, and ends on a full disk.
-fn check_room(request: &Request<'_>, path: &Path, found: Found) -> Result<(), CommandError> {
+fn check_room(request: &Request<'_>, path: &Path, found: Totals) -> Result<(), CommandError> {
     if is_called_as_qemu()
         || request.args.no_space_check
         || request.options.form == Form::Compressed

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use cowslip_console::error::{CommandError, failed};
-use cowslip_queue::space::{Calls, Way, give};
+use cowslip_queue::space::{Calls, FillMethod, give};
 use rustix::fs::FallocateFlags;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -27,9 +27,9 @@ impl Method {
                 };
                 return Ok(one);
             }
-            Method::PosixFallocate => Way::Library,
-            Method::Mmap => Way::Mapping,
-            Method::Write(bytes) => Way::Writes {
+            Method::PosixFallocate => FillMethod::Library,
+            Method::Mmap => FillMethod::Mapping,
+            Method::Write(bytes) => FillMethod::Writes {
                 chunk_bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
             },
             Method::Ftruncate => {
@@ -40,7 +40,7 @@ impl Method {
                 }));
             }
         };
-        if way == Way::Mapping {
+        if way == FillMethod::Mapping {
             file.set_len(size)?;
             return Ok(SystemCalls::with_ftruncate(give(file, 0..size, way)?));
         }

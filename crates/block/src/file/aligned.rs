@@ -36,7 +36,8 @@ use cowslip_queue::file::MemoryAlignment;
 use cowslip_queue::{Buf, BufMut, Completer, IoVec, IoVecMut, Pending, pending};
 
 use super::{
-    BlockFile, Brake, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way,
+    BlockFile, Brake, Capabilities, Durability, Event, FileExtent, FillMethod, Holes, Observer,
+    Space,
 };
 use crate::foreign::Signature;
 use crate::sync::{Mutex, lock};
@@ -115,7 +116,7 @@ enum Ends {
 
 /// Whether the file supports the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
+enum Support {
     Yes,
     No,
 }
@@ -613,14 +614,14 @@ impl AlignedFile {
         }
         self.write_zeroes(offset..inner.start).await?;
         let rest = match self.zero_blocks(inner.clone(), space).await? {
-            Taken::Yes => inner.end..end,
-            Taken::No => inner.start..end,
+            Support::Yes => inner.end..end,
+            Support::No => inner.start..end,
         };
         self.write_zeroes(rest).await
     }
 
     /// Zeroes whole blocks by one call.
-    async fn zero_blocks(&self, blocks: Range<u64>, space: Space) -> Result<Taken> {
+    async fn zero_blocks(&self, blocks: Range<u64>, space: Space) -> Result<Support> {
         let change = Change::Zeroes(blocks.clone());
         let admitted = self.admit(blocks.clone(), Ends::Whole, change).await?;
         self.reach(Event::PwritevZero).await;
@@ -629,8 +630,8 @@ impl AlignedFile {
             .file
             .zero(blocks.start, blocks.end - blocks.start, space);
         match admitted.until(zeroed).await {
-            Ok(()) => Ok(Taken::Yes),
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Taken::No),
+            Ok(()) => Ok(Support::Yes),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Support::No),
             Err(error) => Err(self.failed("write", error)),
         }
     }
@@ -692,7 +693,7 @@ impl AlignedFile {
     }
 
     /// Allocates space for a hole by another method than `fallocate`.
-    pub async fn give_space(&self, range: Range<u64>, way: Way) -> Result<()> {
+    pub async fn give_space(&self, range: Range<u64>, way: FillMethod) -> Result<()> {
         self.unstopped()?;
         let given = self.file.give_space(range, way).await;
         self.space_changed(given)

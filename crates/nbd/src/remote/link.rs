@@ -41,7 +41,7 @@ const LEAVE: Duration = Duration::from_secs(2);
 
 /// An export, and the credentials for its server.
 #[derive(Clone)]
-pub(super) struct Way {
+pub(super) struct ExportAddress {
     pub(super) export: ExportName,
     pub(super) tls: Option<ClientTls>,
 }
@@ -59,7 +59,7 @@ enum State {
 
 /// An export, and the connection to it.
 pub(super) struct Link {
-    way: Way,
+    way: ExportAddress,
     /// The server's first description. A new connection must have the same.
     description: ExportDescription,
     state: RefCell<State>,
@@ -76,7 +76,7 @@ impl Link {
     /// # Errors
     /// Those of the last attempt.
     pub(super) async fn open(
-        way: Way,
+        way: ExportAddress,
         unflushed: Arc<Mutex<Unflushed>>,
     ) -> cowslip_block::Result<Link> {
         let client = match way.export.waits.open {
@@ -244,7 +244,7 @@ fn is_the_same(known: &ExportDescription, export: &ExportDescription) -> bool {
         && export.flags.contains(read_only) == known.flags.contains(read_only)
 }
 
-impl Way {
+impl ExportAddress {
     async fn connect(&self) -> cowslip_block::Result<Client> {
         let options = ConnectOptions {
             tls: self.tls.clone(),
@@ -378,7 +378,7 @@ mod tests {
         let mut options = Options::new(split(&options).unwrap());
         let export = ExportName::of_options(&mut options).unwrap();
         Queue::new(Backend::Threads).unwrap().block_on(async {
-            let way = Way { export, tls: None };
+            let way = ExportAddress { export, tls: None };
             let link = Rc::new(Link::open(way, Arc::default()).await.unwrap());
             for is_back in [false, true] {
                 a_write_is_acknowledged_late(&link, is_back).await;

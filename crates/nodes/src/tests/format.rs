@@ -48,7 +48,7 @@ struct Disk {
     size: u64,
 }
 
-async fn open(opening: formats::Opening<'_>) -> Result<Opened> {
+async fn open(opening: formats::OpenRequest<'_>) -> Result<Opened> {
     let disk = Disk {
         file: opening.file,
         size: opening.file_len - 512,
@@ -56,7 +56,7 @@ async fn open(opening: formats::Opening<'_>) -> Result<Opened> {
     Ok(Opened::by(Box::new(disk), &DRIVER))
 }
 
-impl formats::Driver for Disk {
+impl formats::FormatImage for Disk {
     fn size(&self) -> u64 {
         self.size
     }

@@ -5,7 +5,7 @@
 //! so much unwritten data, the other constant, and are given space for all of it, with what the
 //! kernel adds.
 
-use cowslip::growth::{Ahead, AtClose, Cut, Refill, Rule, at_close};
+use cowslip::growth::{Ahead, AtClose, CutPoint, Refill, Rule, at_close};
 use cowslip_testbed::Random;
 
 use super::space::Space;
@@ -281,8 +281,8 @@ impl Run<'_> {
         self.unused -= file.unused();
         file.trim(&mut self.space, size);
         let cut = match size < file.size {
-            true => Cut::Shorter,
-            false => Cut::AtEnd,
+            true => CutPoint::Shorter,
+            false => CutPoint::AtEnd,
         };
         file.size = size;
         file.ahead.trimmed(size, cut);

@@ -26,7 +26,7 @@ use crate::sync::Waiters;
 
 /// The access that a lease allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LeaseKind {
     /// Writing in place, beside others.
     Shared,
     /// Changing the mapping, alone.
@@ -50,7 +50,7 @@ impl Ticket {
 struct Claim {
     number: u64,
     range: Range<u64>,
-    kind: Kind,
+    kind: LeaseKind,
     /// Completed when the lease is granted; `None` if no request waits for that.
     waiter: Option<Completer<()>>,
     granted: bool,
@@ -75,7 +75,7 @@ pub struct LeaseRequest {
     /// Guest bytes, within one slice.
     pub range: Range<u64>,
     /// The access it needs.
-    pub kind: Kind,
+    pub kind: LeaseKind,
 }
 
 impl Leases {
@@ -86,7 +86,7 @@ impl Leases {
                     && claim.number != before
                     && claim.range.start < want.range.end
                     && want.range.start < claim.range.end
-                    && (claim.kind == Kind::Exclusive || want.kind == Kind::Exclusive)
+                    && (claim.kind == LeaseKind::Exclusive || want.kind == LeaseKind::Exclusive)
             })
         })
     }
@@ -387,15 +387,15 @@ mod tests {
     use crate::qcow2::geometry::HostOffset;
     use std::future::Future;
 
-    fn want(range: Range<u64>, kind: Kind) -> LeaseRequest {
+    fn want(range: Range<u64>, kind: LeaseKind) -> LeaseRequest {
         LeaseRequest { range, kind }
     }
 
     #[test]
     fn a_stream_of_shared_leases_cannot_starve_an_exclusive_one() {
         let mut leases = Leases::default();
-        let first = leases.grant(0, want(0..10, Kind::Shared));
-        let exclusive = want(5..6, Kind::Exclusive);
+        let first = leases.grant(0, want(0..10, LeaseKind::Shared));
+        let exclusive = want(5..6, LeaseKind::Exclusive);
         assert!(
             leases
                 .obstacle(0, std::slice::from_ref(&exclusive), None)
@@ -405,22 +405,22 @@ mod tests {
         // A later shared one that overlaps the waiting claim waits; one that does not is granted.
         assert!(
             leases
-                .obstacle(0, &[want(0..6, Kind::Shared)], None)
+                .obstacle(0, &[want(0..6, LeaseKind::Shared)], None)
                 .is_some()
         );
         assert!(
             leases
-                .obstacle(0, &[want(6..9, Kind::Shared)], None)
+                .obstacle(0, &[want(6..9, LeaseKind::Shared)], None)
                 .is_none()
         );
         assert!(
             leases
-                .obstacle(0, &[want(0..5, Kind::Shared)], None)
+                .obstacle(0, &[want(0..5, LeaseKind::Shared)], None)
                 .is_none()
         );
         assert!(
             leases
-                .obstacle(1, &[want(0..6, Kind::Shared)], None)
+                .obstacle(1, &[want(0..6, LeaseKind::Shared)], None)
                 .is_none()
         );
         leases.release(first);
@@ -432,20 +432,20 @@ mod tests {
     #[test]
     fn a_request_that_waits_keeps_its_place_when_it_wants_something_else() {
         let mut leases = Leases::default();
-        let held = leases.grant(0, want(0..10, Kind::Exclusive));
-        let (early, _a) = leases.wait(0, want(0..10, Kind::Exclusive), None);
-        let (late, _b) = leases.wait(0, want(0..10, Kind::Exclusive), None);
+        let held = leases.grant(0, want(0..10, LeaseKind::Exclusive));
+        let (early, _a) = leases.wait(0, want(0..10, LeaseKind::Exclusive), None);
+        let (late, _b) = leases.wait(0, want(0..10, LeaseKind::Exclusive), None);
         leases.release(held);
-        let (kept, _c) = leases.wait(0, want(0..5, Kind::Shared), Some(early));
+        let (kept, _c) = leases.wait(0, want(0..5, LeaseKind::Shared), Some(early));
         assert_eq!(kept, early);
         assert!(
             leases
-                .obstacle(0, &[want(0..5, Kind::Shared)], Some(early))
+                .obstacle(0, &[want(0..5, LeaseKind::Shared)], Some(early))
                 .is_none()
         );
         assert!(
             leases
-                .obstacle(0, &[want(0..10, Kind::Exclusive)], Some(late))
+                .obstacle(0, &[want(0..10, LeaseKind::Exclusive)], Some(late))
                 .is_some()
         );
     }
@@ -453,15 +453,15 @@ mod tests {
     #[test]
     fn a_claim_that_moves_wakes_those_behind_it() {
         let mut leases = Leases::default();
-        let held = leases.grant(0, want(0..30, Kind::Exclusive));
-        let (first, _a) = leases.wait(0, want(0..20, Kind::Exclusive), None);
-        let (second, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), None);
+        let held = leases.grant(0, want(0..30, LeaseKind::Exclusive));
+        let (first, _a) = leases.wait(0, want(0..20, LeaseKind::Exclusive), None);
+        let (second, mut b) = leases.wait(0, want(0..10, LeaseKind::Exclusive), None);
         leases.release(held);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
         // The second looks again while the first still claims all; then the first wants less.
-        let (_, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), Some(second));
-        let (_, _a) = leases.wait(0, want(15..20, Kind::Exclusive), Some(first));
+        let (_, mut b) = leases.wait(0, want(0..10, LeaseKind::Exclusive), Some(second));
+        let (_, _a) = leases.wait(0, want(15..20, LeaseKind::Exclusive), Some(first));
         assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
     }
 

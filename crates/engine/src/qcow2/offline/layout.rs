@@ -169,7 +169,7 @@ impl<'a> Layout<'a> {
                 tables.push((offset, index as u64));
             }
         }
-        let mut parts = Joined {
+        let mut parts = JoinedParts {
             observer,
             last: None,
         };
@@ -197,7 +197,7 @@ impl<'a> Layout<'a> {
         bytes: &[u8],
         offset: u64,
         range: std::ops::Range<u64>,
-        parts: &mut Joined<'_>,
+        parts: &mut JoinedParts<'_>,
     ) -> Result<()> {
         if is_zero(bytes) {
             return parts.below(range);
@@ -418,12 +418,12 @@ fn part_of(entry: &L2Entry, start: u64, run: &Run) -> Part {
 }
 
 /// Parts on their way to the observer.
-struct Joined<'a> {
+struct JoinedParts<'a> {
     observer: &'a mut dyn Observer,
     last: Option<Part>,
 }
 
-impl Joined<'_> {
+impl JoinedParts<'_> {
     fn push(&mut self, part: Part) -> Result<()> {
         match &mut self.last {
             Some(last) if last.goes_on_in(&part) => {

@@ -15,11 +15,11 @@ use crate::file::{Durability, Event};
 use crate::qcow2::entry::L2Entry;
 use crate::qcow2::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use crate::qcow2::map::{Run, Source, map_cluster};
-use crate::qcow2::mapping::inflight::{Kind, LeaseRequest, Ticket};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest, Ticket};
 use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::mapping::tables::{NewTable, OnDisk, Prepared};
 use crate::qcow2::plan::{self, Change, Space, View};
-use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::space::state::HostSpace;
 use crate::qcow2::{InlineVec, Qcow2, State};
 use crate::{Error, Result};
@@ -201,12 +201,12 @@ pub enum Blocked {
 }
 
 /// A place in the queue for a lease, released when dropped.
-pub struct Place<'a> {
+pub struct QueuePlace<'a> {
     pub image: &'a Qcow2,
     pub ticket: Option<Ticket>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.image.lock().mapping.leases.release(ticket);
@@ -222,7 +222,7 @@ impl Qcow2 {
         below: &dyn Backing,
         durability: Durability,
     ) -> Result<Batch<'_>> {
-        let mut place = Place {
+        let mut place = QueuePlace {
             image: self,
             ticket: None,
         };
@@ -258,7 +258,7 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn satisfy<'a>(
         &'a self,
         need: Blocked,
-        place: &mut Place<'a>,
+        place: &mut QueuePlace<'a>,
     ) -> Result<Option<SlicePin<'a>>> {
         match need {
             Blocked::Slice(slice) => return Ok(Some(self.load(slice).await?)),
@@ -465,7 +465,7 @@ impl Qcow2 {
         state: &mut State,
         request: &mut Request,
         steps: InlineVec<(GuestCluster, plan::Write)>,
-        (batch, taken): (&mut Batch<'_>, &[(HostCluster, Content)]),
+        (batch, taken): (&mut Batch<'_>, &[(HostCluster, SpaceContent)]),
     ) {
         for (cluster, write) in steps {
             let len = write.bytes.end - write.bytes.start;
@@ -596,7 +596,7 @@ impl Qcow2 {
     fn space_for(
         &self,
         view: &View,
-        taken: &mut impl Iterator<Item = (HostCluster, Content)>,
+        taken: &mut impl Iterator<Item = (HostCluster, SpaceContent)>,
     ) -> Space {
         if self.format.data_file {
             return Space {
@@ -610,7 +610,7 @@ impl Qcow2 {
         self.space(cluster, content)
     }
 
-    fn space(&self, cluster: HostCluster, content: Content) -> Space {
+    fn space(&self, cluster: HostCluster, content: SpaceContent) -> Space {
         let fresh = match content.is_zero() && self.zero_method.knows_fresh() {
             true => self.geometry().all_subclusters(),
             false => 0,
@@ -626,7 +626,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         count: u64,
-    ) -> Vec<(HostCluster, Content)> {
+    ) -> Vec<(HostCluster, SpaceContent)> {
         if count > 0 {
             self.file.pass(Event::ClusterAlloc);
         }
@@ -660,9 +660,9 @@ fn leases_for(
         let start = geometry.guest_offset(*cluster).0;
         let range = start + write.lease.start..start + write.lease.end;
         let kind = if write.change == Change::None {
-            Kind::Shared
+            LeaseKind::Shared
         } else {
-            Kind::Exclusive
+            LeaseKind::Exclusive
         };
         match wants.last_mut() {
             Some(last) if last.kind == kind && last.range.end == range.start => {

@@ -18,7 +18,7 @@ use crate::qcow2::offline::create::{CreateOptions, create};
 use crate::qcow2::space::growth;
 use crate::qcow2::space::punch;
 use crate::qcow2::space::state::HostSpace;
-use crate::qcow2::{Opening, Qcow2};
+use crate::qcow2::{OpenParameters, Qcow2};
 use crate::{Error, Image, Result};
 
 const DISK: u64 = 8 << 20;
@@ -49,7 +49,7 @@ pub fn new_disk(cluster_size: u64, alignment_bytes: u32) -> Arc<Disk> {
 pub fn qcow2_on(disk: &Arc<Disk>) -> Qcow2 {
     let options = options();
     let files = crate::chain::Files::new(Sharing::default(), Vec::new(), Default::default());
-    let opening = Opening {
+    let opening = OpenParameters {
         file: AlignedFile::new(disk.clone()),
         file_len: disk.len_bytes(),
         options: &options,
