@@ -1,0 +1,262 @@
+//! [`Service`]: an image that is opened once, served by transports, and closed.
+//!
+//! SIGTERM, SIGINT and SIGHUP end a server in order: nothing new is accepted, what was started is
+//! finished, the image is flushed and closed, and names of sockets are removed.
+
+use std::future::poll_fn;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::Poll;
+
+use cowslip::disk::DiskPart;
+use cowslip::error::system_words;
+use cowslip::file::{ReadAs, ReadSet, Sharing};
+use cowslip::image::{CacheStatistics, Format};
+use cowslip::{Disk, Image};
+use cowslip_queue::{Backend, Queue, Signal, Signals};
+
+use super::detach::{self, Daemonize, Detached, Role};
+use super::sandbox::{self, Rights};
+use super::transport::{Endpoint, LocalFuture, Log, Served, Severity, Transport, Verbosity};
+use crate::error::CommandError;
+use crate::open::{self, Access, ImageSpec, OpenHow};
+use crate::output::Program;
+use crate::text_file;
+
+/// An image to serve, and options of the server that no transport needs to know.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The image.
+    pub spec: ImageSpec,
+    /// Options of opening it.
+    pub how: OpenHow,
+    /// The first byte of the image that clients see.
+    pub offset: u64,
+    /// Events that are reported.
+    pub verbosity: Verbosity,
+    /// Whether the server leaves the terminal.
+    pub daemonize: Daemonize,
+    /// A file for the process number.
+    pub pid_file: Option<PathBuf>,
+    /// The sandbox.
+    pub sandbox: sandbox::Mode,
+}
+
+impl Service {
+    /// A service of this image with qemu-nbd's defaults.
+    pub fn of(spec: ImageSpec) -> Service {
+        Service {
+            spec,
+            how: OpenHow {
+                access: Access::Write,
+                // The size is announced to clients once.
+                sharing: Sharing::FixedLength,
+                ..open::how()
+            },
+            offset: 0,
+            verbosity: Verbosity::Errors,
+            daemonize: Daemonize::No,
+            pid_file: None,
+            sandbox: sandbox::Mode::Auto,
+        }
+    }
+
+    /// Serves the image over `transports` here, or in another process that this one waits for until
+    /// it is ready. Returns the exit code.
+    pub fn start(&self, transports: &[&dyn Transport], program: &Program) -> u8 {
+        match detach::role(self.daemonize) {
+            Role::Parent => detach::start_server(program),
+            role => program.exit_code(self.run(transports, program, role)),
+        }
+    }
+
+    fn run(
+        &self,
+        transports: &[&dyn Transport],
+        program: &Program,
+        role: Role,
+    ) -> Result<(), CommandError> {
+        // Before any thread exists, so that none is ended by the signals.
+        let signals = Signals::take_over().map_err(|error| failed(&error))?;
+        let queue = Queue::new(Backend::Auto).map_err(|error| failed(&error))?;
+        let log = Log::new(program, self.verbosity);
+        queue.block_on(self.serve(transports, log, (role, signals)))
+    }
+
+    /// Serves until a signal stops the server, or all transports have ended by themselves.
+    async fn serve(
+        &self,
+        transports: &[&dyn Transport],
+        log: Log,
+        (role, signals): (Role, Signals),
+    ) -> Result<(), CommandError> {
+        // The image is opened first: a server that fails to lock it must not touch a socket.
+        let image = Arc::new(self.open().await?);
+        let served = self.served(&image, log.clone())?;
+        let mut endpoints = Vec::new();
+        for transport in transports {
+            endpoints.push(transport.listen(&served).await?);
+        }
+        if let Some(path) = &self.pid_file {
+            let mut read = ReadSet::default();
+            image.add_to(&mut read, ReadAs::Image);
+            let text = format!("{}\n", std::process::id());
+            // Readable by its owner alone, as QEMU's.
+            text_file::write(path, &text, 0o600, "create", &read)?;
+        }
+        let detached = Detached::prepare(role).map_err(|error| failed(&error))?;
+        // No client has been served so far, and every file that will be needed is open.
+        self.confine(&endpoints, &log)?;
+        let stoppers = endpoints.iter().map(|endpoint| endpoint.stopper());
+        watch_signals(signals, (&image, log), stoppers.collect());
+        let maintained = Arc::clone(&image);
+        cowslip_queue::spawn(async move { maintained.maintain().await });
+        detached.report_ready().map_err(|error| failed(&error))?;
+        let names = all(endpoints.into_iter().map(Endpoint::serve).collect()).await;
+        let closed = image.close().await;
+        drop(names);
+        closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))
+    }
+
+    async fn open(&self) -> Result<Image, CommandError> {
+        let spec = &self.spec;
+        let failed = |why: &str| {
+            CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename))
+        };
+        let image = open::open_image(spec, &self.how).await;
+        let image = image.map_err(|error| {
+            if error.is_of_snapshot() {
+                return error;
+            }
+            failed(&error.reason_not_to_open())
+        })?;
+        if self.how.access != Access::Write {
+            return Ok(image);
+        }
+        let source = spec.resolve()?;
+        if source.common.read_only {
+            return Err(failed("Block node is read-only"));
+        }
+        if source.format.is_none() && image.layers()[0].format == Format::Raw {
+            eprint!("{}", open::guessed_raw(&source.filename));
+        }
+        Ok(image)
+    }
+
+    /// The disk that clients see.
+    ///
+    /// # Errors
+    /// The offset lies beyond the image's end.
+    fn served(&self, image: &Arc<Image>, log: Log) -> Result<Served, CommandError> {
+        let size = image.size();
+        if let Err(offset) = i64::try_from(self.offset).map_err(|_| self.offset as i64) {
+            return Err(CommandError::new(format!(
+                "Value '{offset}' is out of range for parameter 'offset'"
+            )));
+        }
+        if self.offset > size {
+            return Err(CommandError::new(format!(
+                "Offset ({}) cannot be greater than size of the containing file ({size})",
+                self.offset
+            )));
+        }
+        let whole: Arc<dyn Disk> = image.clone();
+        let disk: Arc<dyn Disk> = match self.offset {
+            0 => whole,
+            offset => Arc::new(DiskPart::after(whole, offset)),
+        };
+        Ok(Served {
+            disk,
+            image: Arc::clone(image),
+            offset: self.offset,
+            log,
+        })
+    }
+
+    fn confine(&self, endpoints: &[Box<dyn Endpoint>], log: &Log) -> Result<(), CommandError> {
+        if self.sandbox == sandbox::Mode::Off {
+            return Ok(());
+        }
+        let rights: Rights = endpoints.iter().map(|endpoint| endpoint.rights()).collect();
+        let report = sandbox::enter(&rights);
+        if self.sandbox == sandbox::Mode::On && !report.is_whole() {
+            return Err(CommandError::new(report.to_string()));
+        }
+        // The lines that scripts compare have no place for it.
+        if log.reports(Severity::Usual) || !report.is_whole() {
+            log.write(report);
+        }
+        Ok(())
+    }
+}
+
+fn failed(error: &std::io::Error) -> CommandError {
+    CommandError::new(system_words(error))
+}
+
+/// Reports statistics when a signal asks for them, and stops all endpoints at another one.
+fn watch_signals(signals: Signals, (image, log): (&Arc<Image>, Log), stop: Vec<Box<dyn Fn()>>) {
+    let watched = Arc::downgrade(image);
+    cowslip_queue::spawn(async move {
+        while let (Ok(Signal::Report), Some(image)) = (signals.asked().await, watched.upgrade()) {
+            let cache = cache_report(&image.cache_statistics());
+            log.write(serde_json::json!({ "cache": cache }));
+        }
+        // If the signals cannot be waited for, ending early is better than never.
+        stop.iter().for_each(|stop| stop());
+    });
+}
+
+/// Runs all futures together, and returns their outputs in the order of completion.
+async fn all<T>(mut running: Vec<LocalFuture<'_, T>>) -> Vec<T> {
+    let mut done = Vec::new();
+    poll_fn(|context| {
+        running.retain_mut(|future| match future.as_mut().poll(context) {
+            Poll::Ready(output) => {
+                done.push(output);
+                false
+            }
+            Poll::Pending => true,
+        });
+        match running.is_empty() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+    done
+}
+
+/// Returns the statistics of the metadata caches of a chain, for programs.
+pub fn cache_report(cache: &CacheStatistics) -> serde_json::Value {
+    serde_json::json!({
+        "budget-bytes": cache.budget_bytes,
+        "used-bytes": cache.used_bytes,
+        "slices": cache.slices,
+        "packed-slices": cache.packed,
+        "hits": cache.hits,
+        "misses": cache.misses,
+        "evicted": cache.evicted,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn futures_run_together_to_their_ends() {
+        let queue = Queue::new(Backend::Auto).unwrap();
+        let after = |milliseconds| -> LocalFuture<'static, u64> {
+            Box::pin(async move {
+                cowslip_queue::sleep(Duration::from_millis(milliseconds)).await;
+                milliseconds
+            })
+        };
+        let done = queue.block_on(all(vec![after(60), after(1), after(20)]));
+        assert_eq!(done, [1, 20, 60]);
+        assert!(queue.block_on(all::<u64>(Vec::new())).is_empty());
+    }
+}
