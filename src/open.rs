@@ -7,8 +7,6 @@ use cowslip::file::host::BackingPolicy;
 use cowslip::file::{BlockFile, Claim, Protection};
 use cowslip::image::Format;
 use cowslip::{Image, Workers};
-use cowslip_nbd::remote::{self, ExportName};
-use cowslip_nodes::driver::Objects;
 use cowslip_nodes::{Environment, OpenError, drivers, open_source};
 
 use crate::error::CommandError;
@@ -26,8 +24,8 @@ pub mod tls;
 pub use cowslip_console::queue::block_on;
 pub use cowslip_nodes::options::{alloc_policy, detect_zeroes, parse_aio};
 pub use cowslip_nodes::{
-    Access, CacheMode, ImageSpec, NodeGate, OpenHow, Source, foreign, local_name, open_alone,
-    open_file, reopen_image, sharing,
+    Access, CacheMode, Destination, ImageSpec, NodeGate, OpenHow, Source, foreign, local_name,
+    open_alone, open_file, reopen_image, sharing,
 };
 pub use image_args::{OneImage, only};
 pub use refusal::{opening_failed, opening_reason, refused};
@@ -47,6 +45,19 @@ pub fn how() -> OpenHow {
 /// Whether a name, as images have it, is not that of a file of the host.
 pub fn is_description(name: &str) -> bool {
     drivers::standard().is_description(name)
+}
+
+/// The file, device or node of this name, in which an image can be made.
+///
+/// # Errors
+/// As [`Destination::named`].
+pub fn destination(name: &str) -> cowslip::Result<Destination> {
+    Destination::named(name, &drivers::standard())
+}
+
+/// Whether a name is that of a node of a protocol, be it whole or not.
+pub fn is_node(name: &str) -> bool {
+    !matches!(drivers::standard().protocol_node(name), Ok(None))
 }
 
 /// The format of images of this name.
@@ -133,20 +144,6 @@ async fn not_loaded(source: &Source, how: &OpenHow, why: &cowslip::Error) -> Com
         (_, _, why) => why.to_string(),
     };
     CommandError::loading_snapshot(why)
-}
-
-/// Opens an export; `name` is what users know it by.
-///
-/// # Errors
-/// As [`remote::open`]; the credentials for it cannot be used.
-pub async fn open_export(
-    export: &ExportName,
-    name: &str,
-    writable: bool,
-) -> Result<Arc<dyn BlockFile>, CommandError> {
-    let tls = export.tls.as_ref();
-    let tls = tls.map(|tls| object::Defined.tls_to(&export.server, tls));
-    Ok(remote::open(export, tls.transpose()?, name, writable).await?)
 }
 
 /// Claims a file, and warns if nothing protects it.

@@ -9,7 +9,7 @@ use cowslip::file::host::{Aio, FlushPolicy};
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 
-use super::create::{self, NewFile, Place, format_name};
+use super::create::{self, NewFile, format_name};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
@@ -168,7 +168,7 @@ async fn copy(
         return Err(refused(output, &CommandError::new(text)));
     }
     let wanted = create::Request {
-        place: Place::named(output)?,
+        destination: open::destination(output)?,
         format,
         options: Vec::new(),
         size: Some(sources.size()),

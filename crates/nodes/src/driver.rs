@@ -9,8 +9,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use cowslip::file::BlockFile;
 use cowslip::file::host::HostOptions;
+use cowslip::file::{BlockFile, Storage};
 use cowslip::formats::FormatDriver;
 use cowslip::image::Format;
 use cowslip::limits::Limits;
@@ -105,6 +105,17 @@ pub trait Protocol: Sync {
     fn read(&self, driver: &str, options: &mut Options) -> Result<Arc<dyn ProtocolNode>>;
 }
 
+/// Support of a protocol for new images in its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Creation {
+    /// Its files hold no images that are made by name.
+    Unsupported,
+    /// Its files exist before, and keep their lengths: exports of a server, devices.
+    Existing,
+    /// It makes files, and they take any length.
+    New,
+}
+
 /// A file that a protocol can open.
 pub trait ProtocolNode: fmt::Debug + Send + Sync {
     /// The name of its driver.
@@ -122,6 +133,22 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
 
     /// Opens it.
     fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a>;
+
+    /// Its support for new images. By default none can be made in it.
+    fn creation(&self) -> Creation {
+        Creation::Unsupported
+    }
+
+    /// The storage of its bytes, as far as it is known before it is open. By default nothing is.
+    fn storage(&self) -> Storage {
+        Storage::default()
+    }
+
+    /// Opens it for a new image. With [`Creation::New`] it makes the file if there is none, and
+    /// leaves the bytes of one that exists; by default, the file has to exist.
+    fn create<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
+        self.open(how)
+    }
 }
 
 /// A driver that changes the view of another file, or watches it.

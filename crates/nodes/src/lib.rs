@@ -3,7 +3,7 @@
 //! An [`ImageSpec`] is what a user says: a file name, a list of options, or JSON. It is read as a
 //! tree of nodes ([`spec::NodeSpec`]) by the tables of the drivers ([`driver`]), which a
 //! [`Registry`] finds by their names, and becomes a [`Source`]: one image, and the line of nodes
-//! that its bytes come through. [`open_image`] opens it.
+//! that its bytes come through. [`open_image`] opens it. New images are made in a [`Destination`].
 //!
 //! A new protocol, filter over files or format for reading is a file in `drivers/` and two lines in
 //! `drivers.rs`.
@@ -11,6 +11,7 @@
 //! May not know: options of a command line, printing.
 
 mod cache_sizes;
+mod destination;
 pub mod driver;
 pub mod drivers;
 pub mod foreign;
@@ -27,6 +28,7 @@ pub mod spec;
 #[cfg(test)]
 mod tests;
 
+pub use destination::{Destination, NodeDestination};
 pub use foreign::local_name;
 pub use gate::NodeGate;
 pub use how::{Access, CacheMode, Environment, OpenHow};

@@ -7,7 +7,7 @@ use cowslip::file::host::Driver;
 use cowslip::foreign::probe;
 use cowslip::formats::Formats;
 use cowslip::image::Format;
-use cowslip_block::options::Pairs;
+use cowslip_block::options::{Options, Pairs};
 use cowslip_block::{Error, Result};
 
 use crate::driver::{Filter, ImageFilter, ImageFormat, Protocol, ProtocolNode};
@@ -132,6 +132,30 @@ impl Registry {
             if let Some(node) = driver.node_of_name(name)? {
                 return Ok(Some(node));
             }
+        }
+        Ok(None)
+    }
+
+    /// The node of a protocol that a file name stands for, as a URI or by its driver's options.
+    ///
+    /// # Errors
+    /// It is a driver's, and not whole.
+    pub fn protocol_node(&self, name: &str) -> Result<Option<Arc<dyn ProtocolNode>>> {
+        if let Some(node) = self.node_of_name(name)? {
+            return Ok(Some(node));
+        }
+        for driver in &self.protocols {
+            let Some(pairs) = driver.options_of_name(name)? else {
+                continue;
+            };
+            let (named, pairs): (Pairs, Pairs) = pairs
+                .into_iter()
+                .partition(|(option, _)| option == "driver");
+            let named = named.first().map(|(_, name)| name.as_str());
+            let named = named.unwrap_or(driver.names()[0]);
+            let mut options = Options::new(pairs);
+            let node = options.read(driver.options(), |own| driver.read(named, own))?;
+            return Ok(Some(node));
         }
         Ok(None)
     }

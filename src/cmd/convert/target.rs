@@ -8,7 +8,7 @@ use cowslip::file::{ReadSet, Sharing};
 use cowslip::image::{DiscardPolicy, Format};
 use cowslip::{Image, Job};
 
-use super::super::create::{self, NewFile, Place, format_name};
+use super::super::create::{self, NewFile, format_name};
 use super::{Form, Request, too_small};
 use crate::error::CommandError;
 use crate::open::{self, Access, ImageSpec, OpenHow, open_image, workers};
@@ -53,9 +53,9 @@ impl Target {
         (found, job): (Found, &Job),
     ) -> Result<Target, CommandError> {
         let format = request.format.unwrap_or(Format::Raw);
-        let place = Place::named(request.target)?;
+        let destination = open::destination(request.target)?;
         let wanted = create::Request {
-            place: place.clone(),
+            destination: destination.clone(),
             format,
             options: request.created.clone(),
             size: Some(size),
@@ -68,10 +68,10 @@ impl Target {
                 request.target
             ))
         };
-        if let Some(path) = place.path() {
+        if let Some(path) = destination.path() {
             check_room(request, path, found)?;
         }
-        let was_there = place.path().is_some_and(Path::is_file);
+        let was_there = destination.path().is_some_and(Path::is_file);
         // Preallocation takes long enough for progress of its own; the creation of a few tables
         // does not, and would show up as several per cent.
         let allocates = options_value(request, "preallocation");
@@ -88,7 +88,7 @@ impl Target {
         Ok(Target {
             image,
             files,
-            overwritten: was_there.then(|| place.name().to_string()),
+            overwritten: was_there.then(|| destination.name().to_string()),
         })
     }
 
@@ -154,7 +154,7 @@ pub fn unwritten_when_made(
     if let Some(bytes) = backing_bytes {
         return Ok(TargetContent::Backing(bytes));
     }
-    let is_fixed = Place::named(request.target)?.is_fixed();
+    let is_fixed = open::destination(request.target)?.is_fixed();
     Ok(match request.format {
         // Clusters that were never written decrypt to anything.
         Some(Format::Luks) => TargetContent::Unknown,
@@ -187,7 +187,8 @@ async fn open_backing(
     name: &str,
     format: Option<&str>,
 ) -> Result<Image, CommandError> {
-    let resolved = cowslip::file::host::resolve_name(Place::named(request.target)?.name(), name);
+    let resolved =
+        cowslip::file::host::resolve_name(open::destination(request.target)?.name(), name);
     let how = OpenHow {
         policy: request.args.trust.backing_policy,
         sharing: cowslip::file::Sharing::Forced,

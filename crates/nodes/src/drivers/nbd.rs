@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use cowslip::file::Storage;
 use cowslip_block::Result;
 use cowslip_block::options::{OptionEntry, Options};
 use cowslip_nbd::remote::{self, ExportName};
 
-use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
+use crate::driver::{Creation, FileHow, Opening, Protocol, ProtocolNode};
 
 /// The driver.
 pub struct Nbd;
@@ -44,6 +45,14 @@ impl ProtocolNode for Export {
 
     fn uri(&self) -> Option<String> {
         Some(self.0.uri())
+    }
+
+    fn creation(&self) -> Creation {
+        Creation::Existing
+    }
+
+    fn storage(&self) -> Storage {
+        self.0.storage()
     }
 
     fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
