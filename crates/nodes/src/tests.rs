@@ -1,4 +1,5 @@
-//! A protocol that these tests alone add: an image opens over it by name. In `format.rs` a format.
+//! A protocol that these tests alone add: an image opens over it by name. In `filter.rs` a filter
+//! over files, in `format.rs` a format, in `destination.rs` a protocol that stores new images.
 
 use std::io;
 use std::sync::Arc;
@@ -12,6 +13,8 @@ use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
 use crate::options::option;
 use crate::{Environment, ImageSpec, OpenHow, Registry, drivers, open_image};
 
+mod destination;
+mod filter;
 mod format;
 
 /// `ramp`: bytes that are computed from their offsets.
