@@ -518,7 +518,8 @@ async fn look_at_backing(request: &mut Request, args: &Args) -> Result<ReadSet, 
 
 /// How a backing chain is looked at, whatever other processes do with it: nothing is read but sizes
 /// and names. If the new image or its data file is a node of a protocol, such as an export, the
-/// file behind it is not known. The locks of its server count, so no other process may be writing to the chain then.
+/// file behind it is not known. The locks of its server count, so no other process may be writing
+/// to the chain then.
 fn inspect_options(request: &Request, trust: &Trust) -> InspectOptions {
     let data_file = options::value(&request.options, "data_file");
     let is_node =

@@ -1,5 +1,6 @@
-//! Rights that a server gives up once its files are open and clients can connect: all that answering
-//! requests does not need, nor a transport asks for ([`Rights`]). docs/security.md says what that leaves to an attacker.
+//! Rights that a server gives up once its files are open and clients can connect: all but those
+//! that answering requests needs, and those of its transports ([`Rights`]). docs/security.md says
+//! what that leaves to an attacker.
 //!
 //! Landlock takes away the file system, TCP, and signals to others; a seccomp filter takes away all
 //! system calls but those in `ALLOWED`. What is not allowed fails with EPERM rather than ending the
