@@ -70,7 +70,8 @@ pub enum Protocol {
     File,
     /// Another protocol, by the name of its driver.
     Named(&'static str),
-    /// The same, whose disk has no format over it.
+    /// Another protocol, by the name of its driver, whose bytes are the disk: no format stands over
+    /// it.
     Bare(&'static str),
 }
 

@@ -101,7 +101,7 @@ struct Request {
     options: Vec<(String, String)>,
 }
 
-/// Amends an image.
+/// Runs `amend`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(amended(&args, program))
 }

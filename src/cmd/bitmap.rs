@@ -137,7 +137,8 @@ impl clap::FromArgMatches for Actions {
     }
 }
 
-/// Changes a bitmap.
+/// Runs `bitmap`: makes, removes, clears, switches or merges persistent bitmaps. Returns the exit
+/// code.
 pub fn run(args: &Args, program: &Program) -> u8 {
     program.exit_code(changed(args, program))
 }

@@ -64,7 +64,7 @@ impl Args {
     }
 }
 
-/// Clones an image.
+/// Runs `clone`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(cloned(&args))
 }

@@ -46,7 +46,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// Commits an image.
+/// Runs `commit`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(committed(&args, program))
 }

@@ -173,14 +173,14 @@ struct Request<'a> {
     format: Option<Format>,
     format_name: &'a str,
     snapshot: Option<SnapshotChoice>,
-    /// Options of creation.
+    /// Options of the new image: names and values, checked one by one.
     created: Vec<(String, String)>,
     source_cache: CacheMode,
     target_cache: CacheMode,
     options: Options,
 }
 
-/// Converts.
+/// Runs `convert`. Returns the exit code.
 pub fn run(args: &Args, program: &Program) -> u8 {
     program.exit_code(converted(args, program))
 }

@@ -270,7 +270,7 @@ const BACKING_FORMATS: &[&str] = &[
     "vvfat",
 ];
 
-/// Makes an image.
+/// Runs `create`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     if let (Some(source), Some(target)) = (&args.reflink, &args.filename) {
         let clone = super::clone::Args::by_create(source.clone(), target.clone(), args.job);
@@ -287,7 +287,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 pub(super) struct Request {
     /// The file or node in which it is made.
     pub(super) destination: Destination,
-    /// Its format.
+    /// The format of the new image.
     pub(super) format: Format,
     /// Names and values, checked one by one.
     pub(super) options: Vec<(String, String)>,

@@ -21,7 +21,7 @@ use crate::output::Program;
 
 /// Bytes of a block where none are named.
 const BLOCK_BYTES: u64 = 512;
-/// The largest block.
+/// The largest value of `bs=`, in bytes.
 const BLOCK_BYTES_MAX: u64 = i32::MAX as u64;
 
 /// Command line of `dd`.
@@ -97,7 +97,7 @@ impl Operands {
     }
 }
 
-/// Copies.
+/// Runs `dd`. Returns the exit code.
 pub fn run(args: &Args, program: &Program) -> u8 {
     program.exit_code(copied(args, program))
 }

@@ -69,7 +69,7 @@ struct Sizes {
     bitmaps: Option<u64>,
 }
 
-/// Measures.
+/// Runs `measure`. Returns the exit code.
 pub fn run(args: &Args, program: &Program) -> u8 {
     program.exit_code(measured(args, program))
 }

@@ -58,7 +58,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// Rebases an image.
+/// Runs `rebase`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(rebased(&args, program))
 }

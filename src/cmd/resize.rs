@@ -55,7 +55,7 @@ impl Wanted {
         Ok(options::size("size", digits).map(make)?)
     }
 
-    /// The new size.
+    /// The new size of a disk of `now` bytes, in bytes.
     fn of(self, now: u64) -> Result<u64, CommandError> {
         let size = match self {
             Wanted::Size(size) => Some(size),
@@ -67,7 +67,7 @@ impl Wanted {
     }
 }
 
-/// Resizes an image.
+/// Runs `resize`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(resized(&args, program))
 }

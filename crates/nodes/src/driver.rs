@@ -131,7 +131,10 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Opens it.
+    /// Opens the file, for writing if the options of `how` say so. It claims nothing.
+    ///
+    /// # Errors
+    /// The failure of the system or the server; options that contradict the file.
     fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a>;
 
     /// Its support for new images. By default none can be made in it.
@@ -153,10 +156,10 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
 
 /// A driver that changes the view of another file, or watches it.
 pub trait Filter: Sync {
-    /// Its name.
+    /// The name in `driver=`.
     fn name(&self) -> &'static str;
 
-    /// Its options.
+    /// The options of the driver's own; [`OptionEntry`] says what each means.
     fn options(&self) -> &'static [OptionEntry];
 
     /// Its name for the file below: `file` or `image`.
@@ -214,10 +217,10 @@ pub trait FilterNode: fmt::Debug + Send + Sync {
 
 /// A driver over the disk of an image.
 pub trait ImageFilter: Sync {
-    /// Its name.
+    /// The name in `driver=`.
     fn name(&self) -> &'static str;
 
-    /// Its options.
+    /// The options of the driver's own; [`OptionEntry`] says what each means.
     fn options(&self) -> &'static [OptionEntry];
 
     /// Reads its options, and takes them.
@@ -229,7 +232,7 @@ pub trait ImageFilter: Sync {
 
 /// A format of images.
 pub trait ImageFormat: Sync {
-    /// The format.
+    /// The format that the driver stands for.
     fn format(&self) -> Format;
 
     /// The way to open its images, unless the engine has it built in.

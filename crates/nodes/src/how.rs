@@ -16,7 +16,7 @@ use crate::driver::{NoObjects, Objects};
 use crate::drivers;
 use crate::registry::Registry;
 
-/// `--cache`.
+/// Use of the page cache, and when writes are durable (`--cache`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CacheMode {
     /// The page cache; durable at a flush.
@@ -61,7 +61,7 @@ impl CacheMode {
         }
     }
 
-    /// Whether flushes count.
+    /// Whether flushes reach the disk, or are ignored.
     pub fn flush_policy(self) -> FlushPolicy {
         match self {
             CacheMode::Unsafe => FlushPolicy::Ignore,
@@ -73,19 +73,19 @@ impl CacheMode {
 /// Whether an image is opened for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Access {
-    /// Only for reading.
+    /// Reads only.
     #[default]
     Read,
-    /// Also for writing.
+    /// Reads and writes.
     Write,
 }
 
 /// Services of the program that opens images: drivers, objects, texts for its users.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    /// The drivers.
+    /// Drivers of formats, protocols and filters.
     pub registry: Arc<Registry>,
-    /// Secrets and credentials.
+    /// Secrets and credentials, which options name by IDs.
     pub objects: Arc<dyn Objects>,
     /// Shows a warning.
     pub warn: fn(&str),
@@ -112,14 +112,14 @@ impl Default for Environment {
 pub struct OpenHow {
     /// For writing or not.
     pub access: Access,
-    /// `--cache`.
+    /// Cache mode, unless the specification says otherwise (`--cache`).
     pub cache: CacheMode,
-    /// `--aio`.
+    /// Engine for requests to the system, unless the specification says otherwise (`--aio`).
     pub aio: Aio,
     /// The engine was named `native`, which QEMU refuses with the page cache. Set under the names
     /// of QEMU's programs only.
     pub aio_is_native: bool,
-    /// Effect of discards.
+    /// Effect of discards, unless the specification says otherwise.
     pub discard: DiscardPolicy,
     /// Effect of writes of zeroes, unless the specification says otherwise.
     pub detect_zeroes: DetectZeroes,
@@ -134,7 +134,7 @@ pub struct OpenHow {
     pub metadata_only: bool,
     /// Access that other processes keep meanwhile.
     pub sharing: Sharing,
-    /// `--backing-policy`.
+    /// Files that images may name (`--backing-policy`).
     pub policy: BackingPolicy,
     /// Threads that compress and decompress clusters.
     pub workers: Workers,

@@ -13,16 +13,16 @@ use cowslip_block::{Error, Result};
 use crate::driver::{Filter, ImageFilter, ImageFormat, Protocol, ProtocolNode};
 use crate::foreign;
 
-/// The drivers that there are.
+/// Drivers by their names. Of several of one name the first is found.
 #[derive(Clone, Default)]
 pub struct Registry {
     /// Drivers that store bytes.
     pub protocols: Vec<&'static dyn Protocol>,
-    /// Files over files.
+    /// Drivers that change the view of another file.
     pub filters: Vec<&'static dyn Filter>,
     /// Filters over the disk of an image.
     pub image_filters: Vec<&'static dyn ImageFilter>,
-    /// Formats of images.
+    /// Formats of images, the built-in ones of the engine too.
     pub formats: Vec<&'static dyn ImageFormat>,
 }
 

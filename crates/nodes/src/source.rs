@@ -25,7 +25,8 @@ use crate::spec::{NODES_MAX, NodeSpec, too_many_nodes};
 pub struct Source {
     /// The name as given, for messages.
     pub given: String,
-    /// The file.
+    /// The name of the file in which the image is; that of the innermost image, if there are
+    /// several.
     pub filename: String,
     /// The name that says all of it, if the file's alone does not.
     pub full_name: Option<String>,
@@ -57,7 +58,7 @@ pub enum Bottom {
     Host,
     /// A file that a protocol opens.
     Protocol {
-        /// The node.
+        /// The node, as its driver has read it.
         node: Arc<dyn ProtocolNode>,
         /// Its driver, if no format stands over it.
         bare: Option<String>,

@@ -14,9 +14,9 @@ pub const CHILDREN: [&str; 4] = ["file", "image", "backing", "data-file"];
 /// A node: its driver, its options, and the nodes below it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// `driver=`.
+    /// The name of the driver (`driver=`).
     pub driver: Option<String>,
-    /// Its own options.
+    /// The options of this node alone, not of those below it.
     pub options: Options,
     /// The nodes below, by the names that this one has for them.
     pub children: Vec<(&'static str, NodeSpec)>,

@@ -92,7 +92,7 @@ impl Target {
         })
     }
 
-    /// The image.
+    /// The image that is written.
     pub fn image(&self) -> &Image {
         &self.image
     }

@@ -18,11 +18,11 @@ use cowslip_nodes::Bottom;
 /// Image to open, and how.
 #[derive(Clone, Debug)]
 pub struct ImageRequest {
-    /// The file's name.
+    /// The name of the file; `None` if a list of options names it.
     pub filename: Option<String>,
     /// A list of options: `-o`, `--image-opts`.
     pub options: Option<String>,
-    /// `-f`.
+    /// The name of the format (`-f`); `None` if it is guessed.
     pub format: Option<String>,
     how: OpenHow,
 }
@@ -125,9 +125,9 @@ impl ImageRequest {
     }
 }
 
-/// An open image.
+/// An open image, and the request that opened it.
 pub struct Opened {
-    /// The image.
+    /// The image, shared with requests that are under way.
     pub image: Rc<Image>,
     /// Whether it was opened for writing.
     pub writable: bool,

@@ -22,7 +22,7 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
-/// `--sandbox`.
+/// Extent of the sandbox (`--sandbox`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
     /// As much of the sandbox as the system has.

@@ -106,7 +106,7 @@ impl SocketName {
         ))
     }
 
-    /// The path.
+    /// The path, as it was given.
     pub fn path(&self) -> &Path {
         &self.path
     }

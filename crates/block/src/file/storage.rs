@@ -129,7 +129,7 @@ struct ReadFile {
 pub struct ReadSet(Vec<ReadFile>);
 
 impl ReadSet {
-    /// Adds a file.
+    /// Adds a file that is open, by its storage.
     pub fn add(&mut self, file: &dyn BlockFile, read_as: ReadAs) {
         self.add_stored(file.name(), file.storage(), read_as);
     }

@@ -45,7 +45,7 @@ const OPTIONS: &[OptionEntry] = &[
 /// The beginning of file names that give a configuration and another file's name.
 const NAME: &str = "blkdebug:";
 
-/// The driver.
+/// The filter `blkdebug`.
 pub struct Blkdebug;
 
 impl Filter for Blkdebug {

@@ -37,7 +37,7 @@ pub const OPTIONS: &[OptionEntry] = &[
 /// The outcome of reading an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It was read.
+    /// The option is known, and its value was read.
     Yes,
     /// There is none of that name. It is refused when the file is open.
     Unknown,

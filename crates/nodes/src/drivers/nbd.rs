@@ -9,7 +9,7 @@ use cowslip_nbd::remote::{self, ExportName};
 
 use crate::driver::{Creation, FileHow, Opening, Protocol, ProtocolNode};
 
-/// The driver.
+/// The protocol `nbd`.
 pub struct Nbd;
 
 impl Protocol for Nbd {

@@ -29,7 +29,7 @@ const OPTIONS: &[OptionEntry] = &[
     ),
 ];
 
-/// The driver.
+/// The protocols `null-co` and `null-aio`.
 pub struct Null;
 
 impl Protocol for Null {

@@ -22,7 +22,7 @@ const OPTIONS: &[OptionEntry] = &[
     ),
 ];
 
-/// The driver.
+/// The filter `raw`, a part of a file, and the format of that name.
 pub struct Raw;
 
 impl Filter for Raw {
