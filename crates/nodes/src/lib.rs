@@ -2,7 +2,7 @@
 //!
 //! An [`ImageSpec`] is what a user says: a file name, a list of options, or JSON. It is read as a
 //! tree of nodes ([`spec::NodeSpec`]) by the tables of the drivers ([`driver`]), which a
-//! [`Registry`] finds by their names, and becomes a [`Source`]: one image, and the line of nodes
+//! [`Registry`] finds by their names, and becomes a [`Source`]: one image, and the chain of nodes
 //! that its bytes come through. [`open_image`] opens it. New images are made in a [`Destination`].
 //!
 //! A new protocol, filter over files or format for reading is a file in `drivers/` and two lines in

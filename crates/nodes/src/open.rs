@@ -23,7 +23,7 @@ use crate::source::{Bottom, Source};
 
 /// Images at most of which each is the file of the one before, backing files that are described so
 /// included: an image may name itself in that way.
-const IMAGES_IN_LINE_MAX: usize = 16;
+const IMAGES_IN_CHAIN_MAX: usize = 16;
 
 /// A failure to open an image.
 #[derive(Debug)]
@@ -230,9 +230,9 @@ fn open_node<'a>(source: &'a Source, how: &'a OpenHow) -> Opening<'a> {
         return Box::pin(open_file(source, how));
     }
     Box::pin(async move {
-        if how.images_above >= IMAGES_IN_LINE_MAX {
+        if how.images_above >= IMAGES_IN_CHAIN_MAX {
             return Err(source.refused_because(&format!(
-                "more than {IMAGES_IN_LINE_MAX} images that are files of one another are not supported"
+                "more than {IMAGES_IN_CHAIN_MAX} images that are files of one another are not supported"
             )));
         }
         let how = OpenHow {
