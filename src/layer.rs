@@ -19,11 +19,11 @@ use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 use crate::error::CommandError;
 use crate::open::object;
 use crate::open::{
-    self, ImageSpec, NodeGate, OpenHow, Source, claim_file, is_description, local_name, open_file,
-    opening_reason, parse_format, probe,
+    self, ImageSpec, NodeGate, OpenSettings, Source, claim_file, is_description, local_name,
+    open_file, opening_reason, parse_format, probe,
 };
 use cowslip_filters::Breakpoints;
-use cowslip_nodes::driver::FileHow;
+use cowslip_nodes::driver::FileSettings;
 use cowslip_nodes::{Bottom, disk_bytes};
 
 const SECTOR_BYTES: u64 = 512;
@@ -152,7 +152,7 @@ impl ImageFileInfo {
         match (uri, &source.bottom) {
             (Some((node, Some(uri), is_bare)), _) => {
                 let (host, breakpoints) = (HostOptions::default(), Breakpoints::default());
-                let opened = node.open(FileHow {
+                let opened = node.open(FileSettings {
                     name,
                     host: &host,
                     objects: &object::Defined,
@@ -172,11 +172,11 @@ impl ImageFileInfo {
                 ImageFileInfo::inspect(name, format, &InspectOptions { driver, ..*options }).await
             }
             _ => {
-                let how = OpenHow {
+                let settings = OpenSettings {
                     sharing: options.sharing,
-                    ..open::how()
+                    ..open::settings()
                 };
-                let file = open_file(source, &how).await?;
+                let file = open_file(source, &settings).await?;
                 ImageFileInfo::inspect_at(Ok(file), name, format, options).await
             }
         }
@@ -358,10 +358,10 @@ fn gate(options: &InspectOptions) -> NodeGate {
             options: HostOptions::default(),
             policy: options.policy,
         },
-        how: OpenHow {
+        settings: OpenSettings {
             sharing: options.sharing,
             policy: options.policy,
-            ..open::how()
+            ..open::settings()
         },
     }
 }

@@ -14,7 +14,7 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    self, Access, ImageSpec, OpenHow, Trust, block_on, foreign, open_image, sharing, workers,
+    self, Access, ImageSpec, OpenSettings, Trust, block_on, foreign, open_image, sharing, workers,
 };
 use crate::options::{bytes_within, number_within};
 use crate::output::Program;
@@ -115,18 +115,18 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let work = async {
-        let how = OpenHow {
+        let settings = OpenSettings {
             aio: Aio::Threads,
             sharing: sharing(args.force_share, Sharing::Frozen),
             policy: args.trust.backing_policy,
             workers: workers(),
-            ..open::how()
+            ..open::settings()
         };
         let spec = ImageSpec {
             image_opts: args.image_opts,
             ..ImageSpec::named(input, args.format.as_deref())
         };
-        let image = open_image(&spec, &how).await?;
+        let image = open_image(&spec, &settings).await?;
         let format = output_format(args)?;
         let range = operands.range(image.size()).unwrap_or_else(|| {
             program.complain(format_args!("{input}: cannot skip to specified offset"));
@@ -176,13 +176,17 @@ async fn copy(
     };
     let made = create::make_files(&wanted, read, job).await;
     let files = made.map_err(|error| refused(output, &error))?;
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         aio: Aio::Threads,
         policy: args.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
-    let target = open_image(&ImageSpec::named(output, Some(format_name(format))), &how).await?;
+    let target = open_image(
+        &ImageSpec::named(output, Some(format_name(format))),
+        &settings,
+    )
+    .await?;
     let options = Options {
         sparse_bytes: 0,
         unwritten: TargetContent::Zeroes,

@@ -149,25 +149,26 @@ impl Args {
                 port: nbd::DEFAULT_PORT.to_string(),
             },
         };
-        service.how.cache =
+        service.settings.cache =
             CacheMode::parse(&self.cache).ok_or_else(|| invalid("cache mode", &self.cache))?;
-        service.how.discard =
+        service.settings.discard =
             discard_policy(&self.discard).ok_or_else(|| invalid("discard mode", &self.discard))?;
-        service.how.detect_zeroes = open::detect_zeroes(&self.detect_zeroes)?;
-        service.how.alloc_policy = open::alloc_policy("alloc-policy", &self.alloc_policy)?;
+        service.settings.detect_zeroes = open::detect_zeroes(&self.detect_zeroes)?;
+        service.settings.alloc_policy = open::alloc_policy("alloc-policy", &self.alloc_policy)?;
         if let Some(aio) = &self.aio {
-            service.how.aio = open::parse_aio(aio).ok_or_else(|| invalid("I/O engine", aio))?;
+            service.settings.aio =
+                open::parse_aio(aio).ok_or_else(|| invalid("I/O engine", aio))?;
         }
         service.sandbox = sandbox::Mode::parse(&self.sandbox)
             .ok_or_else(|| invalid("sandbox mode", &self.sandbox))?;
         if let Some(size) = &self.cache_size {
-            service.how.cache_bytes = options::size("cache-size", size)?;
+            service.settings.cache_bytes = options::size("cache-size", size)?;
         }
         if self.read_only {
-            service.how.access = Access::Read;
+            service.settings.access = Access::Read;
         }
-        service.how.sharing = open::sharing(self.force_share, service.how.sharing);
-        service.how.policy = self.trust.backing_policy;
+        service.settings.sharing = open::sharing(self.force_share, service.settings.sharing);
+        service.settings.policy = self.trust.backing_policy;
         service.offset = self.offset;
         if self.verbose {
             service.verbosity = Verbosity::Everything;

@@ -8,10 +8,10 @@ use cowslip::file::host::{FlushPolicy, HostOptions};
 use cowslip::file::{BlockFile, ReadSet};
 use cowslip_block::{Error, Result};
 
-use crate::driver::{Creation, FileHow, ProtocolNode};
+use crate::driver::{Creation, FileSettings, ProtocolNode};
 use crate::foreign::local_name;
-use crate::how::OpenHow;
 use crate::registry::Registry;
+use crate::settings::OpenSettings;
 
 /// A file, a device or a node in which an image can be made.
 #[derive(Clone, Debug)]
@@ -93,19 +93,23 @@ impl NodeDestination {
     ///
     /// # Errors
     /// The driver's failure, in QEMU's words.
-    pub async fn create(&self, flush: FlushPolicy, how: &OpenHow) -> Result<Arc<dyn BlockFile>> {
+    pub async fn create(
+        &self,
+        flush: FlushPolicy,
+        settings: &OpenSettings,
+    ) -> Result<Arc<dyn BlockFile>> {
         let host = HostOptions {
             writable: true,
             flush,
             ..HostOptions::default()
         };
-        let file_how = FileHow {
+        let file_settings = FileSettings {
             name: &self.name,
             host: &host,
-            objects: &*how.environment.objects,
-            breakpoints: &how.breakpoints,
+            objects: &*settings.environment.objects,
+            breakpoints: &settings.breakpoints,
         };
-        self.node.create(file_how).await.map_err(|why| {
+        self.node.create(file_settings).await.map_err(|why| {
             Error::invalid(match self.node.creation() {
                 Creation::New => format!("Could not create '{}': {why}", self.name),
                 Creation::Existing | Creation::Unsupported => format!(

@@ -55,9 +55,9 @@ impl Objects for NoObjects {
     }
 }
 
-/// Options of opening that all drivers of files get.
+/// Settings that all drivers of files get.
 #[derive(Clone, Copy, Debug)]
-pub struct FileHow<'a> {
+pub struct FileSettings<'a> {
     /// The name that users know it by.
     pub name: &'a str,
     /// Access, and options of files of the host.
@@ -131,11 +131,11 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Opens the file, for writing if the options of `how` say so. It claims nothing.
+    /// Opens the file, for writing if `settings` say so. It claims nothing.
     ///
     /// # Errors
     /// The failure of the system or the server; options that contradict the file.
-    fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a>;
+    fn open<'a>(&'a self, settings: FileSettings<'a>) -> Opening<'a>;
 
     /// Its support for new images. By default none can be made in it.
     fn creation(&self) -> Creation {
@@ -149,8 +149,8 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
 
     /// Opens it for a new image. With [`Creation::New`] it makes the file if there is none, and
     /// leaves the bytes of one that exists; by default, the file has to exist.
-    fn create<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
-        self.open(how)
+    fn create<'a>(&'a self, settings: FileSettings<'a>) -> Opening<'a> {
+        self.open(settings)
     }
 }
 
@@ -212,7 +212,7 @@ pub trait FilterNode: fmt::Debug + Send + Sync {
     }
 
     /// Puts it over a file.
-    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, how: FileHow<'a>) -> Opening<'a>;
+    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, settings: FileSettings<'a>) -> Opening<'a>;
 }
 
 /// A driver over the disk of an image.

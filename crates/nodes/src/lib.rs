@@ -16,13 +16,13 @@ pub mod driver;
 pub mod drivers;
 pub mod foreign;
 mod gate;
-mod how;
 mod image_file;
 mod image_spec;
 pub mod json;
 mod open;
 pub mod options;
 mod registry;
+mod settings;
 mod source;
 pub mod spec;
 #[cfg(test)]
@@ -31,7 +31,6 @@ mod tests;
 pub use destination::{Destination, NodeDestination};
 pub use foreign::local_name;
 pub use gate::NodeGate;
-pub use how::{Access, CacheMode, Environment, OpenHow};
 pub use image_file::ImageFile;
 pub use image_spec::ImageSpec;
 pub use open::{
@@ -39,4 +38,5 @@ pub use open::{
     reopen_image, sharing,
 };
 pub use registry::Registry;
+pub use settings::{Access, CacheMode, Environment, OpenSettings};
 pub use source::{Bottom, Source};

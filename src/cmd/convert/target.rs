@@ -11,7 +11,7 @@ use cowslip::{Image, Job};
 use super::super::create::{self, NewFile, format_name};
 use super::{Form, Request, too_small};
 use crate::error::CommandError;
-use crate::open::{self, Access, ImageSpec, OpenHow, open_image, workers};
+use crate::open::{self, Access, ImageSpec, OpenSettings, open_image, workers};
 use crate::options;
 use crate::output::is_called_as_qemu;
 
@@ -189,12 +189,12 @@ async fn open_backing(
 ) -> Result<Image, CommandError> {
     let resolved =
         cowslip::file::host::resolve_name(open::destination(request.target)?.name(), name);
-    let how = OpenHow {
+    let settings = OpenSettings {
         policy: request.args.trust.backing_policy,
         sharing: cowslip::file::Sharing::Forced,
-        ..open::how()
+        ..open::settings()
     };
-    let opened = open_image(&ImageSpec::named(&resolved, format), &how).await;
+    let opened = open_image(&ImageSpec::named(&resolved, format), &settings).await;
     opened.map_err(|why| {
         let target = request.target;
         CommandError::new(format!(
@@ -213,7 +213,7 @@ async fn open_for_writing(
         Some(Format::Luks) => options::value(&request.created, "key-secret"),
         _ => options::value(&request.created, "encrypt.key-secret"),
     };
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         cache: request.target_cache,
         aio: Aio::Threads,
@@ -223,13 +223,13 @@ async fn open_for_writing(
         key_secret: key.map(str::to_string),
         sharing,
         read_besides: read.clone(),
-        ..open::how()
+        ..open::settings()
     };
     let spec = ImageSpec {
         image_opts: request.args.target_image_opts,
         ..ImageSpec::named(request.target, request.format.map(format_name))
     };
-    open_image(&spec, &how).await
+    open_image(&spec, &settings).await
 }
 
 /// Refuses, under our own name, what may not fit; qemu-img begins, and ends on a full disk.

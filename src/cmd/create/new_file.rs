@@ -50,7 +50,7 @@ impl NewFile {
             Destination::Node(node) => node,
         };
         refused_overwrite(node.check(read))?;
-        let file = node.create(flush, &open::how()).await?;
+        let file = node.create(flush, &open::settings()).await?;
         refused_overwrite(read.check(file.as_ref()))?;
         claim_file(&file, claim)?;
         Ok((NewFile { remove: None }, file))

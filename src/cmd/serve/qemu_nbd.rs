@@ -271,8 +271,8 @@ impl Line {
             Name::Long("tls-creds") => self.tls.credentials = Some(value),
             Name::Long("tls-hostname") => self.tls.hostname = Some(value),
             Name::Long("tls-authz") => self.tls.authorization = Some(value),
-            Name::Letter('r') => service.how.access = Access::Read,
-            Name::Letter('s') => service.how.temporary = true,
+            Name::Letter('r') => service.settings.access = Access::Read,
+            Name::Letter('s') => service.settings.temporary = true,
             Name::Letter('t') => nbd.lifetime = Lifetime::UntilStopped,
             Name::Letter('v') => service.verbosity = Verbosity::Everything,
             Name::Long("fork") => service.daemonize = Daemonize::Yes,
@@ -311,18 +311,18 @@ impl Line {
     }
 
     fn take_image_option(&mut self, name: Name, value: String) -> Result<(), Refusal> {
-        let how = &mut self.service.how;
+        let settings = &mut self.service.settings;
         match name {
             Name::Letter('n') | Name::Long("cache") if self.cache_given => {
                 return complaint("-n and --cache can only be specified once");
             }
             Name::Letter('n') => {
                 self.cache_given = true;
-                how.cache = CacheMode::None;
+                settings.cache = CacheMode::None;
             }
             Name::Long("cache") => {
                 self.cache_given = true;
-                how.cache = CacheMode::parse(&value)
+                settings.cache = CacheMode::parse(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid cache mode `{value}'")))?;
             }
             Name::Long("aio") if self.aio_given => {
@@ -332,27 +332,27 @@ impl Line {
                 return complaint("--discard can only be specified once");
             }
             Name::Long("aio") => {
-                how.aio = open::parse_aio(&value)
+                settings.aio = open::parse_aio(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid aio mode '{value}'")))?;
-                how.aio_is_native = value == "native";
+                settings.aio_is_native = value == "native";
                 self.aio_given = true;
             }
             Name::Long("backing-policy") => {
-                how.policy = open::parse_policy(&value).map_err(Refusal::Complaint)?;
+                settings.policy = open::parse_policy(&value).map_err(Refusal::Complaint)?;
             }
             Name::Long("discard") => {
                 self.discard_given = true;
-                how.discard = discard_policy(&value)
+                settings.discard = discard_policy(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid discard mode `{value}'")))?;
             }
             Name::Long("detect-zeroes") => {
-                how.detect_zeroes = DetectZeroes::from_name(&value).ok_or_else(|| {
+                settings.detect_zeroes = DetectZeroes::from_name(&value).ok_or_else(|| {
                     let text = "Failed to parse detect_zeroes mode: invalid parameter value";
                     Refusal::Complaint(format!("{text}: {value}"))
                 })?;
                 // The discards that were asked for so far.
-                let unmaps = how.discard == DiscardPolicy::Unmap;
-                if how.detect_zeroes == DetectZeroes::Unmap && !unmaps {
+                let unmaps = settings.discard == DiscardPolicy::Unmap;
+                if settings.detect_zeroes == DetectZeroes::Unmap && !unmaps {
                     let text = "setting detect-zeroes to unmap is not allowed without setting discard \
                                 operation to unmap";
                     return complaint(text);
@@ -363,8 +363,8 @@ impl Line {
                     let of = format!("Failed in parsing snapshot param `{value}'");
                     Refusal::Complaints([why, of])
                 })?;
-                how.snapshot = Some(choice);
-                how.access = Access::Read;
+                settings.snapshot = Some(choice);
+                settings.access = Access::Read;
             }
             Name::Long("object") => open::object::define(&value)
                 .map_err(|error| Refusal::Complaint(error.to_string()))?,

@@ -19,7 +19,7 @@ use super::detach::{self, Daemonize, Detached, Role};
 use super::sandbox::{self, Rights};
 use super::transport::{Endpoint, LocalFuture, Log, Served, Severity, Transport, Verbosity};
 use crate::error::CommandError;
-use crate::open::{self, Access, ImageSpec, OpenHow};
+use crate::open::{self, Access, ImageSpec, OpenSettings};
 use crate::output::Program;
 use crate::text_file;
 
@@ -28,8 +28,8 @@ use crate::text_file;
 pub struct Service {
     /// The image.
     pub spec: ImageSpec,
-    /// Options of opening it.
-    pub how: OpenHow,
+    /// Settings with which it is opened.
+    pub settings: OpenSettings,
     /// The first byte of the image that clients see.
     pub offset: u64,
     /// Events that are reported.
@@ -47,11 +47,11 @@ impl Service {
     pub fn of(spec: ImageSpec) -> Service {
         Service {
             spec,
-            how: OpenHow {
+            settings: OpenSettings {
                 access: Access::Write,
                 // The size is announced to clients once.
                 sharing: Sharing::FixedLength,
-                ..open::how()
+                ..open::settings()
             },
             offset: 0,
             verbosity: Verbosity::Errors,
@@ -123,14 +123,14 @@ impl Service {
         let failed = |why: &str| {
             CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename))
         };
-        let image = open::open_image(spec, &self.how).await;
+        let image = open::open_image(spec, &self.settings).await;
         let image = image.map_err(|error| {
             if error.is_of_snapshot() {
                 return error;
             }
             failed(&error.reason_not_to_open())
         })?;
-        if self.how.access != Access::Write {
+        if self.settings.access != Access::Write {
             return Ok(image);
         }
         let source = spec.resolve()?;

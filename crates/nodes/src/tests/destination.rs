@@ -14,9 +14,9 @@ use cowslip_block::options::{OptionEntry, Options};
 use cowslip_block::{BufMut, Error, Result};
 use cowslip_queue::{Backend, Pending, Queue};
 
-use super::how_with;
-use crate::driver::{Creation, FileHow, Opening, Protocol, ProtocolNode};
-use crate::{Access, Destination, ImageSpec, OpenHow, Registry, drivers, open_image};
+use super::settings_with;
+use crate::driver::{Creation, FileSettings, Opening, Protocol, ProtocolNode};
+use crate::{Access, Destination, ImageSpec, OpenSettings, Registry, drivers, open_image};
 
 /// `shelf:NAME` is a file in memory, made when it is first a destination; `slot:NAME` is one that
 /// exists and keeps its length.
@@ -81,7 +81,7 @@ impl ProtocolNode for OnShelf {
         }
     }
 
-    fn open<'a>(&'a self, _: FileHow<'a>) -> Opening<'a> {
+    fn open<'a>(&'a self, _: FileSettings<'a>) -> Opening<'a> {
         let found = SHELF.find(&self.name);
         opened(found.map(|file| match self.creation {
             Creation::New => file as Arc<dyn BlockFile>,
@@ -97,12 +97,12 @@ impl ProtocolNode for OnShelf {
         Storage::named(&self.name)
     }
 
-    fn create<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
-        assert!(how.host.writable, "a destination is written");
+    fn create<'a>(&'a self, settings: FileSettings<'a>) -> Opening<'a> {
+        assert!(settings.host.writable, "a destination is written");
         if self.creation == Creation::New && SHELF.find(&self.name).is_none() {
             SHELF.put(&self.name, Vec::new());
         }
-        self.open(how)
+        self.open(settings)
     }
 }
 
@@ -135,32 +135,32 @@ impl BlockFile for Slot {
     }
 }
 
-fn how() -> OpenHow {
+fn settings() -> OpenSettings {
     let mut registry = Registry::clone(&drivers::standard());
     registry.protocols.push(&SHELF);
-    OpenHow {
+    OpenSettings {
         access: Access::Write,
-        ..how_with(registry)
+        ..settings_with(registry)
     }
 }
 
 /// The node that the name of a destination stands for, opened for a new image.
-async fn made(name: &str, how: &OpenHow) -> Result<Arc<dyn BlockFile>> {
-    match Destination::named(name, &how.environment.registry)? {
-        Destination::Node(node) => node.create(FlushPolicy::Honour, how).await,
+async fn made(name: &str, settings: &OpenSettings) -> Result<Arc<dyn BlockFile>> {
+    match Destination::named(name, &settings.environment.registry)? {
+        Destination::Node(node) => node.create(FlushPolicy::Honour, settings).await,
         Destination::Host(path) => panic!("{path} is no file of the host"),
     }
 }
 
-async fn image(name: &str, format: &str, how: &OpenHow) -> Result<Image> {
-    open_image(&ImageSpec::named(name, Some(format)), how).await
+async fn image(name: &str, format: &str, settings: &OpenSettings) -> Result<Image> {
+    open_image(&ImageSpec::named(name, Some(format)), settings).await
 }
 
 /// Copies a disk of 1 MiB, of which the second half is sevens, into an image, and reads it again.
-async fn copied_into(target: &Image, unwritten: TargetContent, how: &OpenHow) -> Vec<u8> {
+async fn copied_into(target: &Image, unwritten: TargetContent, settings: &OpenSettings) -> Vec<u8> {
     let bytes = [vec![0; 512 << 10], vec![7; 512 << 10]].concat();
     SHELF.put("shelf:source", bytes.clone());
-    let sources = [image("shelf:source", "raw", how).await.unwrap()];
+    let sources = [image("shelf:source", "raw", settings).await.unwrap()];
     let sources = Sources::new(&sources);
     let job = Job::default();
     let options = ConvertOptions {
@@ -177,20 +177,20 @@ async fn copied_into(target: &Image, unwritten: TargetContent, how: &OpenHow) ->
 
 #[test]
 fn an_image_is_made_in_a_file_of_a_protocol() {
-    let how = how();
+    let settings = settings();
     Queue::new(Backend::Auto).unwrap().block_on(async {
-        let destination = Destination::named("shelf:new", &how.environment.registry).unwrap();
+        let destination = Destination::named("shelf:new", &settings.environment.registry).unwrap();
         assert!(!destination.is_fixed());
         assert_eq!(
             (destination.name(), destination.path()),
             ("shelf:new", None)
         );
-        let file = made("shelf:new", &how).await.unwrap();
+        let file = made("shelf:new", &settings).await.unwrap();
         let options = CreateOptions::new(1 << 20);
         create(file, None, &options).await.unwrap();
-        let target = image("shelf:new", "qcow2", &how).await.unwrap();
+        let target = image("shelf:new", "qcow2", &settings).await.unwrap();
         assert!(target.is_zero_when_new());
-        let bytes = copied_into(&target, TargetContent::Zeroes, &how).await;
+        let bytes = copied_into(&target, TargetContent::Zeroes, &settings).await;
         target.close().await.unwrap();
         let stored = SHELF.find("shelf:new").unwrap().contents();
         assert_eq!(stored[..4], *b"QFI\xfb");
@@ -200,20 +200,20 @@ fn an_image_is_made_in_a_file_of_a_protocol() {
 
 #[test]
 fn an_image_is_made_in_what_exists_and_keeps_its_length() {
-    let how = how();
+    let settings = settings();
     Queue::new(Backend::Auto).unwrap().block_on(async {
         SHELF.put("slot:full", vec![1; 1 << 20]);
-        let destination = Destination::named("slot:full", &how.environment.registry).unwrap();
+        let destination = Destination::named("slot:full", &settings.environment.registry).unwrap();
         assert!(destination.is_fixed());
         let make = async |bytes| {
-            let file = made("slot:full", &how).await.unwrap();
+            let file = made("slot:full", &settings).await.unwrap();
             create_raw(file, bytes, Preallocation::Off, &Job::default()).await
         };
         make(2 << 20).await.unwrap_err();
         make(1 << 20).await.unwrap();
-        let target = image("slot:full", "raw", &how).await.unwrap();
+        let target = image("slot:full", "raw", &settings).await.unwrap();
         assert!(!target.is_zero_when_new());
-        let bytes = copied_into(&target, TargetContent::Unknown, &how).await;
+        let bytes = copied_into(&target, TargetContent::Unknown, &settings).await;
         target.close().await.unwrap();
         assert!(SHELF.find("slot:full").unwrap().contents() == bytes);
     });
@@ -221,8 +221,8 @@ fn an_image_is_made_in_what_exists_and_keeps_its_length() {
 
 #[test]
 fn destinations_are_refused_by_name() {
-    let how = how();
-    let registry = &how.environment.registry;
+    let settings = settings();
+    let registry = &settings.environment.registry;
     let refused = |name| Destination::named(name, registry).unwrap_err().to_string();
     assert_eq!(
         refused("null-co://"),
@@ -230,7 +230,7 @@ fn destinations_are_refused_by_name() {
     );
     assert_eq!(refused("shelve:a"), "Unknown protocol 'shelve'");
     Queue::new(Backend::Auto).unwrap().block_on(async {
-        let why = made("slot:none", &how).await.unwrap_err().to_string();
+        let why = made("slot:none", &settings).await.unwrap_err().to_string();
         let begin = "Protocol driver 'slot' does not support creating new images, ";
         assert!(why.starts_with(begin), "{why}");
         assert!(why.ends_with(" failed: nothing is there"), "{why}");
@@ -239,8 +239,9 @@ fn destinations_are_refused_by_name() {
 
 #[test]
 fn a_destination_that_is_read_is_refused_before_it_is_opened() {
-    let how = how();
-    let Ok(Destination::Node(node)) = Destination::named("shelf:read", &how.environment.registry)
+    let settings = settings();
+    let Ok(Destination::Node(node)) =
+        Destination::named("shelf:read", &settings.environment.registry)
     else {
         panic!("it is a node");
     };

@@ -10,7 +10,7 @@ use cowslip_block::{Error, IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
 
 use super::{Ramp, sectors_of};
-use crate::driver::{FileHow, Filter, FilterNode, Opening};
+use crate::driver::{FileSettings, Filter, FilterNode, Opening};
 use crate::options::option;
 use crate::{ImageSpec, Registry, drivers};
 
@@ -43,7 +43,7 @@ impl Filter for Mask {
 struct MaskNode(u8);
 
 impl FilterNode for MaskNode {
-    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, _: FileHow<'a>) -> Opening<'a> {
+    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, _: FileSettings<'a>) -> Opening<'a> {
         let file = MaskFile {
             below,
             with: self.0,

@@ -1,4 +1,5 @@
-//! [`OpenHow`]: options of opening that the program sets, for all images of a chain.
+//! [`OpenSettings`]: settings that the program makes for all images that it opens, whatever the
+//! options of an image say of that one.
 
 use std::sync::Arc;
 
@@ -107,9 +108,10 @@ impl Default for Environment {
     }
 }
 
-/// Options of opening an image.
+/// Settings with which a program opens images. Options in the specification of an image count for
+/// more.
 #[derive(Clone, Debug)]
-pub struct OpenHow {
+pub struct OpenSettings {
     /// For writing or not.
     pub access: Access,
     /// Cache mode, unless the specification says otherwise (`--cache`).
@@ -156,10 +158,10 @@ pub struct OpenHow {
     pub environment: Environment,
 }
 
-impl OpenHow {
-    /// Options for reading, with the default for everything else.
-    pub fn new(environment: Environment) -> OpenHow {
-        OpenHow {
+impl OpenSettings {
+    /// Settings for reading, with the default for everything else.
+    pub fn new(environment: Environment) -> OpenSettings {
+        OpenSettings {
             access: Access::default(),
             cache: CacheMode::default(),
             aio: Aio::default(),
@@ -184,9 +186,9 @@ impl OpenHow {
         }
     }
 
-    /// Options for an image below this one: without those of this one alone.
-    pub(crate) fn of_another(&self) -> OpenHow {
-        OpenHow {
+    /// Settings for an image below this one: without those of this one alone.
+    pub(crate) fn of_another(&self) -> OpenSettings {
+        OpenSettings {
             snapshot: None,
             key_secret: None,
             backing: BackingChoice::AsNamed,
