@@ -42,6 +42,11 @@ pub fn settings() -> OpenSettings {
     })
 }
 
+/// The names of all drivers of images and files.
+pub fn driver_names() -> Vec<&'static str> {
+    drivers::standard().driver_names()
+}
+
 /// Whether a name, as images have it, is not that of a file of the host.
 pub fn is_description(name: &str) -> bool {
     drivers::standard().is_description(name)

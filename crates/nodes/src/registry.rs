@@ -11,6 +11,7 @@ use cowslip_block::options::{Options, Pairs};
 use cowslip_block::{Error, Result};
 
 use crate::driver::{Filter, ImageFilter, ImageFormat, Protocol, ProtocolNode};
+use crate::drivers::file;
 use crate::foreign;
 
 /// Drivers by their names. Of several of one name the first is found.
@@ -38,6 +39,18 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
+    /// The names of all drivers, those of files of the host too, in the order of the alphabet.
+    pub fn driver_names(&self) -> Vec<&'static str> {
+        let protocols = self.protocols.iter().flat_map(|driver| driver.names());
+        let mut names: Vec<&'static str> = file::NAMES.iter().chain(protocols).copied().collect();
+        names.extend(self.filters.iter().map(|driver| driver.name()));
+        names.extend(self.image_filters.iter().map(|driver| driver.name()));
+        names.extend(self.formats.iter().map(|driver| driver.format().name()));
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
     /// The protocol of this name.
     pub fn protocol(&self, name: &str) -> Option<&'static dyn Protocol> {
         let mut protocols = self.protocols.iter();
@@ -165,5 +178,27 @@ impl Registry {
         name.starts_with("json:")
             || !matches!(self.node_of_name(name), Ok(None))
             || !matches!(self.options_of_name(name), Ok(None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_by_which_drivers_are_found() {
+        let registry = crate::drivers::standard();
+        let names = registry.driver_names();
+        assert_eq!(
+            names.join(" "),
+            "blkdebug compress copy-on-read file host_cdrom host_device luks nbd null-aio null-co qcow2 raw"
+        );
+        for name in names {
+            let is_found = registry.protocol(name).is_some()
+                || registry.filter(name).is_some()
+                || registry.image_filter(name).is_some()
+                || registry.format(name).is_ok();
+            assert!(is_found, "{name}");
+        }
     }
 }

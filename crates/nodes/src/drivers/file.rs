@@ -7,6 +7,9 @@ use cowslip_block::{Error, Result};
 use crate::foreign;
 use crate::options::{CommonOptions, FileOptions, option, parse_aio};
 
+/// Its names in `driver=`.
+pub const NAMES: &[&str] = &["file", "host_device", "host_cdrom"];
+
 /// Its options, beside those of every node.
 pub const OPTIONS: &[OptionEntry] = &[
     option("filename", Kind::Text, "", "Path of the file"),
