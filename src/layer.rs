@@ -205,7 +205,7 @@ impl ImageFileInfo {
         options: &InspectOptions,
     ) -> Result<ImageFileInfo, CommandError> {
         let request = self.request(name, Role::Backing);
-        let (file, format_of_gate) = match gate(options).reach(&request).await {
+        let (file, format_of_gate) = match gate(options).open_async(&request).await {
             Ok(reached) => (Ok(reached.file), reached.format),
             Err(
                 cowslip::Error::Invalid(why)
@@ -379,7 +379,10 @@ pub async fn read_set(
         let Some(name) = layer.header().and_then(Header::data_file_name) else {
             continue;
         };
-        if let Ok(data) = gate(options).reach(&layer.request(name, Role::Data)).await {
+        if let Ok(data) = gate(options)
+            .open_async(&layer.request(name, Role::Data))
+            .await
+        {
             set.add(data.file.as_ref(), read_as);
         }
     }
@@ -398,7 +401,10 @@ pub async fn refuse_written_data(
         let Some(name) = layer.header().and_then(Header::data_file_name) else {
             continue;
         };
-        if let Ok(data) = gate(options).reach(&layer.request(name, Role::Data)).await {
+        if let Ok(data) = gate(options)
+            .open_async(&layer.request(name, Role::Data))
+            .await
+        {
             let claimed = claim_file(&data.file, Claim::DESCRIBE);
             claimed.map_err(|error| CommandError::new(opening_reason(name, &error)))?;
         }

@@ -367,7 +367,7 @@ pub trait Gate: Send + Sync {
 
     /// Asynchronous [`Gate::open`]: the file may be behind a network, and its name may imply the
     /// format of the image in it. By default it is [`Gate::open`].
-    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
+    fn open_async<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
         let file = self.open(request);
         Box::pin(std::future::ready(file.map(OpenedFile::from)))
     }

@@ -27,7 +27,7 @@ impl Gate for NodeGate {
         self.host.open(request)
     }
 
-    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
+    fn open_async<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
         if self
             .settings
             .environment

@@ -183,8 +183,6 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn names_are_those_by_which_drivers_are_found() {
         let registry = crate::drivers::standard();
