@@ -370,7 +370,7 @@ mod tests {
         std::fs::write(&other, "kept").unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-        let status = confine_files(&[socket.clone()]);
+        let status = confine_files(std::slice::from_ref(&socket));
         let refused = Some(libc::EACCES);
         match status {
             Ok(RulesetStatus::NotEnforced) | Err(_) => eprintln!("SKIPPED: no Landlock here"),
