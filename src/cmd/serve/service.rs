@@ -242,21 +242,118 @@ pub fn cache_report(cache: &CacheStatistics) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+    use std::sync::Mutex;
     use std::time::Duration;
 
+    use cowslip::file::Durability;
+    use cowslip::{Buf, BufMut};
+
+    use super::super::socket_name::SocketName;
     use super::*;
+
+    /// A transport with one client, which waits for another one to leave, writes its number into a
+    /// sector of its own, and leaves.
+    struct Toy {
+        number: u8,
+        waits_for: Option<u8>,
+        /// Numbers of the clients that have left.
+        left: Arc<Mutex<Vec<u8>>>,
+    }
+
+    struct ToyEndpoint {
+        number: u8,
+        waits_for: Option<u8>,
+        left: Arc<Mutex<Vec<u8>>>,
+        disk: Arc<dyn Disk>,
+    }
+
+    impl Transport for Toy {
+        fn listen<'a>(
+            &'a self,
+            served: &'a Served,
+        ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>> {
+            let endpoint: Box<dyn Endpoint> = Box::new(ToyEndpoint {
+                number: self.number,
+                waits_for: self.waits_for,
+                left: Arc::clone(&self.left),
+                disk: Arc::clone(&served.disk),
+            });
+            Box::pin(std::future::ready(Ok(endpoint)))
+        }
+    }
+
+    impl Endpoint for ToyEndpoint {
+        fn rights(&self) -> Rights {
+            Rights::default()
+        }
+
+        fn stopper(&self) -> Box<dyn Fn()> {
+            Box::new(|| ())
+        }
+
+        fn serve(self: Box<Self>) -> LocalFuture<'static, Option<SocketName>> {
+            Box::pin(async move {
+                let is_due = |other| self.left.lock().unwrap().contains(&other);
+                while !self.waits_for.is_none_or(is_due) {
+                    cowslip_queue::sleep(Duration::from_millis(1)).await;
+                }
+                let sector = Buf::copy_of(&[self.number; 512]);
+                let at = u64::from(self.number) * 512;
+                let written = self.disk.write(at, sector.into(), Durability::Cached);
+                written.await.unwrap();
+                self.left.lock().unwrap().push(self.number);
+                None
+            })
+        }
+    }
+
+    #[test]
+    fn transports_share_an_image_that_is_closed_when_all_have_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.raw");
+        std::fs::write(&path, [0; 2048]).unwrap();
+        let spec = ImageSpec::named(path.to_str().unwrap(), Some("raw"));
+        let service = Service {
+            offset: 512,
+            sandbox: sandbox::Mode::Off,
+            ..Service::of(spec.clone())
+        };
+        let left = Arc::default();
+        let toy = |number, waits_for| Toy {
+            number,
+            waits_for,
+            left: Arc::clone(&left),
+        };
+        let (one, two) = (toy(1, Some(2)), toy(2, None));
+        let program = Program::called(&OsString::from("cowslip"));
+        service.run(&[&one, &two], &program, Role::Only).unwrap();
+        assert_eq!(*left.lock().unwrap(), [2, 1], "they are served together");
+        let settings = OpenSettings {
+            access: Access::Write,
+            ..open::settings()
+        };
+        let queue = Queue::new(Backend::Auto).unwrap();
+        let read = queue.block_on(async {
+            let image = open::open_image(&spec, &settings).await.unwrap();
+            let read = image.read(0, BufMut::zeroed(2048)).await.unwrap();
+            image.close().await.unwrap();
+            read.to_vec()
+        });
+        // The first sector is not served.
+        assert_eq!(read, [[0; 512], [0; 512], [1; 512], [2; 512]].concat());
+    }
 
     #[test]
     fn futures_run_together_to_their_ends() {
         let queue = Queue::new(Backend::Auto).unwrap();
-        let after = |milliseconds| -> LocalFuture<'static, u64> {
-            Box::pin(async move {
-                cowslip_queue::sleep(Duration::from_millis(milliseconds)).await;
-                milliseconds
-            })
-        };
-        let done = queue.block_on(all(vec![after(60), after(1), after(20)]));
-        assert_eq!(done, [1, 20, 60]);
-        assert!(queue.block_on(all::<u64>(Vec::new())).is_empty());
+        let (completer, done) = cowslip_queue::pending();
+        let waits: LocalFuture<'_, u8> = Box::pin(done);
+        let completes: LocalFuture<'_, u8> = Box::pin(async move {
+            completer.complete(1);
+            2
+        });
+        assert_eq!(queue.block_on(all(vec![waits, completes])), [2, 1]);
+        assert!(queue.block_on(all::<u8>(Vec::new())).is_empty());
     }
 }
