@@ -247,7 +247,7 @@ impl Client {
         &self.shared.export
     }
 
-    /// Its size in bytes.
+    /// The size of the export in bytes.
     pub fn size(&self) -> u64 {
         self.shared.export.size
     }

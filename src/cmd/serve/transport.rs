@@ -64,10 +64,10 @@ pub struct Served {
 /// Events that a server reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Verbosity {
-    /// Those that end it.
+    /// Errors that end the server.
     #[default]
     Errors,
-    /// All of them.
+    /// All events.
     Everything,
 }
 

@@ -92,13 +92,13 @@ impl Permissions {
         Permissions(Permissions::ALL.0 & !self.0)
     }
 
-    /// Those of either set.
+    /// The permissions that are in either set.
     #[must_use]
     pub const fn union(self, other: Permissions) -> Permissions {
         Permissions(self.0 | other.0)
     }
 
-    /// Those of both sets.
+    /// The permissions that are in both sets.
     #[must_use]
     pub const fn intersection(self, other: Permissions) -> Permissions {
         Permissions(self.0 & other.0)

@@ -107,7 +107,7 @@ pub enum ReadAs {
 }
 
 impl ReadAs {
-    /// Its name in messages.
+    /// The name of the use in messages.
     pub const fn name(self) -> &'static str {
         match self {
             ReadAs::Source => "a source",
