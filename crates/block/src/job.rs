@@ -27,7 +27,7 @@ const IN_FLIGHT: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
-    /// Preparation.
+    /// Preparation: nothing has been written.
     Begin,
     /// Allocation of space.
     Allocate,
@@ -79,9 +79,9 @@ impl Stage {
 /// Progress of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Current stage.
+    /// The stage that the job is in.
     pub stage: Stage,
-    /// Bytes done.
+    /// Bytes that are done, out of `total_bytes`.
     pub done_bytes: u64,
     /// Bytes of the whole job, as far as known.
     pub total_bytes: u64,
@@ -143,7 +143,7 @@ impl Job {
         self.0.cancelled.load(Ordering::Acquire)
     }
 
-    /// Current progress.
+    /// Stage and bytes, now.
     pub fn progress(&self) -> Progress {
         let stage = self.0.stage.load(Ordering::Acquire);
         Progress {

@@ -79,7 +79,7 @@ impl Image {
             backing: BackingChoice::AsNamed,
             ..commit.base.clone()
         };
-        let file = gate.reach(&naming.request(true)).await?.file;
+        let file = gate.open_async(&naming.request(true)).await?.file;
         let between = &layers[..commit.depth - 1];
         let between = || between.iter().flat_map(|layer| layer.files());
         for file in between() {

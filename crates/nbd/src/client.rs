@@ -43,7 +43,7 @@ pub enum ClientError {
     Protocol(Malformed),
     /// The server refused an option of the handshake.
     Refused {
-        /// Its answer.
+        /// The server's reply to the option.
         reply: OptionReplyCode,
         /// Its words, or nothing.
         message: String,
@@ -130,7 +130,7 @@ impl ConnectOptions {
 /// A server's description of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportDescription {
-    /// Its name.
+    /// The name by which clients choose the export.
     pub name: String,
     /// Its description, or nothing.
     pub description: String,
@@ -155,11 +155,11 @@ struct Outgoing {
 /// Format of the headers, agreed on with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Headers {
-    /// Simple replies.
+    /// Compact requests, simple replies.
     Simple,
-    /// Simple replies and structured ones.
+    /// Compact requests, simple and structured replies.
     Structured,
-    /// Extended headers only.
+    /// Extended requests and replies, with lengths of 64 bits.
     Extended,
 }
 
@@ -242,12 +242,12 @@ impl Client {
         listed
     }
 
-    /// The export.
+    /// The description of the export that was chosen.
     pub fn export(&self) -> &ExportDescription {
         &self.shared.export
     }
 
-    /// Its size in bytes.
+    /// The size of the export in bytes.
     pub fn size(&self) -> u64 {
         self.shared.export.size
     }

@@ -23,7 +23,7 @@ const LEAP_BYTES: u64 = 16 << 20;
 /// Pause after the file system was full.
 const FULL_WAIT: Duration = Duration::from_secs(5);
 
-/// A file.
+/// A file that is watched, with the space that was allocated behind its end.
 #[derive(Debug)]
 pub struct Entry {
     /// Identity of the file.

@@ -237,7 +237,7 @@ impl Wake for Abandoned {
 }
 
 impl AlignedFile {
-    /// Wraps a file.
+    /// A view of a file that takes requests of any alignment.
     pub fn new(file: Arc<dyn BlockFile>) -> AlignedFile {
         let (alignment, space_alignment) = alignments(file.as_ref());
         AlignedFile {
@@ -434,7 +434,8 @@ impl AlignedFile {
         Ok(self.read_otherwise(offset, target).await?.into())
     }
 
-    /// The same where bytes are decrypted, or the file takes the request only in other memory.
+    /// Reads bytes that are decrypted, or that the file reads only into other memory: through a
+    /// buffer.
     async fn read_otherwise(&self, offset: u64, mut target: IoVecMut) -> Result<IoVecMut> {
         let len = target.len() as u64;
         if !self.is_aligned(offset, len) {

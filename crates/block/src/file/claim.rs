@@ -11,11 +11,11 @@ use std::fmt;
 pub enum Permission {
     /// Consistent reads: writes of others are seen whole and in order.
     ConsistentRead,
-    /// Writing.
+    /// Writing bytes.
     Write,
     /// Writing the bytes that are there already.
     WriteUnchanged,
-    /// Changing the length.
+    /// Changing the length of the file.
     Resize,
 }
 
@@ -64,9 +64,9 @@ impl Permission {
 pub struct Permissions(u8);
 
 impl Permissions {
-    /// None.
+    /// No permission.
     pub const NONE: Permissions = Permissions(0);
-    /// All.
+    /// Every permission.
     pub const ALL: Permissions = Permissions(0b1111);
 
     /// The set with `permission`.
@@ -92,13 +92,13 @@ impl Permissions {
         Permissions(Permissions::ALL.0 & !self.0)
     }
 
-    /// Those of either set.
+    /// The permissions that are in either set.
     #[must_use]
     pub const fn union(self, other: Permissions) -> Permissions {
         Permissions(self.0 | other.0)
     }
 
-    /// Those of both sets.
+    /// The permissions that are in both sets.
     #[must_use]
     pub const fn intersection(self, other: Permissions) -> Permissions {
         Permissions(self.0 & other.0)
@@ -120,7 +120,7 @@ impl fmt::Debug for Permissions {
 /// The permissions that the user of a file holds, and those that it shares with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Permissions held.
+    /// Permissions that the user of the file holds.
     pub held: Permissions,
     /// Permissions shared with others.
     pub shared: Permissions,
@@ -185,7 +185,7 @@ impl Claim {
         }
     }
 
-    /// A raw image.
+    /// The claim of a raw image, in this sharing mode.
     pub const fn raw(writable: bool, sharing: Sharing) -> Claim {
         Claim {
             held: match (writable, sharing) {

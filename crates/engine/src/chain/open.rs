@@ -96,9 +96,9 @@ pub async fn open(
             name: backing_name.clone(),
             chosen_by,
         };
-        let reached = gate.reach(&naming.request(false)).await;
-        let (backing_file, reported) = match reached {
-            Ok(reached) => (reached.file, reached.format),
+        let opened = gate.open_async(&naming.request(false)).await;
+        let (backing_file, reported) = match opened {
+            Ok(opened) => (opened.file, opened.format),
             Err(_) if options.metadata_only => break,
             Err(error) => return Err(backing_failed(error, &backing_name)),
         };

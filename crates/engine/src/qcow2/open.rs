@@ -245,8 +245,8 @@ async fn open_data_file(
                 writable,
                 chosen_by: ChosenBy::Image,
             };
-            let reached = opening.gate.reach(&request).await;
-            reached.map(|reached| reached.file)
+            let opened = opening.gate.open_async(&request).await;
+            opened.map(|opened| opened.file)
         }
     };
     match reached {

@@ -89,7 +89,7 @@ impl Worker {
         !unflushed.unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Posts a request.
+    /// Sends a request to the worker's thread; its completion comes through the request.
     pub(super) fn post(&self, request: Request) {
         self.mailbox.post(request);
     }
