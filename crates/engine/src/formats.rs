@@ -2,9 +2,9 @@
 //!
 //! A format is one module and one line here, or one line of the caller's: [`Formats::with`]. The
 //! engine's own formats keep their types, so that requests to them are direct calls; another one
-//! answers through a [`FormatImage`], which says where the bytes of its disk are and does no I/O for
-//! guest data. Disks of such formats are read-only. Chains, conversion, comparison and servers take
-//! them like any other.
+//! answers through a [`FormatImage`], which says where the bytes of its disk are and does no I/O
+//! for guest data. Disks of such formats are read-only. Chains, conversion, comparison and servers
+//! take them like any other.
 
 use std::sync::Arc;
 
@@ -59,11 +59,11 @@ impl Opened {
 
 /// An image that is about to be opened.
 pub struct OpenRequest<'a> {
-    /// Its file.
+    /// The file that holds the image.
     pub file: AlignedFile,
     /// The length of the file in bytes.
     pub file_len: u64,
-    /// The caller's options.
+    /// Options of the chain's user; those of a layer below differ in access.
     pub options: &'a OpenOptions,
     /// The way to its data file.
     pub(crate) gate: &'a dyn Gate,
@@ -83,7 +83,7 @@ pub struct FormatDriver {
     pub format: Format,
     /// Whether the first sector of a file is that of an image of the format.
     pub matches: fn(&[u8]) -> bool,
-    /// Opens an image.
+    /// The function that opens an image of the format.
     pub open: Open,
 }
 

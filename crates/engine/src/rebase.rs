@@ -41,9 +41,9 @@ pub enum Storage {
 enum Deed {
     /// Both chains show the same.
     Nothing,
-    /// It becomes zeroes.
+    /// The unit becomes zeroes.
     Zero,
-    /// It becomes data.
+    /// The unit is written as data.
     Write,
 }
 

@@ -15,14 +15,14 @@ const ZERO_BYTES: u64 = 1 << 30;
 /// cancelled.
 const OFFLOAD_BYTES: u64 = 64 << 20;
 
-/// Something to do.
+/// A step of the conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Data is read and written.
     Copy(Piece),
     /// The target is made zero.
     Zero(Range<u64>),
-    /// The system copies.
+    /// The kernel copies the range (`copy_file_range`).
     Offload(Range<u64>, SourcePlace),
 }
 
@@ -60,7 +60,7 @@ pub struct Cutter {
 }
 
 impl Cutter {
-    /// Nothing so far.
+    /// A cutter at the start of the disk.
     pub fn new(cut: CutOptions) -> Cutter {
         assert!(
             cut.piece_bytes.is_multiple_of(cut.unit_bytes),

@@ -104,7 +104,7 @@ impl Converted {
 }
 
 impl<'a> Run<'a> {
-    /// Prepares to convert.
+    /// A conversion that has not begun.
     pub fn new(
         (sources, target): (&'a Sources<'a>, &'a Image),
         options: Options,
@@ -134,7 +134,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Does it.
+    /// Copies all that `feed` names; returns totals, or the first failure when all I/O has ended.
     pub async fn run(&'a self, feed: Feed<'a>) -> Outcome<Converted> {
         let size = self.sources.size();
         let mut flow = Flow {

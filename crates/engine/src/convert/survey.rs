@@ -25,7 +25,7 @@ const UNKNOWN_BYTES: u64 = 64 << 10;
 /// Where a source keeps data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourcePlace {
-    /// Which source.
+    /// Index of the source in the concatenation.
     pub source: usize,
     /// Which layer of it; 0 is the image itself.
     pub depth: usize,
@@ -48,7 +48,7 @@ impl SourcePlace {
 pub enum SpanAction {
     /// The target reads as it should already.
     Nothing,
-    /// Zeroes are written.
+    /// The range is written as zeroes.
     Zero,
     /// Data is copied; by the system, if it lies at a place.
     Data(Option<SourcePlace>),
@@ -57,9 +57,9 @@ pub enum SpanAction {
 /// An extent of all sources together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// First byte.
+    /// First byte on the disk.
     pub start: u64,
-    /// Length in bytes.
+    /// Length of the span, in bytes.
     pub len: u64,
     /// The work that it requires.
     pub what: SpanAction,
@@ -68,7 +68,7 @@ pub struct Span {
 /// Totals of the survey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Bytes of data.
+    /// Data to copy, in bytes.
     pub data_bytes: u64,
     /// Bytes of zeroes that have to be written.
     pub zero_bytes: u64,

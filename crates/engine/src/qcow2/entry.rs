@@ -115,7 +115,7 @@ impl std::fmt::Display for EntryError {
 /// The properties of an image that decoding depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryFormat {
-    /// The image's sizes.
+    /// Sizes of the image's structures.
     pub geometry: Geometry,
     /// Header version, 2 or 3.
     pub version: u32,
@@ -324,14 +324,14 @@ impl EntryFormat {
 /// Where an L2 table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableRef {
-    /// Its first byte.
+    /// First byte of the table in the file.
     pub offset: HostOffset,
     /// Its reference count is exactly 1.
     pub copied: bool,
 }
 
 impl TableRef {
-    /// The L1 entry.
+    /// Encodes the entry as the L1 table stores it.
     pub fn encode(self) -> u64 {
         self.offset.0 | if self.copied { COPIED } else { 0 }
     }

@@ -38,11 +38,11 @@ use crate::{Error, Result};
 
 /// An image that is about to be opened.
 pub struct OpenParameters<'a> {
-    /// Its file.
+    /// The file that holds the image.
     pub file: AlignedFile,
-    /// The file's length.
+    /// Length of the file in bytes.
     pub file_len: u64,
-    /// How.
+    /// Options of the opening, access included.
     pub options: &'a OpenOptions,
     /// The way to its data file.
     pub gate: &'a dyn Gate,

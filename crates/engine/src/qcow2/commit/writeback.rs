@@ -122,7 +122,7 @@ impl Qcow2 {
         self.latch_if_cancelled(self.cycle(&mut turn)).await
     }
 
-    /// One write-back cycle.
+    /// Runs one write-back cycle: stages A, B and C, with a barrier after A and after B.
     #[boxed]
     pub(in crate::qcow2) async fn cycle(&self, counts: &mut Counts) -> Result<()> {
         // After a failed barrier nothing may depend on the writes it should have covered.

@@ -36,13 +36,13 @@ pub enum Flaw {
 /// The space that an L2 entry claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimedSpace {
-    /// None.
+    /// The entry claims no space.
     Nothing,
     /// A cluster, of the image or of its data file.
     Cluster {
         /// Its offset, which may be unaligned.
         offset: u64,
-        /// The COPIED flag.
+        /// COPIED flag of the entry.
         copied: bool,
     },
     /// The sectors of a compressed cluster.

@@ -34,10 +34,10 @@ pub enum Wrong {
     NoTable,
 }
 
-/// A corrected entry.
+/// An entry as repair writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mend {
-    /// The entry.
+    /// Value to store.
     pub entry: u64,
     /// Its bitmap, 0 without extended L2.
     pub bitmap: u64,

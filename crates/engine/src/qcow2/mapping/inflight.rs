@@ -287,7 +287,7 @@ impl PendingClusters {
         joint.is_some_and(|joint| joint.failed & subclusters != 0)
     }
 
-    /// Leaves.
+    /// Ends a request's part in a pending cluster.
     pub fn leave(&mut self, cluster: GuestCluster) -> Left {
         let joint = self
             .0

@@ -62,11 +62,11 @@ pub enum Prepared {
 /// A slice to be written, copied at the cut.
 #[derive(Clone, Debug)]
 pub struct SliceCopy {
-    /// Which slice.
+    /// Number of the slice.
     pub slice: u64,
-    /// Where it goes.
+    /// Offset of the slice in the file.
     pub offset: HostOffset,
-    /// Its bytes.
+    /// The slice as it is stored.
     pub bytes: Buf,
 }
 
@@ -77,7 +77,7 @@ pub struct CycleTables {
     pub slices: Vec<SliceCopy>,
     /// Slices of new tables.
     pub new_slices: Vec<SliceCopy>,
-    /// New tables.
+    /// Tables that no L1 entry on disk refers to yet, by index.
     pub new_tables: Vec<(u64, NewTable)>,
     /// L1 entries that change, by index.
     pub l1: BTreeMap<u64, u64>,
@@ -170,7 +170,7 @@ impl Tables {
         slice / self.format.geometry.slices_per_table()
     }
 
-    /// Entries of L1.
+    /// Entries of the L1 table, decoded on use.
     pub fn l1(&self) -> &[u64] {
         &self.l1
     }
@@ -327,7 +327,7 @@ impl Tables {
         self.slots.slot_mut(slice).pins += 1;
     }
 
-    /// Ends a pin.
+    /// Ends a pin: the slice may be evicted when it has no other.
     pub fn unpin(&mut self, slice: u64) {
         let slot = self.slots.slot_mut(slice);
         slot.pins -= 1;

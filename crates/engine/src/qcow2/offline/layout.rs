@@ -36,7 +36,7 @@ pub enum PartKind {
         /// Space in the data file that a write would use.
         space: Option<u64>,
     },
-    /// Zeroes.
+    /// The range reads as zeroes without data.
     Zero {
         /// Space in the data file that a write would use.
         space: Option<u64>,
@@ -57,7 +57,7 @@ pub enum PartKind {
 pub struct Part {
     /// First byte on the disk.
     pub start: u64,
-    /// Length in bytes.
+    /// Length of the area in bytes.
     pub len: u64,
     /// How it is stored.
     pub kind: PartKind,
@@ -85,7 +85,7 @@ impl Part {
 /// Metadata at some place of the image file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// First byte.
+    /// First byte in the file.
     pub offset: u64,
     /// Length in bytes, whole clusters.
     pub len: u64,

@@ -29,7 +29,7 @@ const READ_BYTES_MAX: u64 = 1 << 20;
 pub(crate) struct CompressedPart {
     /// Where it is on the disk.
     pub at: u64,
-    /// The cluster.
+    /// The compressed cluster's place in the file.
     pub place: Compressed,
     /// Where it begins in the cluster.
     pub from: u64,

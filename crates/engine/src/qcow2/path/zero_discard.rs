@@ -29,7 +29,7 @@ type Ask = (EntryRequest, Unref);
 
 /// The state of a piece of such a request.
 enum Piece<'a> {
-    /// Done.
+    /// The range has been changed.
     Done,
     /// Done but for these guest ranges, which have to be written.
     Write(Vec<Range<u64>>),

@@ -26,7 +26,7 @@ pub enum SpaceContent {
     Zeroes,
     /// They read as zeroes, and have their space.
     Reserved,
-    /// Anything.
+    /// The space may hold any bytes.
     Unknown,
 }
 
@@ -264,7 +264,7 @@ impl Protected {
         new
     }
 
-    /// Ends the protection.
+    /// Ends the protection of a cluster.
     pub fn remove(&mut self, cluster: HostCluster) {
         if let Some(page) = self.pages.get_mut(&(cluster.0 >> 12)) {
             page[(cluster.0 >> 6 & 63) as usize] &= !(1 << (cluster.0 & 63));

@@ -21,7 +21,7 @@ use crate::{Buf, Result};
 
 /// The new state of COPIED.
 enum Flags<'a> {
-    /// Clear everywhere.
+    /// COPIED is cleared in every entry.
     Clear,
     /// Set exactly where the count is 1.
     AsCounted(&'a mut Refcounts),

@@ -72,7 +72,7 @@ pub fn l1_bytes(l1: &[u64]) -> Vec<u8> {
     l1.iter().flat_map(|entry| entry.to_be_bytes()).collect()
 }
 
-/// Which counts change.
+/// Direction in which counts change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     /// Those that rise do.

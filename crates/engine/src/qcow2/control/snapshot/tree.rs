@@ -24,7 +24,7 @@ pub const TABLE_MEMORY_BYTES: u64 = 64;
 /// The tree of an L1 table. The image was checked, so all of it is sound.
 #[derive(Debug)]
 pub struct Tree {
-    /// The L1 table.
+    /// Entries of the L1 table.
     pub l1: Vec<u64>,
     /// The offsets of its L2 tables, and how many of its entries point to each.
     pub tables: BTreeMap<u64, u64>,

@@ -65,7 +65,7 @@ enum Queue {
     Kept,
 }
 
-/// The slices.
+/// The slices that are in memory, within the budget.
 pub struct Slots {
     geometry: Geometry,
     slots: Vec<Slot>,
@@ -120,7 +120,7 @@ impl Slots {
         self.budget_bytes = (bytes - gone).max(self.slots_min * self.whole_bytes());
     }
 
-    /// Slices in memory.
+    /// Number of slices in memory.
     pub fn len(&self) -> usize {
         self.slots.len()
     }

@@ -61,11 +61,11 @@ impl Observer for Vec<Finding> {
 /// The outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CheckResult {
-    /// Findings of [`Severity::Corruption`].
+    /// Number of findings of [`Severity::Corruption`].
     pub corruptions: u64,
-    /// Findings of [`Severity::Leak`].
+    /// Number of findings of [`Severity::Leak`].
     pub leaks: u64,
-    /// Findings of [`Severity::Unchecked`].
+    /// Number of findings of [`Severity::Unchecked`].
     pub check_errors: u64,
     /// The end of the last cluster that is in use.
     pub image_end_offset: u64,
@@ -80,7 +80,7 @@ pub struct CheckResult {
 }
 
 impl CheckResult {
-    /// Nothing was found.
+    /// Returns whether nothing was found.
     pub fn is_clean(&self) -> bool {
         self.corruptions == 0 && self.leaks == 0 && self.check_errors == 0
     }
@@ -89,13 +89,13 @@ impl CheckResult {
 /// Whose L1 table it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// The disk's.
+    /// The L1 table of the disk.
     Active,
-    /// A snapshot's.
+    /// The L1 table of a snapshot.
     Snapshot,
 }
 
-/// An L1 table.
+/// An L1 table whose references are counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct L1 {
     pub(super) offset: u64,
