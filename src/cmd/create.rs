@@ -1,6 +1,6 @@
 //! `create`: makes an empty image, with QEMU's options, words and layout.
 //!
-//! All that can be checked is checked before the file is touched; a file that was made here and
+//! All that can be checked is checked before the file is touched; a new file of the host that
 //! could not be finished is removed.
 
 use clap::ArgAction;

@@ -3,8 +3,8 @@
 //! The caller passes a job to the operation and keeps a handle of it. The operation waits for
 //! permission before each piece of work ([`Job::begin`]) and reports it when done ([`Job::done`]);
 //! the result is the operation's own. A job has no thread and no clock: the caller's [`Attendant`]
-//! shows the progress and sets the pace. Cancellation is a flag; the operation undoes its work
-//! before it fails with [`Error::Cancelled`].
+//! shows the progress and sets the pace. Cancellation is a flag; the operation fails with
+//! [`Error::Cancelled`] and leaves a sound state, which its documentation names.
 
 use std::fmt;
 use std::future::Future;
@@ -133,7 +133,7 @@ impl Job {
         }))
     }
 
-    /// Requests cancellation. The operation undoes its work.
+    /// Requests cancellation. The operation ends at the next piece of its work.
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::Release);
     }

@@ -187,10 +187,10 @@ mod tests {
     fn names_are_those_by_which_drivers_are_found() {
         let registry = crate::drivers::standard();
         let names = registry.driver_names();
-        assert_eq!(
-            names.join(" "),
-            "blkdebug compress copy-on-read file host_cdrom host_device luks nbd null-aio null-co qcow2 raw"
-        );
+        assert!(names.is_sorted_by(|a, b| a < b), "{names:?}");
+        for of_each_kind in ["blkdebug", "compress", "file", "nbd", "qcow2"] {
+            assert!(names.contains(&of_each_kind), "{of_each_kind}");
+        }
         for name in names {
             let is_found = registry.protocol(name).is_some()
                 || registry.filter(name).is_some()

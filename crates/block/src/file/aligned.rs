@@ -64,7 +64,7 @@ pub struct AlignedFile {
     cipher: Option<Arc<Ciphered>>,
     /// Guest offset minus file offset in bytes, modulo 2^64; `None` until stated. Used only for
     /// sectors that are numbered by guest offsets.
-    ahead: Option<u64>,
+    guest_minus_file: Option<u64>,
     observer: Option<Arc<dyn Observer>>,
     brake: Brake,
 }
@@ -121,7 +121,8 @@ enum Support {
     No,
 }
 
-/// Writes under way and waiting, in order of arrival; only kept for files with an alignment.
+/// Writes under way and waiting, in order of arrival; kept for files with an alignment or
+/// a guarded first sector.
 #[derive(Default)]
 struct Writes {
     active: Vec<(u64, Range<u64>, Ends)>,
@@ -250,7 +251,7 @@ impl AlignedFile {
             writes: Arc::default(),
             space_changes: Arc::default(),
             cipher: None,
-            ahead: None,
+            guest_minus_file: None,
             brake: Brake::default(),
         }
     }
@@ -339,7 +340,7 @@ impl AlignedFile {
         match self.is_keyed_by_guest() {
             false => Cow::Borrowed(self),
             true => Cow::Owned(AlignedFile {
-                ahead: Some(guest.wrapping_sub(host)),
+                guest_minus_file: Some(guest.wrapping_sub(host)),
                 ..self.clone()
             }),
         }
@@ -353,8 +354,8 @@ impl AlignedFile {
             // decrypted of them is encrypted again as it was.
             Numbering::Place(base) => offset.wrapping_sub(base),
             Numbering::Guest => {
-                let ahead = self.ahead.expect("the user of the file sets it");
-                offset.wrapping_add(ahead)
+                let shift = self.guest_minus_file.expect("the user of the file sets it");
+                offset.wrapping_add(shift)
             }
         };
         from_first / SECTOR_BYTES

@@ -1,8 +1,8 @@
 //! Claims on files: the permissions that a program holds and those that it shares, as in QEMU.
 //!
 //! Pure. The claim that each use of a file needs is decided here; publishing it to other processes
-//! is the driver's task (for host files: locks on single bytes, `host_lock.rs`). The table of
-//! claims with their reasons is in `docs/locking.md`.
+//! is the driver's task (for host files: locks on single bytes, `hostfile/src/lock.rs`). The table
+//! of claims with their reasons is in `docs/locking.md`.
 
 use std::fmt;
 
@@ -230,7 +230,7 @@ impl Claim {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Protection {
-    /// The claim is published, or there are no other processes.
+    /// The claim is published, or locking is off, or no other process can reach the file.
     Claimed,
     /// The file system has no locks and the file is unprotected; with the system's reason.
     Unprotected(String),

@@ -134,7 +134,7 @@ impl Standard {
 }
 
 impl EntryFormat {
-    /// The entry of an L2 table that these bytes are; `None` if they are none.
+    /// Decodes an L2 entry; `None` if it is corrupt.
     pub fn l2_entry(&self, words: &[u8]) -> Option<L2Entry> {
         let (word, bitmap) = (big_endian(&words[..8]), words.get(8..16).map(big_endian));
         self.decode_l2(word, bitmap.unwrap_or(0)).ok()

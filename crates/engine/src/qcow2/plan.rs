@@ -349,7 +349,7 @@ pub enum EntryRequest {
     Zero,
     /// Read as zeroes and give the space back.
     ZeroAndUnmap,
-    /// As `Zero`, of what holds no data; zeroes are written into data.
+    /// As `Zero` if the range holds no data; otherwise the caller writes zeroes.
     ZeroUnwritten,
     /// The guest needs it no longer.
     Discard,

@@ -1,4 +1,4 @@
-//! The only writer of metadata, and the only place that knows the order of durable writes.
+//! Write-back cycles: the order in which tables and counts become durable.
 //!
 //! Definitions. A *cut* copies, in one hold of the metadata lock, all that is dirty; only these
 //! copies are written. A *barrier* is a flush of every file that was written; it covers what had
@@ -122,7 +122,7 @@ impl Qcow2 {
         self.latch_if_cancelled(self.cycle(&mut turn)).await
     }
 
-    /// Runs one write-back cycle: stages A, B and C, with a barrier after A and after B.
+    /// Runs one write-back cycle: stages A, B and C, with the barriers that the cut needs.
     #[boxed]
     pub(in crate::qcow2) async fn cycle(&self, counts: &mut Counts) -> Result<()> {
         // After a failed barrier nothing may depend on the writes it should have covered.

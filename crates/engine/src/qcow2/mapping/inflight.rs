@@ -5,7 +5,7 @@
 //! waits for those before it that wait, so a stream of in-place writes cannot starve an exclusive
 //! one. No request waits while it holds a lease, so there is no deadlock.
 //!
-//! *Joint space* is a cluster that is taken or being filled; it belongs to all writes that fill
+//! A *joint cluster* is one that is taken or being filled; it belongs to all writes that fill
 //! parts of it. The parts that its members have not written are as they were when it was taken, so
 //! its freshness holds for a joiner whatever the others do elsewhere in it (the leases keep them
 //! elsewhere). Freshness ends where a member failed, and where an entry lets a range that a member
@@ -185,9 +185,9 @@ fn wake_overlapping(claims: &mut [Claim], range: &Range<u64>, which: impl Fn(u64
     }
 }
 
-/// Space that writes fill together.
+/// A cluster that writes fill together.
 #[derive(Debug)]
-pub struct PendingCluster {
+pub struct JointCluster {
     /// The cluster and the facts known about it.
     pub space: Space,
     /// Writes under way in it.
@@ -200,9 +200,9 @@ pub struct PendingCluster {
     pub published: bool,
 }
 
-/// All joint space of an image.
+/// The joint clusters of an image.
 #[derive(Debug, Default)]
-pub struct PendingClusters(BTreeMap<GuestCluster, PendingCluster>);
+pub struct JointClusters(BTreeMap<GuestCluster, JointCluster>);
 
 /// The state of a joint cluster when a member leaves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +215,7 @@ pub enum Left {
     Forfeited(Space),
 }
 
-impl PendingClusters {
+impl JointClusters {
     /// The space that writes of this cluster fill.
     pub fn get(&self, cluster: GuestCluster) -> Option<Space> {
         self.0.get(&cluster).map(|joint| joint.space)
@@ -231,7 +231,7 @@ impl PendingClusters {
         self.0.values().filter(|joint| joint.members > 1).count()
     }
 
-    /// Joins, founding the joint space if need be; `published` if an entry refers to it already.
+    /// Joins a joint cluster, or makes it one; `published` if an entry refers to it already.
     pub fn join(
         &mut self,
         cluster: GuestCluster,
@@ -239,7 +239,7 @@ impl PendingClusters {
         published: bool,
         attempt: SubclusterMask,
     ) {
-        let joint = self.0.entry(cluster).or_insert(PendingCluster {
+        let joint = self.0.entry(cluster).or_insert(JointCluster {
             space,
             members: 0,
             attempted: 0,
@@ -265,9 +265,9 @@ impl PendingClusters {
         self.0.get(&cluster).map_or(0, |joint| joint.attempted)
     }
 
-    /// Whatever members have tried to write in these subclusters may be there, though no entry says
-    /// so: they are not fresh any more for those who join from now on.
-    pub fn mark_failed(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
+    /// Ends the freshness of these subclusters for requests that join from now on: bytes
+    /// that members have tried to write may be there, though no entry says so.
+    pub fn no_longer_fresh(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
         if let Some(joint) = self.0.get_mut(&cluster) {
             joint.space.fresh &= !(joint.attempted & subclusters);
         }
@@ -275,7 +275,7 @@ impl PendingClusters {
 
     /// Notes that the remains of a failed member in these subclusters could not be erased: the
     /// other members must not publish them.
-    pub fn fail(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
+    pub fn taint(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
         if let Some(joint) = self.0.get_mut(&cluster) {
             joint.failed |= subclusters;
         }
@@ -287,7 +287,7 @@ impl PendingClusters {
         joint.is_some_and(|joint| joint.failed & subclusters != 0)
     }
 
-    /// Ends a request's part in a pending cluster.
+    /// Ends a request's part in a joint cluster.
     pub fn leave(&mut self, cluster: GuestCluster) -> Left {
         let joint = self
             .0
@@ -467,7 +467,7 @@ mod tests {
 
     #[test]
     fn joint_space_is_forfeited_only_when_the_last_member_failed() {
-        let mut joint = PendingClusters::default();
+        let mut joint = JointClusters::default();
         let (cluster, space) = (
             GuestCluster(3),
             Space {
@@ -499,7 +499,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_erased_is_not_published_until_somebody_makes_it_whole() {
-        let mut joint = PendingClusters::default();
+        let mut joint = JointClusters::default();
         let (cluster, space) = (
             GuestCluster(3),
             Space {
@@ -509,7 +509,7 @@ mod tests {
         );
         joint.join(cluster, space, false, 0b0110);
         joint.join(cluster, space, false, 0b0010);
-        joint.fail(cluster, 0b0010);
+        joint.taint(cluster, 0b0010);
         assert!(joint.has_failed(cluster, 0b0110) && !joint.has_failed(cluster, 0b0100));
         joint.join(cluster, space, false, 0b0010);
         assert!(!joint.has_failed(cluster, 0b0010));
@@ -517,16 +517,16 @@ mod tests {
 
     #[test]
     fn only_subclusters_that_members_have_tried_to_write_are_spoiled() {
-        let mut joint = PendingClusters::default();
+        let mut joint = JointClusters::default();
         let space = Space {
             host: HostOffset(0x10000),
             fresh: 0xff,
         };
         let cluster = GuestCluster(3);
-        joint.mark_failed(cluster, 0xff);
+        joint.no_longer_fresh(cluster, 0xff);
         joint.join(cluster, space, false, 0b0110);
-        joint.mark_failed(cluster, 0b1010);
-        let fresh = |joint: &PendingClusters| joint.get(cluster).map(|space| space.fresh);
+        joint.no_longer_fresh(cluster, 0b1010);
+        let fresh = |joint: &JointClusters| joint.get(cluster).map(|space| space.fresh);
         assert_eq!(fresh(&joint), Some(0xfd));
         joint.join(cluster, space, false, 0b1000);
         assert_eq!(fresh(&joint), Some(0xfd));

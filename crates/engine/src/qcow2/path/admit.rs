@@ -61,8 +61,8 @@ impl Request {
         self.origin
     }
 
-    /// Returns whether all of it is written.
-    pub fn is_done(&self) -> bool {
+    /// Returns whether all of it is admitted.
+    pub fn is_admitted(&self) -> bool {
         self.at == self.end
     }
 
@@ -131,7 +131,7 @@ impl Drop for Batch<'_> {
             .filter(|step| step.write.change != Change::None)
         {
             let attempted = step.write.attempted(self.image.geometry());
-            state.mapping.joint.mark_failed(step.cluster, attempted);
+            state.mapping.joint.no_longer_fresh(step.cluster, attempted);
             state.leave_joint(&self.image.format, step.cluster);
         }
         state.mapping.epochs.abandon();
@@ -303,7 +303,7 @@ impl Qcow2 {
             needs_cycle: false,
         };
         let coverage = self.geometry().slice_coverage_bytes();
-        while !request.is_done() && batch.pins.len() < SLICES_PER_BATCH {
+        while !request.is_admitted() && batch.pins.len() < SLICES_PER_BATCH {
             let end = request.end.min((request.at / coverage + 1) * coverage);
             let admitted = self.admit_piece(state, request, (end, below), (&mut batch, *place));
             match admitted {
@@ -511,8 +511,7 @@ impl Qcow2 {
         let cluster = GuestCluster(slice * self.geometry().slice_entries());
         let l1_index = state.mapping.tables.l1_index(slice);
         let table = state.mapping.tables.table(l1_index);
-        let table =
-            table.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
+        let table = table.map_err(|error| self.corrupt_entry(&state, cluster, error))?;
         if state.mapping.is_bad_table(l1_index) {
             return Err(Error::Corrupt {
                 file: self.name().to_string(),
@@ -566,8 +565,7 @@ impl Qcow2 {
         below: &dyn Backing,
     ) -> Result<View> {
         let entry = state.mapping.tables.entry(cluster);
-        let entry =
-            entry.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
+        let entry = entry.map_err(|error| self.corrupt_entry(&state, cluster, error))?;
         self.refuse_misplaced(state, &entry)?;
         let start = self.geometry().guest_offset(cluster).0;
         let own = match &entry {

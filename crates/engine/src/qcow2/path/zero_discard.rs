@@ -410,7 +410,7 @@ impl Qcow2 {
             let mut unused = 0;
             if let L2Entry::Standard(entry) = entry {
                 // Data written there under an earlier mapping must not become visible again.
-                state.mapping.joint.mark_failed(cluster, entry.zeroes);
+                state.mapping.joint.no_longer_fresh(cluster, entry.zeroes);
                 unused = !(entry.allocated | state.mapping.joint.attempted(cluster));
             }
             match freed {

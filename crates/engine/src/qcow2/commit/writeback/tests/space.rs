@@ -558,3 +558,26 @@ fn holes_are_believed_only_of_files_that_punch_them() {
         assert!(behind.iter().all(|&byte| byte == rest), "{punches}");
     }
 }
+
+/// A damaged entry of the L1 table is named by its offset in the file.
+#[test]
+fn a_damaged_entry_is_named_by_its_place_in_the_file() {
+    let disk = Disk::new(1);
+    let options = CreateOptions {
+        cluster_size: CLUSTER,
+        ..CreateOptions::new(8 << 20)
+    };
+    block_on(create(disk.clone(), None, &options)).expect("there is room");
+    let word = disk.contents()[40..48].try_into().expect("eight bytes");
+    let third_entry = u64::from_be_bytes(word) + 16;
+    disk.patch(third_entry, &0x1ff_u64.to_be_bytes());
+    let image = image_on(&disk);
+    let third_table = 2 * (CLUSTER / 8) * CLUSTER;
+    let read = block_on(image.read(third_table, BufMut::zeroed(512)));
+    match read.expect_err("the entry has reserved bits") {
+        Error::Corrupt {
+            structure, offset, ..
+        } => assert_eq!((structure, offset), ("L1 entry", third_entry)),
+        other => panic!("{other}"),
+    }
+}
