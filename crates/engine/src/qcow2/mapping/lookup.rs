@@ -191,7 +191,7 @@ impl Qcow2 {
             .mapping
             .tables
             .table(self.geometry().l1_index(cluster));
-        let table = table.map_err(|error| self.corrupt_entry(&state, cluster, error))?;
+        let table = table.map_err(|error| self.corrupt_entry(state, cluster, error))?;
         Ok(table.is_some())
     }
 

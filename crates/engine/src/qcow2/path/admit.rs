@@ -511,7 +511,7 @@ impl Qcow2 {
         let cluster = GuestCluster(slice * self.geometry().slice_entries());
         let l1_index = state.mapping.tables.l1_index(slice);
         let table = state.mapping.tables.table(l1_index);
-        let table = table.map_err(|error| self.corrupt_entry(&state, cluster, error))?;
+        let table = table.map_err(|error| self.corrupt_entry(state, cluster, error))?;
         if state.mapping.is_bad_table(l1_index) {
             return Err(Error::Corrupt {
                 file: self.name().to_string(),
@@ -565,7 +565,7 @@ impl Qcow2 {
         below: &dyn Backing,
     ) -> Result<View> {
         let entry = state.mapping.tables.entry(cluster);
-        let entry = entry.map_err(|error| self.corrupt_entry(&state, cluster, error))?;
+        let entry = entry.map_err(|error| self.corrupt_entry(state, cluster, error))?;
         self.refuse_misplaced(state, &entry)?;
         let start = self.geometry().guest_offset(cluster).0;
         let own = match &entry {
