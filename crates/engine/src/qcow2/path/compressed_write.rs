@@ -202,7 +202,7 @@ impl Qcow2 {
         self.file.pass(Event::L2UpdateCompressed);
         let before = clusters.iter().map(|&cluster| {
             let entry = state.mapping.tables.entry(cluster);
-            entry.map_err(|error| self.corrupt_entry(&state, cluster, error))
+            entry.map_err(|error| self.corrupt_entry(state, cluster, error))
         });
         let before = before.collect::<Result<Vec<L2Entry>>>()?;
         for ((cluster, place), before) in clusters.iter().zip(places).zip(before) {
