@@ -3,8 +3,8 @@
 //!
 //! `cell.rs` says what is measured, `stream.rs` writes raw files, `space.rs` only allocates,
 //! `measure.rs` makes a run and looks at its files, `table.rs` puts it in words,
-//! `section/writers.rs` on a page. [`mod@model`] simulates what no machine here holds. The story is
-//! in docs/writers.md.
+//! `section/writers.rs` on a page. `model.json` and `model.txt` are results of a simulation of what no
+//! machine here holds. The story is in docs/writers.md.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -26,7 +26,6 @@ use crate::run::own_path;
 
 pub mod cell;
 mod measure;
-mod model;
 mod space;
 mod stream;
 mod table;
@@ -53,14 +52,10 @@ pub struct Args {
     /// Print the names of the cells, and measure nothing
     #[arg(long, conflicts_with = "json")]
     list: bool,
-    /// Simulate instead: sizes that no machine here holds, several rules; with the error of the
-    /// model
+    /// Print results of a simulation instead: sizes that no machine here holds, several rules; with
+    /// the error of the model
     #[arg(long, conflicts_with_all = ["dir", "loops", "cells", "list"])]
     model: bool,
-    /// Fit the model to the rows of this file, as --json has printed them, instead of those that it
-    /// comes with
-    #[arg(long, value_name = "FILE", requires = "model")]
-    fit: Option<PathBuf>,
     /// Allocate what 4, 16 and 64 writers of 64 GiB would, on sparse file systems of 15 TiB, and
     /// write nothing
     #[arg(long, conflicts_with_all = ["size", "model"], requires = "loops")]
@@ -73,18 +68,24 @@ pub struct Args {
     html: Option<PathBuf>,
 }
 
-/// Measures, or simulates.
+/// Results of the simulation, for people and for programs.
+const MODEL: (&str, &str) = (
+    include_str!("writers/model.txt"),
+    include_str!("writers/model.json"),
+);
+
+/// Measures, or prints what was simulated.
 ///
 /// # Errors
 /// A place cannot be had, or a run fails.
 pub fn run(args: &Args) -> Result<(), CommandError> {
-    match args.model {
-        true => model::run(args.fit.as_deref(), args.json),
-        false => measured(args),
+    if args.model {
+        match args.json {
+            true => output::print_json(&model()),
+            false => output::print(MODEL.0),
+        }
+        return Ok(());
     }
-}
-
-fn measured(args: &Args) -> Result<(), CommandError> {
     let plan = Plan::new(args)?;
     if args.list {
         let names = plan.cells.iter().map(|cell| cell.name() + "\n");
@@ -289,5 +290,45 @@ impl Sheet {
     fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
         let document = self.document(End::of(failure, self.cells()));
         self.reporter.finish(document)
+    }
+}
+
+fn model() -> Value {
+    serde_json::from_str(MODEL.1).expect("the file is JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cowslip::growth::Steps;
+
+    /// Other steps would have other results: the simulation, which is in the history of this file,
+    /// has to be repeated for them.
+    #[test]
+    fn the_model_is_of_todays_steps_in_both_files() {
+        let simulated = Steps {
+            first_bytes: 64 << 10,
+            doubling_bytes: 4 << 20,
+            file_fraction: 2,
+            ample_fraction: 1024,
+            leap_times: 64,
+            max_bytes: (8 << 30) - (2 << 20),
+            blind_bytes: 64 << 20,
+            free_fraction: 16,
+        };
+        assert_eq!(Steps::DYNAMIC, simulated);
+        for row in model()["rows"].as_array().unwrap() {
+            let (scene, rule) = (
+                row["scene"].as_str().unwrap(),
+                row["rule"].as_str().unwrap(),
+            );
+            let line = MODEL
+                .0
+                .lines()
+                .find(|line| line.starts_with(scene) && line.contains(rule));
+            let extents = ["extents-min", "extents-median", "extents-max"];
+            let extents = extents.map(|name| format!("{:.0}", row[name].as_f64().unwrap()));
+            assert!(line.unwrap().contains(&extents.join("/")), "{row}");
+        }
     }
 }

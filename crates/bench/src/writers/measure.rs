@@ -29,7 +29,7 @@ const READ_BYTES: usize = 1 << 20;
 const FULL_ROOM_PERCENT: u64 = 125;
 
 /// A file of a run.
-#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Layout {
     /// Length in bytes.
