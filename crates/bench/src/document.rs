@@ -127,6 +127,11 @@ pub fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 }
 
 impl<'a> DocumentRow<'a> {
+    /// A word of it; empty if it has none of this name.
+    pub fn text(self, name: &str) -> &'a str {
+        text(self.0, name)
+    }
+
     /// The file system.
     pub fn filesystem(self) -> &'a str {
         text(self.0, "filesystem")

@@ -6,8 +6,8 @@ use serde_json::Value;
 use crate::document::{Document, DocumentRow, distinct, kind_of};
 use crate::load::SERIES_STEP_MS;
 use crate::page::{
-    Align, Bar, BarGroup, Bars, Block, Curves, Kind, RowGroup, Scale, Section, Series, Table,
-    TableRow, grouped, rounded,
+    Align, Bar, Bars, Block, Curves, Kind, Scale, Section, Series, Table, TableRow, grouped,
+    rounded,
 };
 use crate::report::RATIO_TITLES;
 use crate::sources;
@@ -62,6 +62,11 @@ pub fn section_of_rows(
     section
 }
 
+/// A figure as a field of a table; empty if it is not known.
+fn field(value: Option<f64>, decimals: usize) -> String {
+    value.map_or(String::new(), |value| grouped(value, decimals))
+}
+
 /// The section of a table of this title.
 pub fn section(title: &str, document: Document<'_>) -> Section {
     let mut section = Section::new(title);
@@ -113,35 +118,18 @@ fn series_of(rows: &[DocumentRow<'_>]) -> Vec<Series> {
 fn charts(rows: &[DocumentRow<'_>], section: &mut Section) {
     let cells = distinct(rows.iter().map(|row| row.cell()));
     for panel in panels(&cells) {
-        let in_panel: Vec<DocumentRow<'_>> = rows
-            .iter()
-            .filter(|row| panel.groups.iter().any(|(_, cell)| *cell == row.cell()))
-            .copied()
-            .collect();
-        let series = series_of(&in_panel);
-        let group = |(name, cell): &(String, &str)| {
-            let bar = |series: &Series| {
-                let of_cell =
-                    |row: &&DocumentRow<'_>| row.cell() == *cell && row.contestant() == series.name;
-                let spread = in_panel.iter().find(of_cell)?.spread("iops")?;
-                Some(Bar {
-                    value: spread.median,
-                    least: spread.least,
-                    most: spread.greatest,
-                })
-            };
-            BarGroup {
-                name: name.clone(),
-                bars: series.iter().map(bar).collect(),
-            }
-        };
-        section.add(Block::Bars(Bars {
-            title: panel.title,
-            unit: "operations a second, more is better; medians".to_string(),
-            scale: Scale::Linear,
-            groups: panel.groups.iter().map(group).collect(),
-            series,
-        }));
+        let bars = panel.groups.iter().flat_map(|(name, cell)| {
+            let of_cell = rows.iter().filter(|row| row.cell() == *cell);
+            of_cell.map(|row| {
+                let contestant = (row.contestant().to_string(), row.kind());
+                (name.clone(), contestant, row.spread("iops").map(Bar::from))
+            })
+        });
+        let unit = "operations a second, more is better; medians";
+        section.add(Block::Bars(Bars::of(
+            (panel.title, unit, Scale::Linear),
+            bars,
+        )));
     }
 }
 
@@ -342,16 +330,14 @@ fn table(filesystem: &str, rows: &[DocumentRow<'_>]) -> Table {
         .into_iter()
         .chain(ratios.iter().map(|(_, title)| *title));
     let numbers = numbers.chain(figures.iter().copied());
-    let mut columns = vec![("contestant".to_string(), Align::Words)];
-    columns.extend(numbers.map(|title| (title.to_string(), Align::Numbers)));
+    let mut columns = vec![("contestant", Align::Words)];
+    columns.extend(numbers.map(|title| (title, Align::Numbers)));
     let series = series_of(rows);
     let row = |row: &DocumentRow<'_>| {
         let iops = row.spread("iops");
-        let number = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, 0));
+        let iops = iops.map(|iops| [iops.median, iops.least, iops.greatest]);
         let mut fields = vec![row.contestant().to_string()];
-        fields.push(number(iops.map(|iops| iops.median)));
-        fields.push(number(iops.map(|iops| iops.least)));
-        fields.push(number(iops.map(|iops| iops.greatest)));
+        fields.extend((0..3).map(|index| field(iops.map(|all| all[index]), 0)));
         let ratio = |(name, _): &(&str, &str)| row.0[*name].as_f64();
         fields.extend(
             ratios
@@ -364,34 +350,21 @@ fn table(filesystem: &str, rows: &[DocumentRow<'_>]) -> Table {
         };
         fields.extend(figures.iter().map(figure));
         let key = series.iter().find(|series| series.name == row.contestant());
-        TableRow {
+        let row_of_table = TableRow {
             fields,
             key: key.map(|series| series.key),
             is_marked: row.is_outlier(),
-        }
-    };
-    let cells = distinct(rows.iter().map(|row| row.cell()));
-    let group = |cell: &&str| RowGroup {
-        title: cell.to_string(),
-        rows: rows
-            .iter()
-            .filter(|row| row.cell() == *cell)
-            .map(row)
-            .collect(),
+        };
+        (row.cell().to_string(), row_of_table)
     };
     let runs = rows.iter().map(|row| row.runs().count()).max().unwrap_or(0);
-    let of_runs = if runs == 1 {
-        "one run".to_string()
-    } else {
-        format!("medians of {runs} runs")
+    let of_runs = match runs {
+        1 => "one run".to_string(),
+        _ => format!("medians of {runs} runs"),
     };
-    Table {
-        caption: format!(
-            "{filesystem}: {of_runs}; marked rows are below half of both their neighbours"
-        ),
-        columns,
-        groups: cells.iter().map(group).collect(),
-    }
+    let caption =
+        format!("{filesystem}: {of_runs}; marked rows are below half of both their neighbours");
+    Table::of(caption, &columns, rows.iter().map(row))
 }
 
 /// The command line of each contestant in the first cell that has it.
@@ -449,10 +422,7 @@ mod tests {
         let warning = "Interrupted: 1 of 7 cells are finished.".to_string();
         assert_eq!(section.blocks[0], Block::Warning(warning));
         assert_eq!(section.blocks[1], Block::Prose("a remark".to_string()));
-        let Block::Bars(bars) = &section.blocks[2] else {
-            panic!("{:?}", section.blocks[2])
-        };
-        let bar = bars.groups[0].bars[0].unwrap();
+        let bar = section.bars()[0].groups[0].bars[0].unwrap();
         assert_eq!((bar.value, bar.least, bar.most), (200.0, 100.0, 300.0));
         let curves = section.blocks.iter().filter_map(|block| match block {
             Block::Curves(curves) => Some(curves),
@@ -462,11 +432,7 @@ mod tests {
         assert_eq!(curves.len(), 2);
         assert_eq!(curves[0].series.len(), 2);
         assert_eq!(curves[1].series.len(), 3);
-        let table = section.blocks.iter().find_map(|block| match block {
-            Block::Table(table) => Some(table),
-            _ => None,
-        });
-        let fields = &table.unwrap().groups[0].rows[0].fields;
+        let fields = &section.tables()[0].groups[0].rows[0].fields;
         assert_eq!(
             fields[..6],
             ["cowslip", "200", "100", "300", "2.50", "12.5"]
