@@ -17,7 +17,9 @@ use futures_util::future::try_join_all;
 
 use self::trace::{CHURN_DISK_BYTES, PIECE_BYTES, Request, Trace, Verb};
 use crate::cell::{Backing, Cell, CellLoad, Contestant, Direction, Shape, Subclusters};
+use crate::description::Description;
 use crate::host_usage::HostUsage;
+use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
 use crate::server::{Kind, PageCache, Server};
@@ -35,8 +37,18 @@ const SPACE: Column = column("MiB", 0);
 const OVER_LIVE: Column = column("over live", 3);
 const EXTENTS: Column = column("extents", 0);
 
+/// The table.
+pub const TABLE: Description = Description {
+    disk_bytes: 8 << 30,
+    peers: &[Peer::StorageDaemon, Peer::QemuNbd],
+    // There is no raw file.
+    files_bytes: |disk_bytes| disk_bytes / 2 * 3,
+    measure,
+    ..Description::usual("discard", cells)
+};
+
 /// Its cells; those of the recorded trace where the disk is large enough for it.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     use Subclusters::{Off, On};
     let shapes = [
         (64 << 10, Off),
@@ -78,7 +90,7 @@ fn trace(direction: Direction, disk_bytes: u64) -> Trace {
 ///
 /// # Errors
 /// The server fails, or the image is not sound.
-pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
+fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let kind = match turn.contestant {
         Contestant::QemuServer(kind) => kind,
         _ => Kind::Cowslip,

@@ -8,6 +8,7 @@ use cowslip_console::interrupt::RemovedOnInterrupt;
 
 use crate::cell::{Backing, Cell, CellLoad, Direction, RawFile, Shape, Subclusters};
 use crate::conditions::line_of;
+use crate::description::Description;
 use crate::host_usage::HostUsage;
 use crate::report::{Column, Measurement, column};
 use crate::run::run;
@@ -29,8 +30,16 @@ const IN_ORDER: Column = column("in order MiB/s", 0);
 const SPACE: Column = column("MiB", 0);
 const EXTENTS: Column = column("extents", 0);
 
+/// The table.
+pub const TABLE: Description = Description {
+    // All of it is written, block by block.
+    disk_bytes: 1 << 30,
+    measure,
+    ..Description::usual("fragmentation", cells)
+};
+
 /// Its cells. The load is the random reads.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for backing in [Backing::None, Backing::Raw] {
         for (cluster_bytes, subclusters) in CLUSTERS {
@@ -51,7 +60,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
 ///
 /// # Errors
 /// A program fails, or the image is not sound.
-pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
+fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let contestant = turn.contestant;
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, contestant)?);
     let blocks = stage.disk_bytes() / BLOCK_BYTES;

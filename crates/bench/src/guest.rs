@@ -17,8 +17,10 @@ use cowslip_console::interrupt::RemovedOnInterrupt;
 use serde_json::{Value, json};
 
 use crate::cell::{Backing, Cell, CellLoad, Contestant, RawFile, Shape, Subclusters};
+use crate::description::Description;
 use crate::host_usage::HostUsage;
 use crate::machine::{Guest, init};
+use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
 use crate::server::{Kind, PageCache, Server};
@@ -43,8 +45,20 @@ const FLUSH: Column = column("flush ms", 1);
 const SPACE: Column = column("MiB", 0);
 const EXTENTS: Column = column("extents", 0);
 
+/// The table.
+pub const TABLE: Description = Description {
+    // Enough places for few requests.
+    disk_bytes: 1 << 30,
+    // Without KVM they are slow.
+    requests: 2000,
+    policies: &["auto"],
+    peers: &[Peer::System],
+    measure,
+    ..Description::usual("guest", cells)
+};
+
 /// Its cells.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     use Subclusters::{Off, On};
     let mut cells = Vec::new();
     for depth in &scale.depths {
@@ -68,7 +82,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
 ///
 /// # Errors
 /// The guest, QEMU or the server fails, or the image is not sound.
-pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
+fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let contestant = turn.contestant;
     let machine = stage.machine()?;
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, contestant)?);

@@ -17,6 +17,7 @@ mod cell;
 mod conditions;
 mod deadline;
 pub mod demo;
+mod description;
 mod discard;
 mod document;
 mod flush;

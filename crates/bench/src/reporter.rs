@@ -7,11 +7,14 @@ use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::{DoneOnInterrupt, PrintedOnInterrupt};
 use cowslip_console::output;
 use cowslip_console::progress::Progress;
+use cowslip_testbed::{Place, TextColumns};
 use serde_json::Value;
 
+use crate::conditions;
 use crate::document::Document;
 use crate::page::file::PageFile;
 use crate::pages;
+use crate::report::{Cells, End, document};
 
 /// How results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +154,88 @@ impl Reporter {
             page.write(&pages::page(&self.documents(document.clone()))?)?;
         }
         Ok(document)
+    }
+}
+
+/// Results whose rows need nothing of each other: those of the tables of files.
+pub struct Results {
+    conditions: Value,
+    rows: Vec<Value>,
+    notes: Vec<String>,
+    planned: usize,
+    columns: TextColumns,
+    reporter: Reporter,
+}
+
+impl Results {
+    /// Results without rows, of which this number is planned.
+    pub fn new(
+        conditions: &Value,
+        planned: usize,
+        outlet: Outlet,
+        columns: TextColumns,
+    ) -> Results {
+        Results {
+            conditions: conditions::of_table(conditions.clone(), &outlet),
+            rows: Vec::new(),
+            notes: Vec::new(),
+            planned,
+            columns,
+            reporter: Reporter::new(outlet),
+        }
+    }
+
+    /// Adds the conditions of a place.
+    pub fn add_place(&mut self, place: &Place) {
+        let mut place_conditions = conditions::of_directory(&place.directory);
+        place_conditions["filesystem"] = place.name.clone().into();
+        conditions::add_place(&mut self.conditions, place_conditions);
+    }
+
+    /// Adds a note below the table.
+    pub fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
+    /// A row cannot be measured here, for the reason that this note has.
+    pub fn leave_out(&mut self, note: String) {
+        self.planned -= 1;
+        self.note(note);
+    }
+
+    /// Takes rows that are measured, each as fields for people and for programs, and prints them.
+    pub fn add(&mut self, rows: Vec<(Vec<String>, Value)>, progress: &Progress) {
+        let mut text = String::new();
+        for (fields, row) in rows {
+            if self.reporter.wants_rows() {
+                text += &self.columns.row(&fields);
+            }
+            self.rows.push(row);
+        }
+        let interrupted = self.document(End::Interrupted);
+        self.reporter.add(&text, interrupted, progress);
+    }
+
+    fn cells(&self) -> Cells {
+        Cells {
+            planned: self.planned,
+            finished: self.rows.len(),
+        }
+    }
+
+    fn document(&self, end: End<'_>) -> Value {
+        let rows = self.rows.clone();
+        document(&self.conditions, self.cells(), end, rows, &self.notes)
+    }
+
+    /// Prints the end, with the failure if that was the outcome.
+    ///
+    /// # Errors
+    /// The results cannot be written, and no earlier error occurred.
+    pub fn finish(self, outcome: Result<(), CommandError>) -> Result<Made, CommandError> {
+        let failure = outcome.as_ref().err().map(CommandError::to_string);
+        let document = self.document(End::of(failure.as_deref(), self.cells()));
+        made(self.reporter.finish(document), outcome)
     }
 }
 

@@ -10,17 +10,6 @@ use crate::peers::Peer;
 /// Requests of a depth of one are fewer, because each waits for the last.
 const FEWER_AT_DEPTH_ONE: u64 = 8;
 
-/// How the mails that first asked a table's question measured.
-#[derive(Clone, Copy, Debug)]
-pub struct Source {
-    /// Size of the disk in bytes.
-    pub disk_bytes: u64,
-    /// Approximate number of requests of a run of 60 s there.
-    pub requests: u64,
-    /// Description of the source, with its differences here.
-    pub words: &'static str,
-}
-
 /// The sizes of a run, and what else cells have in common.
 #[derive(Clone)]
 pub struct Scale {

@@ -23,20 +23,38 @@ const SERIES_CHARTS_MAX: usize = 24;
 /// Number of groups up to which all share one chart, whatever their names.
 const GROUPS_IN_ONE: usize = 12;
 
+/// Titles of the sections of tables, by the names of these.
+const TITLES: [(&str, &str); 9] = [
+    (
+        "subclusters",
+        "Random first writes, by cluster size (subclusters)",
+    ),
+    ("flush", "First writes with flushes (flush)"),
+    (
+        "preallocation",
+        "First writes, by preallocation (preallocation)",
+    ),
+    ("discard", "Space and speed under discard (discard)"),
+    (
+        "fragmentation",
+        "Filled at random, then read (fragmentation)",
+    ),
+    (
+        "steady",
+        "Reads and overwrites of what is allocated (steady)",
+    ),
+    (
+        "metadata",
+        "Random requests over a large disk, little memory for tables (metadata)",
+    ),
+    ("served", "Random first writes over NBD (served)"),
+    ("guest", "Inside a Linux guest (guest)"),
+];
+
 /// Returns the title of a table's section.
 pub fn title_of(table: &str) -> Option<&'static str> {
-    Some(match table {
-        "subclusters" => "Random first writes, by cluster size (subclusters)",
-        "flush" => "First writes with flushes (flush)",
-        "preallocation" => "First writes, by preallocation (preallocation)",
-        "discard" => "Space and speed under discard (discard)",
-        "fragmentation" => "Filled at random, then read (fragmentation)",
-        "steady" => "Reads and overwrites of what is allocated (steady)",
-        "metadata" => "Random requests over a large disk, little memory for tables (metadata)",
-        "served" => "Random first writes over NBD (served)",
-        "guest" => "Inside a Linux guest (guest)",
-        _ => return None,
-    })
+    let found = TITLES.iter().find(|(name, _)| *name == table);
+    found.map(|(_, title)| *title)
 }
 
 /// The section of a table that has no operations a second: what its figures are, and of each file

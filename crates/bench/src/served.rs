@@ -12,7 +12,9 @@ use serde_json::Value;
 
 use crate::cell::{Backing, Cell, CellLoad, Contestant, Shape, Subclusters};
 use crate::conditions::line_of;
+use crate::description::Description;
 use crate::host_usage::HostUsage;
+use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::run::run;
 use crate::scale::Scale;
@@ -31,8 +33,16 @@ const CLOSE: Column = column("close ms", 0);
 const SPACE: Column = column("MiB", 0);
 const EXTENTS: Column = column("extents", 0);
 
+/// The table.
+pub const TABLE: Description = Description {
+    policies: &["auto"],
+    peers: &[Peer::StorageDaemon, Peer::QemuNbd],
+    measure,
+    ..Description::usual("served", cells)
+};
+
 /// Its cells.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     let servers = scale.peers.iter().filter_map(|peer| peer.server());
     let theirs: Vec<Contestant> = servers.map(Contestant::QemuServer).collect();
     let mut cells = Vec::new();
@@ -56,7 +66,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
 ///
 /// # Errors
 /// The server or fio fails, or the image is not sound.
-pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
+fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let kind = match turn.contestant {
         Contestant::QemuServer(kind) => kind,
         _ => Kind::Cowslip,

@@ -1,14 +1,12 @@
 //! The table as it grows: the rows of a cell are printed when the cell is done.
 //!
-//! Widths are therefore chosen before the rows are known: those of names from all names that may
-//! come, those of numbers from their titles and a usual size. Where a number needs more, its column
-//! is wider from then on. Which figures there are is known with the first cell; if a later one has
-//! more, the titles are printed again.
-
-use std::fmt::Write;
+//! Widths are chosen before the rows are known: those of names from all names that may come, those
+//! of numbers from their titles and a usual size. Which figures there are is known with the first
+//! cell; if a later one has more, the titles are printed again.
 
 use cowslip_console::error::CommandError;
 use cowslip_console::progress::Progress;
+use cowslip_testbed::{Side, TextColumns};
 use serde_json::Value;
 
 use crate::cell::Cell;
@@ -16,8 +14,6 @@ use crate::conditions;
 use crate::report::{Cells, Column, End, Report, Row, comparisons};
 use crate::reporter::{Outlet, Reporter};
 
-/// Columns that hold names; all others hold numbers, written to the right.
-const NAMES: [&str; 3] = ["fs", "cell", "contestant"];
 /// Columns of numbers before the ratios, with their usual widths: "123456", "123456-123456".
 const IOPS: [(&str, usize); 2] = [("IOPS", 7), ("least-most", 13)];
 /// Width of other numbers: "1234.56".
@@ -28,29 +24,17 @@ const AGAIN: &str = "(again)";
 /// Where columns are.
 #[derive(Debug)]
 struct Layout {
-    /// Widths of names, IOPS, ratios and figures.
-    widths: Vec<usize>,
+    columns: TextColumns,
     /// Titles of the ratios that occur.
     ratios: Vec<&'static str>,
     /// Figures that have occurred.
     figures: Vec<Column>,
-    is_titled: bool,
 }
 
 impl Layout {
     fn new(places: &[String], cells: &[Cell]) -> Layout {
-        let longest = |names: &mut dyn Iterator<Item = String>, title: &str| {
-            let names = names.map(|name| name.chars().count());
-            names.max().unwrap_or(0).max(title.len())
-        };
-        let contestants = || cells.iter().flat_map(|cell| &cell.contestants);
-        let mut widths = vec![
-            longest(&mut places.iter().cloned(), NAMES[0]),
-            longest(&mut cells.iter().map(Cell::name), NAMES[1]),
-            longest(&mut contestants().map(|c| c.name()), NAMES[2]),
-        ];
-        widths.extend(IOPS.map(|(_, width)| width));
-        let all: Vec<_> = contestants().copied().collect();
+        let all = cells.iter().flat_map(|cell| &cell.contestants);
+        let all: Vec<_> = all.copied().collect();
         // In their own order, and only those that a single cell has.
         let mut ratios = comparisons(&all);
         let compared = |title: &&str| {
@@ -58,12 +42,16 @@ impl Layout {
             cells.any(|cell| comparisons(&cell.contestants).contains(title))
         };
         ratios.retain(compared);
-        widths.extend(ratios.iter().map(|title| title.len().max(NUMBER_WIDTH)));
+        let columns = TextColumns::default()
+            .names("fs", places)
+            .names("cell", cells.iter().map(Cell::name))
+            .names("contestant", all.iter().map(|c| c.name()))
+            .numbers(IOPS)
+            .numbers(ratios.iter().map(|title| (*title, NUMBER_WIDTH)));
         Layout {
-            widths,
+            columns,
             ratios,
             figures: Vec::new(),
-            is_titled: false,
         }
     }
 
@@ -74,17 +62,9 @@ impl Layout {
         for (column, _) in fullest.iter().flat_map(|run| &run.figures) {
             if !self.figures.contains(column) {
                 self.figures.push(*column);
-                self.widths.push(column.title.len().max(NUMBER_WIDTH));
-                self.is_titled = false;
+                self.columns.push(column.title, NUMBER_WIDTH, Side::Right);
             }
         }
-    }
-
-    fn titles(&self) -> Vec<String> {
-        let names = NAMES.into_iter().chain(IOPS.map(|(title, _)| title));
-        let titles = names.chain(self.ratios.iter().copied());
-        let titles = titles.chain(self.figures.iter().map(|column| column.title));
-        titles.map(str::to_string).collect()
     }
 
     fn fields(&self, report: &Report, row: &Row) -> Vec<String> {
@@ -113,33 +93,13 @@ impl Layout {
         fields
     }
 
-    fn line(&mut self, fields: &[String]) -> String {
-        let mut line = String::new();
-        for (index, (field, width)) in fields.iter().zip(&mut self.widths).enumerate() {
-            *width = (*width).max(field.chars().count());
-            let written = match index < NAMES.len() {
-                true => write!(line, "{field:<width$}  "),
-                false => write!(line, "{field:>width$}  "),
-            };
-            written.expect("a string takes all");
-        }
-        line.truncate(line.trim_end().len());
-        line
-    }
-
     /// The rows of a cell, each with this word behind it; before them the titles, if they are new.
     fn rows(&mut self, report: &Report, rows: &[Row], word: &str) -> String {
         self.take_figures(rows);
         let mut text = String::new();
-        if !self.is_titled {
-            self.is_titled = true;
-            let titles = self.titles();
-            text += &(self.line(&titles) + "\n");
-        }
         for row in rows {
-            let fields = self.fields(report, row);
-            let line = format!("{} {word}", self.line(&fields));
-            text += line.trim_end();
+            let line = self.columns.row(&self.fields(report, row));
+            text += format!("{} {word}", line.trim_end()).trim_end();
             text.push('\n');
         }
         text
@@ -148,7 +108,7 @@ impl Layout {
     /// The series of a cell's rows, below the names of their contestants.
     fn series(&self, rows: &[Row]) -> String {
         let mut text = String::new();
-        let indent = self.widths[0] + self.widths[1] + 4;
+        let indent = self.columns.offset(2);
         for row in rows {
             let Some((line, shares)) = row.series() else {
                 continue;
@@ -168,7 +128,7 @@ impl Layout {
                 line.least,
                 line.most,
                 line.piece_seconds,
-                width = self.widths[2],
+                width = self.columns.offset(3) - indent - 2,
             );
         }
         text
@@ -364,8 +324,9 @@ mod tests {
             let text = layout.rows(&report, &report.rows, AGAIN);
             assert!(text.ends_with("1.2 (again)\n"), "{text}");
         }
-        assert_eq!(layout.widths[3], "1000000000000".len());
-        assert_eq!(layout.widths[4], "1000000000000-1000000000000".len());
+        let width = |column| layout.columns.offset(column + 1) - layout.columns.offset(column) - 2;
+        assert_eq!(width(3), "1000000000000".len());
+        assert_eq!(width(4), "1000000000000-1000000000000".len());
     }
 
     #[test]

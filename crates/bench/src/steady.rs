@@ -3,14 +3,18 @@
 //! that has been in use.
 
 use crate::cell::{Backing, Before, Cell, CellLoad, Direction, RawFile, Shape, Subclusters};
+use crate::description::Description;
 use crate::scale::Scale;
 
 const REQUEST_BYTES: u64 = 4096;
 /// Clusters of the image in bytes: QEMU's default.
 const CLUSTER_BYTES: u64 = 64 << 10;
 
+/// The table.
+pub const TABLE: Description = Description::usual("steady", cells);
+
 /// Its cells.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for depth in &scale.depths {
         for subclusters in [Subclusters::Off, Subclusters::On] {

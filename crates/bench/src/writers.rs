@@ -3,8 +3,8 @@
 //!
 //! `cell.rs` says what is measured, `stream.rs` writes raw files, `space.rs` only allocates,
 //! `measure.rs` makes a run and looks at its files, `table.rs` puts it in words,
-//! `section/writers.rs` on a page. `model.json` and `model.txt` are results of a simulation of what no
-//! machine here holds. The story is in docs/writers.md.
+//! `section/writers.rs` on a page. `model.json` and `model.txt` have results of a simulation of what
+//! no machine here holds. The story is in docs/writers.md.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -17,11 +17,9 @@ use cowslip_console::progress::Progress;
 use cowslip_testbed::{Place, Recipe};
 use serde_json::{Value, json};
 
-use crate::conditions;
 use crate::deadline::{Shares, is_over};
 use crate::places::{PlaceOptions, make_loop};
-use crate::report::{Cells, End, document};
-use crate::reporter::{Made, Outlet, Reporter, made};
+use crate::reporter::{Made, Outlet, Results};
 use crate::run::own_path;
 
 pub mod cell;
@@ -32,7 +30,7 @@ mod table;
 
 use cell::{BYTES_OF_A_CELL, Cell, filesystem_bytes};
 use measure::Bench;
-use table::{Layout, Row};
+use table::Row;
 
 /// Command line of `bench writers`.
 #[derive(Parser)]
@@ -161,8 +159,17 @@ impl Plan {
     /// # Errors
     /// The results cannot be written. Earlier errors are reported with the results.
     pub fn make(&self, outlet: Outlet, deadline: Option<Instant>) -> Result<Made, CommandError> {
-        let mut sheet = Sheet::new(self, outlet);
         let names = self.places.names();
+        let cells: Vec<String> = self.cells.iter().map(Cell::name).collect();
+        let asked = json!({
+            "table": "writers",
+            "bytes-of-a-cell": self.bytes,
+            "size-bytes": self.bytes,
+            "repetitions": self.runs,
+            "write-bytes": cell::WRITE_BYTES,
+        });
+        let columns = table::columns(&names, &cells);
+        let mut results = Results::new(&asked, names.len() * cells.len(), outlet, columns);
         let mut shares = Shares::new(deadline, u32::try_from(names.len()).unwrap_or(u32::MAX));
         let make = |recipe: &Recipe, directory: &Path| match self.is_space {
             true => Place::mount_sparse(recipe, directory, space::FILESYSTEM_BYTES),
@@ -170,18 +177,17 @@ impl Plan {
         };
         let mut places = self.places.each(&self.recipes, make);
         let outcome =
-            places.try_for_each(|held| self.measure_at(&held?.place, shares.next(1), &mut sheet));
-        let failure = outcome.as_ref().err().map(CommandError::to_string);
-        made(sheet.finish(failure.as_deref()), outcome)
+            places.try_for_each(|held| self.measure_at(&held?.place, shares.next(1), &mut results));
+        results.finish(outcome)
     }
 
     fn measure_at(
         &self,
         place: &Place,
         deadline: Option<Instant>,
-        sheet: &mut Sheet,
+        results: &mut Results,
     ) -> Result<(), CommandError> {
-        sheet.add_place(place);
+        results.add_place(place);
         let progress = Progress::of(self.cells.len() as u64 * self.runs);
         let cowslip = own_path()?;
         let bench = Bench {
@@ -195,7 +201,7 @@ impl Plan {
             }
             let name = cell.name();
             if !bench.can(cell) {
-                sheet.leave_out(format!(
+                results.leave_out(format!(
                     "{} has no {name}: it takes no extent size hint",
                     place.name
                 ));
@@ -208,88 +214,10 @@ impl Plan {
                 runs.push(bench.measure(cell, seed)?);
                 progress.advance(1);
             }
-            sheet.add(Row::new(&place.name, &name, runs), &progress);
+            let row = Row::new(&place.name, &name, runs);
+            results.add(vec![(table::fields(&row), json!(row))], &progress);
         }
         Ok(())
-    }
-}
-
-/// Results that are printed while they are measured.
-struct Sheet {
-    conditions: Value,
-    rows: Vec<Row>,
-    notes: Vec<String>,
-    planned: usize,
-    layout: Layout,
-    reporter: Reporter,
-}
-
-impl Sheet {
-    fn new(plan: &Plan, outlet: Outlet) -> Sheet {
-        let asked = json!({
-            "table": "writers",
-            "bytes-of-a-cell": plan.bytes,
-            "size-bytes": plan.bytes,
-            "repetitions": plan.runs,
-            "write-bytes": cell::WRITE_BYTES,
-        });
-        let places = plan.places.names();
-        let cells: Vec<String> = plan.cells.iter().map(Cell::name).collect();
-        Sheet {
-            conditions: conditions::of_table(asked, &outlet),
-            rows: Vec::new(),
-            notes: Vec::new(),
-            planned: places.len() * cells.len(),
-            layout: Layout::new(
-                places.iter().map(String::as_str),
-                cells.iter().map(String::as_str),
-            ),
-            reporter: Reporter::new(outlet),
-        }
-    }
-
-    /// A place has these conditions.
-    fn add_place(&mut self, place: &Place) {
-        let mut place_conditions = conditions::of_directory(&place.directory);
-        place_conditions["filesystem"] = place.name.clone().into();
-        conditions::add_place(&mut self.conditions, place_conditions);
-    }
-
-    fn add(&mut self, row: Row, progress: &Progress) {
-        let mut text = String::new();
-        if self.reporter.wants_rows() {
-            if self.rows.is_empty() {
-                text += &self.layout.titles();
-            }
-            text += &self.layout.row(&row);
-        }
-        self.rows.push(row);
-        let interrupted = self.document(End::Interrupted);
-        self.reporter.add(&text, interrupted, progress);
-    }
-
-    /// A cell cannot be measured here, for the reason that this note has.
-    fn leave_out(&mut self, note: String) {
-        self.planned -= 1;
-        self.notes.push(note);
-    }
-
-    fn cells(&self) -> Cells {
-        Cells {
-            planned: self.planned,
-            finished: self.rows.len(),
-        }
-    }
-
-    fn document(&self, end: End<'_>) -> Value {
-        let rows = self.rows.iter().map(|row| json!(row)).collect();
-        document(&self.conditions, self.cells(), end, rows, &self.notes)
-    }
-
-    /// Prints the end.
-    fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
-        let document = self.document(End::of(failure, self.cells()));
-        self.reporter.finish(document)
     }
 }
 

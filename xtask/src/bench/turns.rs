@@ -31,7 +31,7 @@ pub struct Measurement {
     pub target: Option<Usage>,
 }
 
-/// What a file takes.
+/// Space of a file.
 #[derive(Clone, serde::Serialize)]
 pub struct Usage {
     host_bytes: u64,

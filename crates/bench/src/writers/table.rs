@@ -1,6 +1,6 @@
 //! Results: rows of figures over the runs of a cell, as a table and for programs.
 
-use cowslip_testbed::Spread;
+use cowslip_testbed::{Spread, TextColumns};
 use serde::Serialize;
 
 use super::measure::Measured;
@@ -115,79 +115,50 @@ fn known(figure: Option<f64>, decimals: usize) -> String {
     figure.map_or("-".to_string(), |figure| format!("{figure:.decimals$}"))
 }
 
-/// Widths of the columns of names.
-pub struct Layout {
-    place: usize,
-    cell: usize,
+/// The columns for these places and cells.
+pub fn columns(places: &[String], cells: &[String]) -> TextColumns {
+    let names = TextColumns::default().names("fs", places);
+    names.names("cell", cells).numbers([
+        ("files", 5),
+        ("extents min/med/max", 20),
+        ("perfect", 7),
+        ("x med/max", 11),
+        ("MiB/extent", 10),
+        ("write MiB/s", 11),
+        ("read MiB/s", 10),
+        ("peak MiB", 8),
+        ("lost KiB", 8),
+        ("short", 5),
+        ("groups", 6),
+    ])
 }
 
-const COLUMNS: [(&str, usize); 11] = [
-    ("files", 5),
-    ("extents min/med/max", 20),
-    ("perfect", 7),
-    ("x med/max", 11),
-    ("MiB/extent", 10),
-    ("write MiB/s", 11),
-    ("read MiB/s", 10),
-    ("peak MiB", 8),
-    ("lost KiB", 8),
-    ("short", 5),
-    ("groups", 6),
-];
-
-impl Layout {
-    /// Returns the layout for these names.
-    pub fn new<'a>(
-        places: impl Iterator<Item = &'a str>,
-        cells: impl Iterator<Item = &'a str>,
-    ) -> Layout {
-        Layout {
-            place: places.map(str::len).max().unwrap_or(0).max(2),
-            cell: cells.map(str::len).max().unwrap_or(0).max(4),
-        }
-    }
-
-    /// The titles.
-    pub fn titles(&self) -> String {
-        let titles = COLUMNS.map(|(title, _)| title.to_string());
-        self.line("fs", "cell", &titles)
-    }
-
-    /// A row.
-    pub fn row(&self, row: &Row) -> String {
-        let Row {
-            extents,
-            perfect,
-            over_perfect,
-            ..
-        } = row;
-        let fields = [
-            row.files.to_string(),
-            format!(
-                "{:.0}/{:.0}/{:.0}",
-                extents.min, extents.median, extents.max
-            ),
-            format!("{:.0}", perfect.median),
-            format!("{:.1}/{:.1}", over_perfect.median, over_perfect.max),
-            format!("{:.2}", row.mean_extent_mib),
-            known(row.write_mib_s.map(|range| range.median), 0),
-            known(row.read_mib_s.map(|range| range.median), 0),
-            known(row.peak_unused_mib.map(|range| range.max), 1),
-            format!("{:.0}", row.lost_kib),
-            row.short_of_space.to_string(),
-            known(row.groups.map(|groups| groups as f64), 0),
-        ];
-        self.line(&row.filesystem, &row.cell, &fields)
-    }
-
-    fn line(&self, place: &str, cell: &str, fields: &[String]) -> String {
-        let mut line = format!("{place:0$}  {cell:1$}", self.place, self.cell);
-        for (field, (_, width)) in fields.iter().zip(COLUMNS) {
-            line += &format!("  {field:>width$}");
-        }
-        line.push('\n');
-        line
-    }
+/// The fields of a row.
+pub fn fields(row: &Row) -> Vec<String> {
+    let Row {
+        extents,
+        perfect,
+        over_perfect,
+        ..
+    } = row;
+    vec![
+        row.filesystem.clone(),
+        row.cell.clone(),
+        row.files.to_string(),
+        format!(
+            "{:.0}/{:.0}/{:.0}",
+            extents.min, extents.median, extents.max
+        ),
+        format!("{:.0}", perfect.median),
+        format!("{:.1}/{:.1}", over_perfect.median, over_perfect.max),
+        format!("{:.2}", row.mean_extent_mib),
+        known(row.write_mib_s.map(|range| range.median), 0),
+        known(row.read_mib_s.map(|range| range.median), 0),
+        known(row.peak_unused_mib.map(|range| range.max), 1),
+        format!("{:.0}", row.lost_kib),
+        row.short_of_space.to_string(),
+        known(row.groups.map(|groups| groups as f64), 0),
+    ]
 }
 
 #[cfg(test)]
@@ -221,9 +192,10 @@ mod tests {
         let rate = row.write_mib_s.unwrap();
         assert_eq!((rate.min, rate.max), (2.0, 6.0));
         assert!(row.read_mib_s.is_none());
-        let layout = Layout::new(["xfs"].into_iter(), ["a"].into_iter());
-        let (titles, line) = (layout.titles(), layout.row(&row));
-        assert_eq!(titles.len(), line.len(), "{titles}{line}");
+        let mut columns = columns(&["xfs".to_string()], &["a".to_string()]);
+        let text = columns.row(&fields(&row));
+        let (titles, line) = text.split_once('\n').unwrap();
+        assert_eq!(titles.len(), line.trim_end().len(), "{text}");
         assert!(line.contains("2/4/9") || line.contains("2/3/9"), "{line}");
         assert!(line.contains("  -  "), "{line}");
     }

@@ -136,7 +136,7 @@ enum Subclusters {
     UpTo(u64),
 }
 
-/// What of a row is held against what it must reach.
+/// Figure of a row that is held against what it must reach.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Figure {
