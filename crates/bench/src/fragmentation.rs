@@ -43,8 +43,7 @@ fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for backing in [Backing::None, Backing::Raw] {
         for (cluster_bytes, subclusters) in CLUSTERS {
-            let requests = scale.requests_at(DEPTH, BLOCK_BYTES);
-            let mut load = CellLoad::writes(requests, DEPTH, BLOCK_BYTES);
+            let mut load = scale.writes(DEPTH, BLOCK_BYTES);
             load.direction = Direction::Read;
             cells.push(Cell {
                 shape: Shape::new(cluster_bytes, subclusters, backing),
@@ -83,12 +82,9 @@ fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, Co
     let mut reading = stage.command(cell, contestant, file.path());
     let at_random = run(&mut reading)?;
     stage.dispose(contestant, file.path())?;
-    let mut measurement = Measurement {
-        iops: cell.load.requests as f64 / at_random.seconds,
-        figures: Vec::new(),
-        output: serde_json::from_str(&at_random.output).unwrap_or_default(),
-        command: Some(line_of(&reading)),
-    };
+    let iops = cell.load.requests as f64 / at_random.seconds;
+    let output = serde_json::from_str(&at_random.output).unwrap_or_default();
+    let mut measurement = Measurement::new(iops, output, Some(line_of(&reading)));
     measurement.add(FILLED, filled);
     measurement.add(
         IN_ORDER,

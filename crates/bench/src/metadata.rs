@@ -84,11 +84,7 @@ fn cells(scale: &Scale) -> Vec<Cell> {
 
 fn cell(scale: &Scale, shape: Shape, (depth, direction): (u64, Direction)) -> Cell {
     use CacheBudget::{Mebibytes, Unlimited};
-    let mut load = CellLoad::writes(
-        scale.requests_at(depth, REQUEST_BYTES),
-        depth,
-        REQUEST_BYTES,
-    );
+    let mut load = scale.writes(depth, REQUEST_BYTES);
     load.direction = direction;
     let budgets = [Mebibytes(64), Mebibytes(128)];
     let ours = budgets.into_iter().chain([Unlimited]);
@@ -122,12 +118,8 @@ fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, Co
     // QEMU prints no figures; without them the output is two lines of text.
     let output: Value = serde_json::from_str(&run.output).unwrap_or_default();
     let requests = cell.load.requests as f64;
-    let mut measurement = Measurement {
-        iops: output["iops"].as_f64().unwrap_or(requests / run.seconds),
-        figures: Vec::new(),
-        output: Value::Null,
-        command: Some(line),
-    };
+    let iops = output["iops"].as_f64().unwrap_or(requests / run.seconds);
+    let mut measurement = Measurement::new(iops, Value::Null, Some(line));
     let milliseconds = |name: &str| output[name].as_f64().map(|seconds| seconds * 1e3);
     let cache = |name: &str| output["cache"][name].as_f64();
     measurement.add(HITS, cache("hits"));

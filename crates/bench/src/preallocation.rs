@@ -1,7 +1,7 @@
 //! `bench preallocation`: random first writes of 4 KiB to images and raw files of each kind of
 //! preallocation. The series of requests by tenths of a second is in the JSON.
 
-use crate::cell::{Backing, Before, Cell, CellLoad, Contestant, RawFile, Shape, Subclusters};
+use crate::cell::{Backing, Before, Cell, Contestant, RawFile, Shape, Subclusters};
 use crate::description::{Description, Source};
 use crate::scale::Scale;
 
@@ -41,7 +41,6 @@ fn cells(scale: &Scale) -> Vec<Cell> {
             ("falloc", &[RawFile::Allocated]),
             ("full", &[RawFile::Written]),
         ] {
-            let requests = scale.requests_at(*depth, REQUEST_BYTES);
             let mut shape = Shape::new(CLUSTER_BYTES, Subclusters::Off, Backing::None);
             shape.before = Before::Preallocated(mode);
             let mut contestants = scale.contestants_of_one_policy(raw);
@@ -51,7 +50,7 @@ fn cells(scale: &Scale) -> Vec<Cell> {
             }
             cells.push(Cell {
                 shape,
-                load: CellLoad::writes(requests, *depth, REQUEST_BYTES),
+                load: scale.writes(*depth, REQUEST_BYTES),
                 contestants,
             });
         }

@@ -35,6 +35,16 @@ pub struct Measurement {
 }
 
 impl Measurement {
+    /// A run without other figures.
+    pub fn new(iops: f64, output: Value, command: Option<String>) -> Measurement {
+        Measurement {
+            iops,
+            figures: Vec::new(),
+            output,
+            command,
+        }
+    }
+
     /// Adds a figure, if it is known.
     pub fn add(&mut self, column: Column, value: Option<f64>) {
         self.figures.extend(value.map(|value| (column, value)));

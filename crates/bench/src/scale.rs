@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use crate::cell::{Contestant, RawFile};
+use crate::cell::{CellLoad, Contestant, RawFile};
 use crate::machine::Machine;
 use crate::peers::Peer;
 
@@ -56,6 +56,18 @@ impl Scale {
         let first = self.policies.first();
         contestants.retain(|c| !matches!(c, Contestant::Cowslip(policy) if Some(policy) != first));
         contestants
+    }
+
+    /// Servers: ours with each policy, and QEMU's that take part.
+    pub fn servers(&self) -> Vec<Contestant> {
+        let theirs = self.peers.iter().filter_map(|peer| peer.server());
+        let ours = self.policies.iter().map(|p| Contestant::Cowslip(p));
+        ours.chain(theirs.map(Contestant::QemuServer)).collect()
+    }
+
+    /// Writes at this depth, each place once.
+    pub fn writes(&self, depth: u64, request_bytes: u64) -> CellLoad {
+        CellLoad::writes(self.requests_at(depth, request_bytes), depth, request_bytes)
     }
 
     /// Ours, QEMU's, and raw files of these states.

@@ -266,19 +266,10 @@ mod tests {
         row
     }
 
-    /// Where the last character of each word is.
-    fn ends(line: &str) -> Vec<usize> {
-        let chars: Vec<char> = line.chars().collect();
-        let blank = |index: usize| chars.get(index).is_none_or(|c| *c == ' ');
-        let ends = (0..chars.len()).filter(|index| !blank(*index) && blank(index + 1));
-        ends.collect()
-    }
-
     #[test]
-    fn rows_that_come_later_stand_under_the_same_titles() {
+    fn ratios_are_those_that_a_single_cell_has() {
         let cells = cells();
-        let places = ["ext4".to_string(), "xfs:log=64M".to_string()];
-        let mut layout = Layout::new(&places, &cells);
+        let mut layout = Layout::new(&["ext4".to_string()], &cells);
         let mut report = Report::default();
         let mut text = String::new();
         for (cell, iops) in cells
@@ -288,45 +279,15 @@ mod tests {
             let contestants = cell.contestants.iter();
             let rows: Vec<Row> = contestants.map(|c| row(cell, *c, &iops)).collect();
             report.rows.extend(rows.clone());
-            text += &layout.rows(&report, &rows, "");
+            text += &layout.rows(&report, &rows, AGAIN);
         }
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 5, "{text}");
-        let title_at = |title: &str| lines[0].find(title).unwrap();
-        for line in &lines[1..] {
-            assert!(line.starts_with("ext4 "), "{text}");
-            let contestant = &line[title_at("contestant")..];
-            assert!(
-                contestant.starts_with("cowslip")
-                    || contestant.starts_with("qemu-img")
-                    || contestant.starts_with("raw allocated"),
-                "{text}"
-            );
-            // Numbers end where their titles end.
-            for title in ["IOPS", "least-most", "CPU us"] {
-                let end = title_at(title) + title.len() - 1;
-                assert!(ends(line).contains(&end), "{title}\n{text}");
-            }
-        }
         assert!(lines[1].contains("1.00") && !lines[2].contains("1.00"));
         assert!(lines[0].contains("x QEMU") && lines[0].contains("x first"));
         assert!(!lines[0].contains("x written"), "{text}");
         assert!(lines[3].contains("98765-123456"), "{text}");
-    }
-
-    #[test]
-    fn a_number_that_is_wider_widens_its_column() {
-        let cells = cells();
-        let mut layout = Layout::new(&["ext4".to_string()], &cells);
-        let mut report = Report::default();
-        for iops in [1e12, 5.0] {
-            report.rows = vec![row(&cells[0], Contestant::QemuImg, &[iops])];
-            let text = layout.rows(&report, &report.rows, AGAIN);
-            assert!(text.ends_with("1.2 (again)\n"), "{text}");
-        }
-        let width = |column| layout.columns.offset(column + 1) - layout.columns.offset(column) - 2;
-        assert_eq!(width(3), "1000000000000".len());
-        assert_eq!(width(4), "1000000000000-1000000000000".len());
+        assert!(lines[3].ends_with("1.2 (again)"), "{text}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use cowslip_console::error::CommandError;
 
-use crate::cell::{Backing, Cell, CellLoad, Contestant, RawFile, Shape, Subclusters, short_size};
+use crate::cell::{Backing, Cell, Contestant, RawFile, Shape, Subclusters, short_size};
 use crate::description::{Description, Source};
 use crate::report::Row;
 use crate::scale::Scale;
@@ -57,11 +57,7 @@ fn cell(scale: &Scale, shape: Shape, depth: u64) -> Cell {
     }
     Cell {
         shape,
-        load: CellLoad::writes(
-            scale.requests_at(depth, REQUEST_BYTES),
-            depth,
-            REQUEST_BYTES,
-        ),
+        load: scale.writes(depth, REQUEST_BYTES),
         contestants: scale.contestants(&raw),
     }
 }

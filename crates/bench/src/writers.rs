@@ -30,7 +30,6 @@ mod table;
 
 use cell::{BYTES_OF_A_CELL, Cell, filesystem_bytes};
 use measure::Bench;
-use table::Row;
 
 /// Command line of `bench writers`.
 #[derive(Parser)]
@@ -214,8 +213,8 @@ impl Plan {
                 runs.push(bench.measure(cell, seed)?);
                 progress.advance(1);
             }
-            let row = Row::new(&place.name, &name, runs);
-            results.add(vec![(table::fields(&row), json!(row))], &progress);
+            let row = table::row(&place.name, &name, &runs);
+            results.add(vec![(table::fields(&row), row)], &progress);
         }
         Ok(())
     }
