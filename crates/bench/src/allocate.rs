@@ -180,9 +180,8 @@ impl Plan {
             "size-bytes": self.size,
             "repetitions": self.repetitions,
         });
-        let columns = table::columns(&names, &self.methods);
-        let mut results = Results::new(&asked, states.len() * methods, outlet, columns);
-        results.note(table::NOTE.to_string());
+        let mut results = Results::new(asked, states.len() * methods, outlet);
+        results.notes.push(table::NOTE.to_string());
         let outcome = self.measure((&mut results, &progress), deadline);
         results.finish(outcome)
     }
@@ -193,6 +192,7 @@ impl Plan {
         deadline: Option<Instant>,
     ) -> Result<(), CommandError> {
         let states = self.states();
+        let mut columns = table::columns(&self.places.names(), &self.methods);
         let count = self.places.names().len() * states.len();
         let mut shares = Shares::new(deadline, u32::try_from(count).unwrap_or(u32::MAX));
         let make =
@@ -208,7 +208,7 @@ impl Plan {
                     (progress, shares.next(1)),
                 )?;
                 let rows = rows.iter().map(|row| (table::fields(row), row.json()));
-                results.add(rows.collect(), progress);
+                results.add(&mut columns, rows.collect(), progress);
             }
         }
         Ok(())

@@ -230,129 +230,43 @@ pub fn comparisons(contestants: &[Contestant]) -> Vec<&'static str> {
     compared.map(|comparison| comparison.title).collect()
 }
 
-/// How a table ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End<'a> {
-    /// All is measured.
-    Complete,
-    /// A signal.
-    Interrupted,
-    /// The time was over that it was given.
-    OutOfTime,
-    /// The failure.
-    Failed(&'a str),
+/// Returns the ratios of a row to those of its cell among these, by the medians.
+pub fn ratios(row: &Row, rows: &[Row]) -> Ratios {
+    ratios_of(row, rows, &|row| Some(row.iops()))
 }
 
-impl End<'_> {
-    /// Returns the end of measurements with this outcome, whose failure is said in these words.
-    pub fn of(words: Option<&str>, cells: Cells) -> End<'_> {
-        match words {
-            Some(words) => End::Failed(words),
-            None if cells.finished < cells.planned => End::OutOfTime,
-            None => End::Complete,
-        }
-    }
+fn ratios_of(row: &Row, rows: &[Row], iops: &dyn Fn(&Row) -> Option<f64>) -> Ratios {
+    let ours = row.contestant;
+    let others = rows
+        .iter()
+        .filter(|other| other.cell == row.cell && other.filesystem == row.filesystem);
+    let ratio = |comparison: &Comparison| {
+        let others = others.clone();
+        let others = others.filter(|other| (comparison.is_with)(ours, other.contestant));
+        let best = others.filter_map(iops).reduce(f64::max)?;
+        (ours.is_cowslip() && best > 0.0).then_some(iops(row)? / best)
+    };
+    Ratios(RATIOS.each_ref().map(ratio))
 }
 
-/// All that was measured.
-#[derive(Debug, Default)]
-pub struct Report {
-    /// Arguments, and the machine.
-    pub conditions: Value,
-    /// Rows in the order of measurement.
-    pub rows: Vec<Row>,
-    /// Notes below the table.
-    pub notes: Vec<String>,
-    /// How many of its cells are measured.
-    pub cells: Cells,
-}
-
-impl Report {
-    /// Returns the ratios of the medians.
-    pub fn ratios(&self, row: &Row) -> Ratios {
-        self.ratios_of(row, &|row| Some(row.iops()))
-    }
-
-    /// Returns the ratios of the runs in one repetition, which followed one another.
-    fn ratios_of_run(&self, row: &Row, run: usize) -> Ratios {
-        self.ratios_of(row, &|row| Some(row.runs.get(run)?.iops))
-    }
-
-    fn ratios_of(&self, row: &Row, iops: &dyn Fn(&Row) -> Option<f64>) -> Ratios {
-        let ours = row.contestant;
-        let others = self
-            .rows
-            .iter()
-            .filter(|other| other.cell == row.cell && other.filesystem == row.filesystem);
-        let ratio = |comparison: &Comparison| {
-            let others = others.clone();
-            let others = others.filter(|other| (comparison.is_with)(ours, other.contestant));
-            let best = others.filter_map(iops).reduce(f64::max)?;
-            (ours.is_cowslip() && best > 0.0).then_some(iops(row)? / best)
-        };
-        Ratios(RATIOS.each_ref().map(ratio))
-    }
-
-    /// The results for programs.
-    pub fn json(&self, end: End<'_>) -> Value {
-        let rows = self.rows.iter().map(|row| {
-            let runs = row.runs.iter().enumerate().map(|(index, run)| {
-                let mut run = run.json();
-                self.ratios_of_run(row, index).write_to(&mut run);
-                run
-            });
-            let mut object = json!({
-                "filesystem": row.filesystem,
-                "cell": row.cell,
-                "contestant": row.contestant.name(),
-                "median-iops": row.iops(),
-            });
-            self.ratios(row).write_to(&mut object);
-            object["outlier"] = json!(row.is_outlier);
-            let command = row.runs.first().and_then(|run| run.command.as_deref());
-            object["command"] = json!(command);
-            object["runs"] = runs.collect();
-            object
-        });
-        document(
-            &self.conditions,
-            self.cells,
-            end,
-            rows.collect(),
-            &self.notes,
-        )
-    }
-}
-
-/// How many of a table's cells there are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cells {
-    /// Number of cells to measure, at all places.
-    pub planned: usize,
-    /// Number of measured cells.
-    pub finished: usize,
-}
-
-/// The document of a table, whatever its rows are: for programs, and for pages that are made from
-/// it.
-pub fn document(
-    conditions: &Value,
-    cells: Cells,
-    end: End<'_>,
-    rows: Vec<Value>,
-    notes: &[String],
-) -> Value {
-    json!({
-        "conditions": conditions,
-        "cells-planned": cells.planned,
-        "cells-finished": cells.finished,
-        "interrupted": end == End::Interrupted,
-        "out-of-time": end == End::OutOfTime,
-        "failure": match end {
-            End::Failed(words) => Some(words),
-            End::Complete | End::Interrupted | End::OutOfTime => None,
-        },
-        "rows": rows,
-        "notes": notes,
-    })
+/// Returns a row, of these, for programs. Runs of one repetition, which followed one another, have
+/// ratios of their own.
+pub fn json(row: &Row, rows: &[Row]) -> Value {
+    let runs = row.runs.iter().enumerate().map(|(index, run)| {
+        let mut run = run.json();
+        ratios_of(row, rows, &|row| Some(row.runs.get(index)?.iops)).write_to(&mut run);
+        run
+    });
+    let mut object = json!({
+        "filesystem": row.filesystem,
+        "cell": row.cell,
+        "contestant": row.contestant.name(),
+        "median-iops": row.iops(),
+    });
+    ratios(row, rows).write_to(&mut object);
+    object["outlier"] = json!(row.is_outlier);
+    let command = row.runs.first().and_then(|run| run.command.as_deref());
+    object["command"] = json!(command);
+    object["runs"] = runs.collect();
+    object
 }

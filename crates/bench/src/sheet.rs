@@ -7,12 +7,10 @@
 use cowslip_console::error::CommandError;
 use cowslip_console::progress::Progress;
 use cowslip_testbed::{Side, TextColumns};
-use serde_json::Value;
 
 use crate::cell::Cell;
-use crate::conditions;
-use crate::report::{Cells, Column, End, Report, Row, comparisons};
-use crate::reporter::{Outlet, Reporter};
+use crate::report::{self, Column, Row, comparisons};
+use crate::reporter::{Made, Results};
 
 /// Columns of numbers before the ratios, with their usual widths: "123456", "123456-123456".
 const IOPS: [(&str, usize); 2] = [("IOPS", 7), ("least-most", 13)];
@@ -67,7 +65,7 @@ impl Layout {
         }
     }
 
-    fn fields(&self, report: &Report, row: &Row) -> Vec<String> {
+    fn fields(&self, row: &Row, rows: &[Row]) -> Vec<String> {
         let mark = if row.is_outlier { "!" } else { "" };
         let spread = row.spread().map_or(String::new(), |iops| {
             format!("{:.0}-{:.0}", iops.least, iops.greatest)
@@ -82,7 +80,7 @@ impl Layout {
         let mut push = |value: Option<f64>, decimals: usize| {
             fields.push(value.map_or(String::new(), |value| format!("{value:.decimals$}")));
         };
-        for (title, ratio) in report.ratios(row).titled() {
+        for (title, ratio) in report::ratios(row, rows).titled() {
             if self.ratios.contains(&title) {
                 push(ratio, 2);
             }
@@ -94,11 +92,11 @@ impl Layout {
     }
 
     /// The rows of a cell, each with this word behind it; before them the titles, if they are new.
-    fn rows(&mut self, report: &Report, rows: &[Row], word: &str) -> String {
+    fn rows(&mut self, rows: &[Row], word: &str) -> String {
         self.take_figures(rows);
         let mut text = String::new();
         for row in rows {
-            let line = self.columns.row(&self.fields(report, row));
+            let line = self.columns.row(&self.fields(row, rows));
             text += format!("{} {word}", line.trim_end()).trim_end();
             text.push('\n');
         }
@@ -135,11 +133,10 @@ impl Layout {
     }
 }
 
-/// A report that is printed while it is made.
-#[derive(Debug)]
+/// Rows that are printed while they are measured.
 pub struct Sheet {
-    report: Report,
-    reporter: Reporter,
+    results: Results,
+    rows: Vec<Row>,
     layout: Layout,
     /// Whether a line below each row shows its series, where it has one.
     with_series: bool,
@@ -149,34 +146,33 @@ impl Sheet {
     /// Returns a sheet before anything is printed. The names of all places and all cells are known;
     /// each cell is measured at each place.
     pub fn new(
-        report: Report,
-        (outlet, with_series): (Outlet, bool),
+        results: Results,
+        with_series: bool,
         (places, cells): (&[String], &[Cell]),
     ) -> Sheet {
         Sheet {
-            report: Report {
-                cells: Cells {
-                    planned: places.len() * cells.len(),
-                    finished: 0,
-                },
-                ..report
-            },
-            reporter: Reporter::new(outlet),
+            results,
+            rows: Vec::new(),
             layout: Layout::new(places, cells),
             with_series,
         }
     }
 
-    /// Returns the results so far.
-    pub fn report(&self) -> &Report {
-        &self.report
+    /// Returns the rows so far.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// The results, whose rows are this sheet's.
+    pub fn results(&mut self) -> &mut Results {
+        &mut self.results
     }
 
     /// A cell is done: takes its rows and prints them.
     pub fn add(&mut self, rows: Vec<Row>, progress: &Progress) {
-        let first = self.report.rows.len();
-        self.report.rows.extend(rows);
-        self.report.cells.finished += 1;
+        let first = self.rows.len();
+        self.rows.extend(rows);
+        self.results.finished += 1;
         self.print_rows(first, "", progress);
     }
 
@@ -188,47 +184,36 @@ impl Sheet {
         change: impl FnOnce(&mut [Row]) -> Vec<String>,
         progress: &Progress,
     ) {
-        for cell in change(&mut self.report.rows[first..]) {
+        for cell in change(&mut self.rows[first..]) {
             let of_cell = |row: &Row| row.cell == cell;
-            if let Some(index) = self.report.rows[first..].iter().position(of_cell) {
+            if let Some(index) = self.rows[first..].iter().position(of_cell) {
                 self.print_rows(first + index, AGAIN, progress);
             }
         }
     }
 
-    /// Adds a note below the table.
-    pub fn note(&mut self, note: String) {
-        self.report.notes.push(note);
-    }
-
-    /// A place has these conditions.
-    pub fn add_place(&mut self, conditions: serde_json::Value) {
-        conditions::add_place(&mut self.report.conditions, conditions);
-    }
-
     /// Prints the rows of one cell, the first of which has this number.
     fn print_rows(&mut self, first: usize, word: &str, progress: &Progress) {
-        let Sheet { report, layout, .. } = self;
-        let rows = report.rows[first..].chunk_by(|a, b| a.cell == b.cell);
+        let all = &self.rows;
+        self.results.rows = all.iter().map(|row| report::json(row, all)).collect();
+        let rows = all[first..].chunk_by(|a, b| a.cell == b.cell);
         let rows = rows.into_iter().next().unwrap_or_default();
-        let mut text = String::new();
-        if self.reporter.wants_rows() {
-            text += &layout.rows(report, rows, word);
-            if self.with_series {
-                text += &layout.series(rows);
+        let (layout, with_series) = (&mut self.layout, self.with_series);
+        self.results.show(progress, || {
+            let text = layout.rows(rows, word);
+            match with_series {
+                true => text + &layout.series(rows),
+                false => text,
             }
-        }
-        let interrupted = self.report.json(End::Interrupted);
-        self.reporter.add(&text, interrupted, progress);
+        });
     }
 
-    /// Prints the end, with the failure if there was one. Returns the results.
+    /// Prints the end, with the failure if that was the outcome. Returns the results.
     ///
     /// # Errors
     /// The page cannot be written.
-    pub fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
-        let end = End::of(failure, self.report.cells);
-        self.reporter.finish(self.report.json(end))
+    pub fn finish(self, outcome: Result<(), CommandError>) -> Result<Made, CommandError> {
+        self.results.finish(outcome)
     }
 }
 
@@ -270,7 +255,6 @@ mod tests {
     fn ratios_are_those_that_a_single_cell_has() {
         let cells = cells();
         let mut layout = Layout::new(&["ext4".to_string()], &cells);
-        let mut report = Report::default();
         let mut text = String::new();
         for (cell, iops) in cells
             .iter()
@@ -278,8 +262,7 @@ mod tests {
         {
             let contestants = cell.contestants.iter();
             let rows: Vec<Row> = contestants.map(|c| row(cell, *c, &iops)).collect();
-            report.rows.extend(rows.clone());
-            text += &layout.rows(&report, &rows, AGAIN);
+            text += &layout.rows(&rows, AGAIN);
         }
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 5, "{text}");
@@ -294,15 +277,12 @@ mod tests {
     fn titles_are_printed_again_when_there_are_more() {
         let cells = cells();
         let mut layout = Layout::new(&["ext4".to_string()], &cells);
-        let mut report = Report {
-            rows: vec![row(&cells[0], Contestant::QemuImg, &[5.0])],
-            ..Report::default()
-        };
+        let mut rows = [row(&cells[0], Contestant::QemuImg, &[5.0])];
         let titled = |text: &str| text.starts_with("fs ");
-        assert!(titled(&layout.rows(&report, &report.rows, "")));
-        assert!(!titled(&layout.rows(&report, &report.rows, "")));
-        report.rows[0].runs[0].add(column("extents", 0), Some(3.0));
-        let text = layout.rows(&report, &report.rows, "");
+        assert!(titled(&layout.rows(&rows, "")));
+        assert!(!titled(&layout.rows(&rows, "")));
+        rows[0].runs[0].add(column("extents", 0), Some(3.0));
+        let text = layout.rows(&rows, "");
         assert!(titled(&text) && text.contains("CPU us  extents"), "{text}");
     }
 

@@ -177,6 +177,7 @@ pub fn by_unit(cells: &[Cell], rows: &[Row]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cell::CellLoad;
     use crate::report::Measurement;
 
     fn cells() -> [Cell; 4] {

@@ -12,7 +12,7 @@ use cowslip_console::output::{self, Program};
 use cowslip_console::progress::Progress;
 use cowslip_console::queue::parse_aio;
 use cowslip_testbed::{Place, Recipe};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::cell::{Cell, Contestant, RawFile};
 use crate::conditions;
@@ -21,8 +21,8 @@ use crate::description::{Description, Source};
 use crate::machine::{Machine, MachineOptions};
 use crate::peers;
 use crate::places::{PlaceOptions, make_loop};
-use crate::report::{Report, Row};
-use crate::reporter::{Made, Outlet, made};
+use crate::report::Row;
+use crate::reporter::{Made, Outlet, Results};
 use crate::scale::Scale;
 use crate::sheet::Sheet;
 use crate::stage::{self, Stage};
@@ -387,33 +387,31 @@ impl Plan {
         table.filesystem_bytes(self.scale.disk_bytes)
     }
 
-    /// Returns the report with the facts that are known before the measurement.
-    fn report(&mut self, outlet: &Outlet, program: &Program) -> Result<Report, CommandError> {
-        let Plan { table, scale, .. } = self;
+    /// Adds the facts that are known before the measurement.
+    fn describe(
+        table: &Table,
+        scale: &mut Scale,
+        results: &mut Results,
+        program: &Program,
+    ) -> Result<(), CommandError> {
         let options = table.options();
-        let mut report = Report {
-            conditions: conditions(table, scale, outlet),
-            ..Report::default()
-        };
         let source = table.source(&options.conditions)?;
-        let source = source.map(|source| source.words.to_string());
-        report.notes.extend(source);
-        let note = table.description().note;
-        report.notes.extend(note.map(str::to_string));
-        if options.aio.iter().any(|aio| aio == "native") {
-            report.notes.push(NO_LIBAIO.to_string());
-        }
+        let notes = source.map(|source| source.words).into_iter();
+        let notes = notes.chain(table.description().note);
+        let is_native = options.aio.iter().any(|aio| aio == "native");
+        let notes = notes.chain(is_native.then_some(NO_LIBAIO));
+        results.notes.extend(notes.map(str::to_string));
         if let Table::Guest(options) = table {
             let machine = Machine::new(&options.machine, program)?;
-            report.conditions["guest"] = machine.conditions();
-            report.notes.push(machine.note());
+            results.conditions["guest"] = machine.conditions();
+            results.notes.push(machine.note());
             if options.table.repetitions.is_none() && !options.table.quick {
                 scale.repetitions = machine.repetitions();
-                report.conditions["repetitions"] = json!(scale.repetitions);
+                results.conditions["repetitions"] = json!(scale.repetitions);
             }
             scale.machine = Some(Rc::new(machine));
         }
-        Ok(report)
+        Ok(())
     }
 
     /// Runs the measurement. No cell is begun after the deadline, if there is one; each place has
@@ -422,12 +420,11 @@ impl Plan {
     /// # Errors
     /// Nothing could be measured at all. Later errors are reported with the results.
     pub fn make(
-        mut self,
+        self,
         outlet: Outlet,
         deadline: Option<Instant>,
         program: &Program,
     ) -> Result<Made, CommandError> {
-        let report = self.report(&outlet, program)?;
         let filesystem_bytes = self.filesystem_bytes();
         let Plan {
             table,
@@ -436,19 +433,25 @@ impl Plan {
             recipes,
             cells,
         } = self;
-        let options = table.options();
-        let aios = options.aios()?;
+        let aios = table.options().aios()?;
         let names = places.names();
         let names = names.iter();
         let names = names.flat_map(|place| aios.iter().map(|aio| stage::name_of(place, *aio)));
         let names: Vec<String> = names.collect();
-        let with_series = table.draws_series();
-        let mut sheet = Sheet::new(report, (outlet, with_series), (&names, &cells));
+        let asked = json!({
+            "table": table.description().name,
+            "disk-bytes": scale.disk_bytes,
+            "requests": scale.requests,
+            "repetitions": scale.repetitions,
+        });
+        let mut results = Results::new(asked, names.len() * cells.len(), outlet);
+        Plan::describe(&table, &mut scale, &mut results, program)?;
+        let mut sheet = Sheet::new(results, table.draws_series(), (&names, &cells));
         let mut shares = Shares::new(deadline, names.len() as u32);
         let make = |recipe: &Recipe, dir: &Path| make_loop(recipe, dir, filesystem_bytes);
         let outcome = places.each(&recipes, make).try_for_each(|held| {
             let mut held = held?;
-            if options.keep {
+            if table.options().keep {
                 held.place = held.place.keep();
             }
             for aio in &aios {
@@ -457,11 +460,10 @@ impl Plan {
             }
             Ok(())
         });
-        if sheet.report().rows.iter().any(|row| row.is_outlier) {
+        if sheet.rows().iter().any(|row| row.is_outlier) {
             program.warn("cells that are marked are below half of both their neighbours");
         }
-        let failure = outcome.as_ref().err().map(CommandError::to_string);
-        made(sheet.finish(failure.as_deref()), outcome)
+        sheet.finish(outcome)
     }
 }
 
@@ -494,8 +496,8 @@ fn measure_at(
     let runs = contestants.sum::<usize>() * scale.repetitions;
     let progress = Progress::of(runs as u64);
     let stage = Stage::new(place, scale, &progress, aio)?;
-    sheet.add_place(stage.conditions());
-    let first = sheet.report().rows.len();
+    conditions::add_place(&mut sheet.results().conditions, stage.conditions());
+    let first = sheet.rows().len();
     for cell in cells {
         if is_over(scale.deadline) {
             break;
@@ -506,25 +508,15 @@ fn measure_at(
     if let Table::Subclusters(_) = table
         && !is_over(scale.deadline)
     {
-        let rows = &sheet.report().rows[first..];
+        let rows = &sheet.rows()[first..];
         let again = subclusters::measure_outliers_again(&stage, cells, rows)?;
         let replace = |rows: &mut [Row]| subclusters::replace(cells, again, rows);
         sheet.change(first, replace, &progress);
-        if let Some(note) = subclusters::by_unit(cells, &sheet.report().rows[first..]) {
-            sheet.note(note);
+        if let Some(note) = subclusters::by_unit(cells, &sheet.rows()[first..]) {
+            sheet.results().notes.push(note);
         }
     }
     Ok(())
-}
-
-fn conditions(table: &Table, scale: &Scale, outlet: &Outlet) -> Value {
-    let asked = json!({
-        "table": table.description().name,
-        "disk-bytes": scale.disk_bytes,
-        "requests": scale.requests,
-        "repetitions": scale.repetitions,
-    });
-    conditions::of_table(asked, outlet)
 }
 
 /// The names of the cells that a table of this name has by default; `None` if there is none.

@@ -14,7 +14,7 @@ use cowslip_console::error::CommandError;
 use cowslip_console::options::bytes_within;
 use cowslip_console::output;
 use cowslip_console::progress::Progress;
-use cowslip_testbed::{Place, Recipe};
+use cowslip_testbed::{Place, Recipe, TextColumns};
 use serde_json::{Value, json};
 
 use crate::deadline::{Shares, is_over};
@@ -167,16 +167,17 @@ impl Plan {
             "repetitions": self.runs,
             "write-bytes": cell::WRITE_BYTES,
         });
-        let columns = table::columns(&names, &cells);
-        let mut results = Results::new(&asked, names.len() * cells.len(), outlet, columns);
+        let mut columns = table::columns(&names, &cells);
+        let mut results = Results::new(asked, names.len() * cells.len(), outlet);
         let mut shares = Shares::new(deadline, u32::try_from(names.len()).unwrap_or(u32::MAX));
         let make = |recipe: &Recipe, directory: &Path| match self.is_space {
             true => Place::mount_sparse(recipe, directory, space::FILESYSTEM_BYTES),
             false => make_loop(recipe, directory, self.filesystem_bytes()),
         };
         let mut places = self.places.each(&self.recipes, make);
-        let outcome =
-            places.try_for_each(|held| self.measure_at(&held?.place, shares.next(1), &mut results));
+        let outcome = places.try_for_each(|held| {
+            self.measure_at(&held?.place, shares.next(1), (&mut results, &mut columns))
+        });
         results.finish(outcome)
     }
 
@@ -184,7 +185,7 @@ impl Plan {
         &self,
         place: &Place,
         deadline: Option<Instant>,
-        results: &mut Results,
+        (results, columns): (&mut Results, &mut TextColumns),
     ) -> Result<(), CommandError> {
         results.add_place(place);
         let progress = Progress::of(self.cells.len() as u64 * self.runs);
@@ -214,7 +215,7 @@ impl Plan {
                 progress.advance(1);
             }
             let row = table::row(&place.name, &name, &runs);
-            results.add(vec![(table::fields(&row), row)], &progress);
+            results.add(columns, vec![(table::fields(&row), row)], &progress);
         }
         Ok(())
     }

@@ -7,27 +7,9 @@ use cowslip_testbed::TextColumns;
 use serde_json::{Value, json};
 
 use super::load::{DEPTH, Load};
+use crate::cell::Subclusters;
 use crate::host_usage::HostUsage;
 use crate::server::{Kind, PageCache};
-
-/// Whether an overlay has extended L2 entries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subclusters {
-    /// With subclusters.
-    On,
-    /// Without subclusters.
-    Off,
-}
-
-impl Subclusters {
-    /// Returns the value for `extended_l2`.
-    pub fn word(self) -> &'static str {
-        match self {
-            Subclusters::On => "on",
-            Subclusters::Off => "off",
-        }
-    }
-}
 
 /// The outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -55,7 +55,7 @@ fn drawing(width: usize, height: usize, draw: impl FnOnce(&Area<'_>) -> Drawn) -
 fn label_style() -> TextStyle<'static> {
     ("sans-serif", FONT_SIZE)
         .into_font()
-        .color(&palette::text())
+        .color(&palette::TEXT.colour())
 }
 
 /// Wraps the name of a group into lines of at most `characters` characters; a longer word has a
@@ -222,8 +222,8 @@ where
         .x_label_formatter(&|value| axis_number(*value, right))
         .y_label_formatter(&|value| axis_number(*value, most))
         .label_style(label_style())
-        .axis_style(palette::axis())
-        .bold_line_style(palette::grid())
+        .axis_style(palette::AXIS.colour())
+        .bold_line_style(palette::GRID.colour())
         .light_line_style(TRANSPARENT)
         .draw()?;
     Ok(chart)
@@ -293,7 +293,7 @@ where
         let stem = vec![(middle, ends[0]), (middle, ends[1])];
         let cap = |value| vec![(middle - 2.0, value), (middle + 2.0, value)];
         let lines = [stem, cap(ends[0]), cap(ends[1])];
-        let style = palette::whisker().stroke_width(1);
+        let style = palette::WHISKER.colour().stroke_width(1);
         chart.draw_series(lines.map(|line| PathElement::new(line, style)))?;
     }
     Ok(())
