@@ -4,8 +4,6 @@ use cowslip_testbed::Spread;
 use serde_json::{Value, json};
 
 use crate::cell::Contestant;
-use crate::load::SERIES_STEP_MS;
-use crate::sparkline::Sparkline;
 
 /// Figure of each run in a table, in order: a title with its unit, and decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,35 +53,6 @@ impl Measurement {
         found.map(|(_, value)| *value)
     }
 
-    /// Its requests over time, and which share of them allocated what. `None` where the program
-    /// says nothing.
-    fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
-        // A guest reports two parts; the first one has the first writes.
-        let output = [&self.output, &self.output["first"]];
-        let output = output
-            .into_iter()
-            .find(|output| output["series"].is_array())?;
-        let numbers = |value: &Value| -> Option<Vec<u64>> {
-            value.as_array()?.iter().map(Value::as_u64).collect()
-        };
-        let step_seconds = SERIES_STEP_MS as f64 / 1e3;
-        let counts = numbers(&output["series"])?;
-        let line = Sparkline::of(&counts, step_seconds, output["seconds"].as_f64()?)?;
-        let sum = |name: &str| {
-            let counts = numbers(&output["series-allocated"][name])?;
-            Some(counts.iter().sum::<u64>() as f64)
-        };
-        let shares = || {
-            let (clusters, subclusters) = (sum("cluster")?, sum("subcluster")?);
-            let all = clusters + subclusters + sum("nothing")?;
-            (all > 0.0).then(|| Shares {
-                clusters: clusters / all,
-                subclusters: subclusters / all,
-            })
-        };
-        Some((line, shares()))
-    }
-
     fn json(&self) -> Value {
         let mut run = json!({ "iops": self.iops });
         for (column, value) in &self.figures {
@@ -94,15 +63,6 @@ impl Measurement {
         }
         run
     }
-}
-
-/// Share of writes that allocated space; the others found their data's place.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shares {
-    /// A cluster.
-    pub clusters: f64,
-    /// Subclusters of a cluster that was there.
-    pub subclusters: f64,
 }
 
 /// A contestant in one cell.
@@ -141,15 +101,6 @@ impl Row {
     /// Operations a second of its runs.
     pub fn spread(&self) -> Option<Spread> {
         Spread::of(self.runs.iter().map(|run| run.iops).collect())
-    }
-
-    /// [`Measurement::series`] of the run that is nearest to the median.
-    pub fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
-        let median = self.iops();
-        let distance = |run: &&Measurement| (run.iops - median).abs();
-        let runs = self.runs.iter();
-        runs.min_by(|a, b| distance(a).total_cmp(&distance(b)))?
-            .series()
     }
 
     /// The median of a figure.

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::document::{Document, DocumentRow, distinct, kind_of};
+use crate::document::{Document, DocumentRow, distinct, kind_of, numbers};
 use crate::load::SERIES_STEP_MS;
 use crate::page::{
     Align, Bar, Bars, Block, Curves, Kind, Scale, Section, Series, Table, TableRow, grouped,
@@ -229,21 +229,12 @@ fn one_panel<'a>(cells: &[&'a str]) -> Panel<'a> {
     }
 }
 
-/// The request counts of a run by time step, and its duration in seconds.
-fn run_series(run: &Value) -> Option<(&Value, f64)> {
-    // A guest reports two parts; the first one has the first writes.
-    let parts = [&run["told"], &run["told"]["first"]];
-    let part = parts.into_iter().find(|part| part["series"].is_array())?;
-    Some((part, part["seconds"].as_f64()?))
-}
-
 /// The rates of these counts over time, as corners of a line.
 fn curve(counts: &Value, seconds: f64) -> Option<Vec<(f64, f64)>> {
-    let counts: Option<Vec<u64>> = counts.as_array()?.iter().map(Value::as_u64).collect();
     let step_seconds = SERIES_STEP_MS as f64 / 1e3;
     let mut begin = 0.0;
     let mut points = Vec::new();
-    for (count, length) in rates(&counts?, step_seconds, seconds, POINTS_MAX)? {
+    for (count, length) in rates(&numbers(counts)?, step_seconds, seconds, POINTS_MAX)? {
         let rate = count / length;
         points.push((begin, rate));
         begin += length;
@@ -264,7 +255,7 @@ fn series_charts(rows: &[DocumentRow<'_>], section: &mut Section) {
         let series = series_of(&of_cell);
         let line = |series: &Series| {
             let row = of_cell.iter().find(|row| row.contestant() == series.name)?;
-            let (part, seconds) = run_series(row.median_run()?)?;
+            let (part, seconds) = row.series()?;
             Some((series.clone(), curve(&part["series"], seconds)?))
         };
         let lines: Vec<_> = series.iter().filter_map(line).collect();
@@ -297,7 +288,7 @@ fn series_charts(rows: &[DocumentRow<'_>], section: &mut Section) {
 
 /// Returns the contestant, the allocations of its writes in each step, and the time that they took.
 fn allocated(row: DocumentRow<'_>) -> Option<(&str, &Value, f64)> {
-    let (part, seconds) = run_series(row.median_run()?)?;
+    let (part, seconds) = row.series()?;
     let allocated = &part["series-allocated"];
     let is_known = allocated.is_object();
     is_known.then_some((row.contestant(), allocated, seconds))

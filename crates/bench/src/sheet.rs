@@ -9,8 +9,12 @@ use cowslip_console::progress::Progress;
 use cowslip_testbed::{Side, TextColumns};
 
 use crate::cell::Cell;
+use crate::document::{DocumentRow, numbers};
+use crate::load::SERIES_STEP_MS;
 use crate::report::{self, Column, Row, comparisons};
 use crate::reporter::{Made, Results};
+use crate::sparkline::Sparkline;
+use serde_json::Value;
 
 /// Columns of numbers before the ratios, with their usual widths: "123456", "123456-123456".
 const IOPS: [(&str, usize); 2] = [("IOPS", 7), ("least-most", 13)];
@@ -104,33 +108,38 @@ impl Layout {
     }
 
     /// The series of a cell's rows, below the names of their contestants.
-    fn series(&self, rows: &[Row]) -> String {
-        let mut text = String::new();
+    fn series(&self, rows: &[Value]) -> String {
         let indent = self.columns.offset(2);
-        for row in rows {
-            let Some((line, shares)) = row.series() else {
-                continue;
-            };
-            let allocated = shares.map_or(String::new(), |shares| {
-                format!(
-                    "; {:.0} % took a cluster, {:.0} % subclusters",
-                    shares.clusters * 100.0,
-                    shares.subclusters * 100.0
-                )
-            });
-            text += &format!(
-                "{:indent$}{:<width$}  {}  {:.0} to {:.0} IOPS in {:.1} s each{allocated}\n",
+        let width = self.columns.offset(3) - indent - 2;
+        let line = |row: DocumentRow<'_>| {
+            let (part, seconds) = row.series()?;
+            let step_seconds = SERIES_STEP_MS as f64 / 1e3;
+            let line = Sparkline::of(&numbers(&part["series"])?, step_seconds, seconds)?;
+            Some(format!(
+                "{:indent$}{:<width$}  {}  {:.0} to {:.0} IOPS in {:.1} s each{}\n",
                 "",
-                row.contestant.name(),
+                row.contestant(),
                 line.blocks,
                 line.least,
                 line.most,
                 line.piece_seconds,
-                width = self.columns.offset(3) - indent - 2,
-            );
-        }
-        text
+                shares(&part["series-allocated"]).unwrap_or_default(),
+            ))
+        };
+        let rows = rows.iter().map(DocumentRow);
+        rows.filter_map(line).collect()
     }
+}
+
+/// Which share of writes allocated space; the others found their data's place.
+fn shares(allocated: &Value) -> Option<String> {
+    let sum = |name: &str| Some(numbers(&allocated[name])?.iter().sum::<u64>() as f64);
+    let (clusters, subclusters) = (sum("cluster")?, sum("subcluster")?);
+    let percent = 100.0 / (clusters + subclusters + sum("nothing")?);
+    percent.is_finite().then(|| {
+        let (clusters, subclusters) = (clusters * percent, subclusters * percent);
+        format!("; {clusters:.0} % took a cluster, {subclusters:.0} % subclusters")
+    })
 }
 
 /// Rows that are printed while they are measured.
@@ -199,10 +208,11 @@ impl Sheet {
         let rows = all[first..].chunk_by(|a, b| a.cell == b.cell);
         let rows = rows.into_iter().next().unwrap_or_default();
         let (layout, with_series) = (&mut self.layout, self.with_series);
+        let of_cell: Vec<Value> = rows.iter().map(|row| report::json(row, rows)).collect();
         self.results.show(progress, || {
             let text = layout.rows(rows, word);
             match with_series {
-                true => text + &layout.series(rows),
+                true => text + &layout.series(&of_cell),
                 false => text,
             }
         });
@@ -298,7 +308,7 @@ mod tests {
                 "series-allocated": { "cluster": [6, 0], "subcluster": [2, 1], "nothing": [0, 3] },
             });
         }
-        let text = layout.series(&[row]);
+        let text = layout.series(&[report::json(&row, &[])]);
         let expected =
             "cowslip        █▅  40 to 80 IOPS in 0.1 s each; 50 % took a cluster, 25 % subclusters";
         assert_eq!(text.trim(), expected);
