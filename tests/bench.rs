@@ -700,8 +700,6 @@ fn tables_refuse_what_they_cannot_do() {
         ("writers --size=1k", "Invalid size"),
         ("writers --cells=none-such", "No cell"),
         ("writers --loop=zfs", "--loop expects"),
-        ("writers --model --fit=/nonexistent", "Could not read"),
-        ("writers --model --fit=/proc/version", "These are no rows"),
         ("flush --conditions=seed", "has no source"),
         ("flush --peers=qemu-nbd", "--peers: 'qemu-nbd'"),
         ("discard --peers=none,qemu-nbd", "--peers: 'none'"),

@@ -15,7 +15,7 @@ mod check;
 mod convert;
 mod report;
 mod shown;
-mod usage;
+mod turns;
 
 use cowslip_testbed::{Place, Recipe};
 
@@ -64,6 +64,13 @@ pub struct Args {
     /// The Cowslip binary to measure, rather than building one
     #[arg(long)]
     binary: Option<PathBuf>,
+}
+
+impl Args {
+    /// Whether a cell or image of this name is asked for.
+    fn wants(&self, name: &str) -> bool {
+        self.cells.as_ref().is_none_or(|part| name.contains(part))
+    }
 }
 
 /// Tables that have a name.

@@ -32,63 +32,20 @@ const MINUTES_MAX: f64 = 1440.0;
 const RESULT_BYTES_MAX: u64 = 256 << 20;
 
 /// A table, what it is asked for, and its part of the time.
+#[derive(serde::Deserialize)]
 struct Share {
     /// Arguments for a first look.
-    quick: &'static str,
+    quick: String,
     /// Otherwise.
-    words: &'static str,
+    words: String,
     /// Weight against the other tables.
     weight: u32,
 }
 
 /// The shortest first, so that most tables are there if the last one is short of time.
-const SHARES: [Share; 9] = [
-    Share {
-        quick: "allocate --size=64M --repetitions=1 --no-aged",
-        words: "allocate --size=1G --repetitions=1",
-        weight: 2,
-    },
-    Share {
-        quick: "writers --size=64M --runs=1 --cells=direct",
-        words: "writers --size=512M --runs=1",
-        weight: 6,
-    },
-    Share {
-        quick: "preallocation --quick --depths=32 --policies=auto",
-        words: "preallocation --size=2G --depths=32 --policies=auto --repetitions=3",
-        weight: 3,
-    },
-    Share {
-        quick: "steady --quick --depths=32 --policies=auto",
-        words: "steady --size=2G --depths=32,1 --policies=auto --repetitions=3",
-        weight: 3,
-    },
-    Share {
-        quick: "flush --quick --policies=auto",
-        words: "flush --size=2G --policies=auto --repetitions=3",
-        weight: 3,
-    },
-    Share {
-        quick: "discard --quick --policies=sparse",
-        words: "discard --size=2G --policies=auto,sparse --repetitions=3",
-        weight: 3,
-    },
-    Share {
-        quick: "metadata --size=1T --requests=10000 --repetitions=1 --depths=32",
-        words: "metadata --size=8T --requests=50000 --repetitions=1 --depths=32",
-        weight: 3,
-    },
-    Share {
-        quick: "fragmentation --size=128M --requests=2000 --repetitions=1 --policies=auto",
-        words: "fragmentation --size=512M --requests=8000 --repetitions=1",
-        weight: 4,
-    },
-    Share {
-        quick: "subclusters --quick --depths=32 --policies=auto --zero-methods=auto",
-        words: "subclusters --depths=32 --policies=auto --zero-methods=auto --requests=4000 --size=2G --repetitions=3",
-        weight: 8,
-    },
-];
+fn shares() -> Vec<Share> {
+    serde_json::from_str(include_str!("all.json")).expect("the file is one of shares")
+}
 
 /// Options of `bench all`.
 #[derive(clap::Args)]
@@ -171,7 +128,11 @@ struct Planned {
 impl AllOptions {
     /// Returns the arguments of a table.
     fn words_of(&self, share: &Share) -> Vec<String> {
-        let words = if self.quick { share.quick } else { share.words };
+        let words = if self.quick {
+            &share.quick
+        } else {
+            &share.words
+        };
         words.split(' ').map(str::to_string).collect()
     }
 
@@ -193,7 +154,7 @@ impl AllOptions {
 
     /// Returns the tables that are asked for, on these grounds if there are any.
     fn planned(&self, grounds: Option<&Grounds>) -> Result<Vec<Planned>, CommandError> {
-        let known: Vec<Vec<String>> = SHARES.iter().map(|share| self.words_of(share)).collect();
+        let known: Vec<Vec<String>> = shares().iter().map(|share| self.words_of(share)).collect();
         let is_unknown = |name: &&String| !known.iter().any(|words| words[0] == **name);
         if let Some(name) = self.tables.iter().find(is_unknown) {
             let known: Vec<&str> = known.iter().map(|words| words[0].as_str()).collect();
@@ -203,7 +164,7 @@ impl AllOptions {
             )));
         }
         let mut planned = Vec::new();
-        for (words, share) in known.into_iter().zip(&SHARES) {
+        for (words, share) in known.into_iter().zip(shares()) {
             if !self.tables.is_empty() && !self.tables.contains(&words[0]) {
                 continue;
             }
@@ -442,7 +403,7 @@ mod tests {
     fn each_table_can_be_asked_for_with_its_words() {
         for quick in [true, false] {
             let planned = options(quick, &[]).planned(None).unwrap();
-            assert_eq!(planned.len(), SHARES.len());
+            assert_eq!(planned.len(), shares().len());
             for Planned { words, .. } in planned {
                 assert_eq!(words.last().unwrap(), "--dir=/a b");
             }

@@ -19,11 +19,9 @@ use cowslip_console::progress::Progress;
 use cowslip_testbed::{Place, Recipe};
 use serde_json::json;
 
-use crate::conditions;
 use crate::deadline::{Shares, is_over};
 use crate::places::PlaceOptions;
-use crate::report::{Cells, End, document};
-use crate::reporter::{Made, Outlet, Reporter, made};
+use crate::reporter::{Made, Outlet, Results};
 
 mod age;
 mod method;
@@ -173,26 +171,44 @@ impl Plan {
     /// # Errors
     /// The results cannot be written. Earlier errors are reported with the results.
     pub fn make(&self, outlet: Outlet, deadline: Option<Instant>) -> Result<Made, CommandError> {
-        let mut bench = Bench::new(self, outlet);
-        let outcome = self.measure(&mut bench, deadline);
-        let failure = outcome.as_ref().err().map(CommandError::to_string);
-        made(bench.finish(failure.as_deref()), outcome)
+        let (states, names) = (self.states(), self.places.names());
+        let methods = self.methods.len() * names.len();
+        let runs = states.iter().map(|state| self.repetitions_in(*state));
+        let progress = Progress::of((runs.sum::<usize>() * methods) as u64);
+        let asked = json!({
+            "table": "allocate",
+            "size-bytes": self.size,
+            "repetitions": self.repetitions,
+        });
+        let mut results = Results::new(asked, states.len() * methods, outlet);
+        results.notes.push(table::NOTE.to_string());
+        let outcome = self.measure((&mut results, &progress), deadline);
+        results.finish(outcome)
     }
 
-    fn measure(&self, bench: &mut Bench, deadline: Option<Instant>) -> Result<(), CommandError> {
+    fn measure(
+        &self,
+        (results, progress): (&mut Results, &Progress),
+        deadline: Option<Instant>,
+    ) -> Result<(), CommandError> {
         let states = self.states();
+        let mut columns = table::columns(&self.places.names(), &self.methods);
         let count = self.places.names().len() * states.len();
         let mut shares = Shares::new(deadline, u32::try_from(count).unwrap_or(u32::MAX));
         let make =
             |recipe: &Recipe, dir: &Path| Place::mount_new(recipe, dir, self.filesystem_bytes());
         for (index, held) in self.places.each(&self.recipes, make).enumerate() {
             let mut held = held?;
-            bench.add_place(&held.place);
+            results.add_place(&held.place);
             let recipe = self.recipes.get(index);
             for state in &states {
-                let rows =
-                    self.measure_in(&mut held.place, (recipe, *state), (bench, shares.next(1)))?;
-                bench.add(rows);
+                let rows = self.measure_in(
+                    &mut held.place,
+                    (recipe, *state),
+                    (progress, shares.next(1)),
+                )?;
+                let rows = rows.iter().map(|row| (table::fields(row), row.json()));
+                results.add(&mut columns, rows.collect(), progress);
             }
         }
         Ok(())
@@ -203,13 +219,13 @@ impl Plan {
         &self,
         place: &mut Place,
         (recipe, state): (Option<&Recipe>, State),
-        (bench, deadline): (&Bench, Option<Instant>),
+        (progress, deadline): (&Progress, Option<Instant>),
     ) -> Result<Vec<Row>, CommandError> {
         if is_over(deadline) {
             return Ok(Vec::new());
         }
         if state == State::Aged {
-            bench.progress.say(&format!("ageing {}", place.name));
+            progress.say(&format!("ageing {}", place.name));
             recreate(place, recipe)?;
             age::age(&place.directory, self.size + self.size / 4)?;
         }
@@ -224,14 +240,14 @@ impl Plan {
                 let index = (turn + repetition) % rows.len();
                 let row = &mut rows[index];
                 let what = format!("{} {} {}", row.place, state.name(), row.method);
-                bench.progress.say(&what);
+                progress.say(&what);
                 if state == State::Fresh {
                     recreate(place, recipe)?;
                 }
                 let file = place.directory.join("file");
                 row.runs
                     .push(settled(&file, self.methods[index], self.size)?);
-                bench.progress.advance(1);
+                progress.advance(1);
             }
         }
         Ok(rows)
@@ -257,72 +273,4 @@ fn settled(path: &Path, method: Method, size: u64) -> Result<results::Run, Comma
     drop(std::fs::remove_file(file.path()));
     sync().map_err(failed)?;
     run
-}
-
-/// The results so far, and their output.
-struct Bench {
-    conditions: serde_json::Value,
-    rows: Vec<Row>,
-    planned: usize,
-    table: table::Table,
-    reporter: Reporter,
-    progress: Progress,
-}
-
-impl Bench {
-    fn new(plan: &Plan, outlet: Outlet) -> Bench {
-        let (states, names) = (plan.states(), plan.places.names());
-        let runs = states.iter().map(|state| plan.repetitions_in(*state));
-        let runs = runs.sum::<usize>() * plan.methods.len() * names.len();
-        let asked = json!({
-            "table": "allocate",
-            "size-bytes": plan.size,
-            "repetitions": plan.repetitions,
-        });
-        Bench {
-            conditions: conditions::of_table(asked, &outlet),
-            rows: Vec::new(),
-            planned: states.len() * plan.methods.len() * names.len(),
-            table: table::Table::new(&names, &plan.methods),
-            reporter: Reporter::new(outlet),
-            progress: Progress::of(runs as u64),
-        }
-    }
-
-    /// A place has these conditions.
-    fn add_place(&mut self, place: &Place) {
-        let mut place_conditions = conditions::of_directory(&place.directory);
-        place_conditions["filesystem"] = place.name.clone().into();
-        conditions::add_place(&mut self.conditions, place_conditions);
-    }
-
-    /// Methods of a place in one state are done.
-    fn add(&mut self, rows: Vec<Row>) {
-        let text = match self.reporter.wants_rows() {
-            true => self.table.rows(&rows),
-            false => String::new(),
-        };
-        self.rows.extend(rows);
-        let interrupted = self.document(End::Interrupted);
-        self.reporter.add(&text, interrupted, &self.progress);
-    }
-
-    fn cells(&self) -> Cells {
-        Cells {
-            planned: self.planned,
-            finished: self.rows.len(),
-        }
-    }
-
-    fn document(&self, end: End<'_>) -> serde_json::Value {
-        let rows = self.rows.iter().map(Row::json).collect();
-        let notes = [table::NOTE.to_string()];
-        document(&self.conditions, self.cells(), end, rows, &notes)
-    }
-
-    /// Prints the end.
-    fn finish(self, failure: Option<&str>) -> Result<serde_json::Value, CommandError> {
-        let document = self.document(End::of(failure, self.cells()));
-        self.reporter.finish(document)
-    }
 }

@@ -167,6 +167,16 @@ pub enum Subclusters {
     Off,
 }
 
+impl Subclusters {
+    /// Returns the value for `extended_l2`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Subclusters::On => "on",
+            Subclusters::Off => "off",
+        }
+    }
+}
+
 /// The state of an image before the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
@@ -228,10 +238,7 @@ impl Shape {
 
     /// Returns the options for `create -o`.
     pub fn options(&self) -> String {
-        let extended = match self.subclusters {
-            Subclusters::On => "on",
-            Subclusters::Off => "off",
-        };
+        let extended = self.subclusters.word();
         let mut options = format!("cluster_size={},extended_l2={extended}", self.cluster_bytes);
         if let Before::Preallocated(mode) = self.before {
             options += &format!(",preallocation={mode}");

@@ -17,6 +17,7 @@ use cowslip_console::output::{self, Program};
 use cowslip_console::progress::Progress;
 use cowslip_queue::{Backend, Queue};
 
+use crate::cell::Subclusters;
 use crate::host_usage::HostUsage;
 use crate::run::own_path;
 
@@ -25,7 +26,7 @@ mod table;
 
 use crate::server::{Kind, PageCache, Server};
 use load::Load;
-use table::{Checked, Report, Row, Subclusters};
+use table::{Checked, Report, Row};
 
 /// Show the main job on real data: a thin overlay on a golden image, served, written, read back,
 /// checked

@@ -16,11 +16,11 @@ use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 use futures_util::future::try_join_all;
 
 use self::trace::{CHURN_DISK_BYTES, PIECE_BYTES, Request, Trace, Verb};
-use crate::cell::{Backing, Cell, CellLoad, Contestant, Direction, Shape, Subclusters};
-use crate::host_usage::HostUsage;
+use crate::cell::{Backing, Cell, CellLoad, Direction, Shape, Subclusters};
+use crate::description::Description;
+use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
-use crate::server::{Kind, PageCache, Server};
 use crate::stage::{Stage, Turn, mebibytes};
 
 mod trace;
@@ -35,8 +35,18 @@ const SPACE: Column = column("MiB", 0);
 const OVER_LIVE: Column = column("over live", 3);
 const EXTENTS: Column = column("extents", 0);
 
+/// The table.
+pub const TABLE: Description = Description {
+    disk_bytes: 8 << 30,
+    peers: &[Peer::StorageDaemon, Peer::QemuNbd],
+    // There is no raw file.
+    files_bytes: |disk_bytes| disk_bytes / 2 * 3,
+    measure,
+    ..Description::usual("discard", cells)
+};
+
 /// Its cells; those of the recorded trace where the disk is large enough for it.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     use Subclusters::{Off, On};
     let shapes = [
         (64 << 10, Off),
@@ -44,15 +54,12 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
         (1 << 20, On),
         (2 << 20, On),
     ];
-    let servers = scale.peers.iter().filter_map(|peer| peer.server());
-    let theirs: Vec<Contestant> = servers.map(Contestant::QemuServer).collect();
     let churn = (scale.disk_bytes >= CHURN_DISK_BYTES).then_some(Direction::Churn);
     let cells = [Some(Direction::Write), churn]
         .into_iter()
         .flatten()
         .flat_map(|direction| {
             shapes.map(|(cluster_bytes, subclusters)| {
-                let ours = scale.policies.iter().map(|p| Contestant::Cowslip(p));
                 let requests = trace(direction, scale.disk_bytes).len();
                 Cell {
                     shape: Shape::new(cluster_bytes, subclusters, Backing::None),
@@ -60,7 +67,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
                         direction,
                         ..CellLoad::writes(requests, DEPTH, PIECE_BYTES)
                     },
-                    contestants: ours.chain(theirs.iter().copied()).collect(),
+                    contestants: scale.servers(),
                 }
             })
         });
@@ -78,14 +85,9 @@ fn trace(direction: Direction, disk_bytes: u64) -> Trace {
 ///
 /// # Errors
 /// The server fails, or the image is not sound.
-pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
-    let kind = match turn.contestant {
-        Contestant::QemuServer(kind) => kind,
-        _ => Kind::Cowslip,
-    };
+fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, turn.contestant)?);
-    let page_cache = PageCache::probe(stage.directory())?;
-    let server = Server::start(kind, file.path(), stage.directory(), page_cache)?;
+    let server = stage.serve(turn.contestant, file.path())?;
     let queue = Queue::new(Backend::Auto)
         .map_err(|e| CommandError::new(format!("Could not make a queue: {e}")))?;
     let trace = trace(cell.load.direction, stage.disk_bytes());
@@ -93,21 +95,15 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let closing = Instant::now();
     let cost = server.stop()?;
     let close = closing.elapsed();
-    stage.check(turn.contestant, file.path())?;
-    let usage = HostUsage::of(file.path())?;
-    stage.dispose(turn.contestant, file.path())?;
+    let usage = stage.finish(turn.contestant, file.path())?;
     let timed = match taken.writing {
         // The discards alone are timed.
         Some(_) => trace.count(Verb::Discard),
         None => trace.len(),
     };
-    let mut measurement = Measurement {
-        // With the close: what is put off until then is part of the price.
-        iops: timed as f64 / (taken.rest + close).as_secs_f64(),
-        figures: Vec::new(),
-        output: serde_json::Value::Null,
-        command: None,
-    };
+    // With the close: what is put off until then is part of the price.
+    let iops = timed as f64 / (taken.rest + close).as_secs_f64();
+    let mut measurement = Measurement::new(iops, serde_json::Value::Null, None);
     let writes = trace.count(Verb::Write) as f64;
     let writes_a_second = taken.writing.map(|time| writes / time.as_secs_f64());
     measurement.add(WRITES, writes_a_second);

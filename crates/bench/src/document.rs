@@ -127,6 +127,11 @@ pub fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 }
 
 impl<'a> DocumentRow<'a> {
+    /// A word of it; empty if it has none of this name.
+    pub fn text(self, name: &str) -> &'a str {
+        text(self.0, name)
+    }
+
     /// The file system.
     pub fn filesystem(self) -> &'a str {
         text(self.0, "filesystem")
@@ -183,6 +188,21 @@ impl<'a> DocumentRow<'a> {
         self.runs()
             .min_by(|a, b| distance(a).total_cmp(&distance(b)))
     }
+
+    /// The request counts by time step of the run that is nearest to the median, beside which
+    /// stands what they allocated, and its duration in seconds.
+    pub fn series(self) -> Option<(&'a Value, f64)> {
+        // A guest reports two parts; the first one has the first writes.
+        let told = &self.median_run()?["told"];
+        let mut parts = [told, &told["first"]].into_iter();
+        let part = parts.find(|part| part["series"].is_array())?;
+        Some((part, part["seconds"].as_f64()?))
+    }
+}
+
+/// Returns a list of counts; `None` if it is none.
+pub fn numbers(list: &Value) -> Option<Vec<u64>> {
+    list.as_array()?.iter().map(Value::as_u64).collect()
 }
 
 /// Returns the kind of a contestant of this name.

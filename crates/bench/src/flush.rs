@@ -2,6 +2,7 @@
 //! the price; skipping one would be a loss of data, so they are counted at the device too.
 
 use crate::cell::{Backing, Cell, CellLoad, RawFile, Shape, Subclusters};
+use crate::description::Description;
 use crate::scale::Scale;
 
 /// Sizes of clusters in bytes.
@@ -13,8 +14,11 @@ const REQUEST_BYTES: u64 = 4096;
 /// more often.
 const FULL_INTERVAL: u64 = 32;
 
+/// The table.
+pub const TABLE: Description = Description::usual("flush", cells);
+
 /// Its cells.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for cluster_bytes in CLUSTERS {
         for interval in INTERVALS {

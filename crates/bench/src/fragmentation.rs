@@ -8,6 +8,7 @@ use cowslip_console::interrupt::RemovedOnInterrupt;
 
 use crate::cell::{Backing, Cell, CellLoad, Direction, RawFile, Shape, Subclusters};
 use crate::conditions::line_of;
+use crate::description::Description;
 use crate::host_usage::HostUsage;
 use crate::report::{Column, Measurement, column};
 use crate::run::run;
@@ -29,13 +30,20 @@ const IN_ORDER: Column = column("in order MiB/s", 0);
 const SPACE: Column = column("MiB", 0);
 const EXTENTS: Column = column("extents", 0);
 
+/// The table.
+pub const TABLE: Description = Description {
+    // All of it is written, block by block.
+    disk_bytes: 1 << 30,
+    measure,
+    ..Description::usual("fragmentation", cells)
+};
+
 /// Its cells. The load is the random reads.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for backing in [Backing::None, Backing::Raw] {
         for (cluster_bytes, subclusters) in CLUSTERS {
-            let requests = scale.requests_at(DEPTH, BLOCK_BYTES);
-            let mut load = CellLoad::writes(requests, DEPTH, BLOCK_BYTES);
+            let mut load = scale.writes(DEPTH, BLOCK_BYTES);
             load.direction = Direction::Read;
             cells.push(Cell {
                 shape: Shape::new(cluster_bytes, subclusters, backing),
@@ -51,7 +59,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
 ///
 /// # Errors
 /// A program fails, or the image is not sound.
-pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
+fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let contestant = turn.contestant;
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, contestant)?);
     let blocks = stage.disk_bytes() / BLOCK_BYTES;
@@ -74,12 +82,9 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let mut reading = stage.command(cell, contestant, file.path());
     let at_random = run(&mut reading)?;
     stage.dispose(contestant, file.path())?;
-    let mut measurement = Measurement {
-        iops: cell.load.requests as f64 / at_random.seconds,
-        figures: Vec::new(),
-        output: serde_json::from_str(&at_random.output).unwrap_or_default(),
-        command: Some(line_of(&reading)),
-    };
+    let iops = cell.load.requests as f64 / at_random.seconds;
+    let output = serde_json::from_str(&at_random.output).unwrap_or_default();
+    let mut measurement = Measurement::new(iops, output, Some(line_of(&reading)));
     measurement.add(FILLED, filled);
     measurement.add(
         IN_ORDER,

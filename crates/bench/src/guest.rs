@@ -17,11 +17,12 @@ use cowslip_console::interrupt::RemovedOnInterrupt;
 use serde_json::{Value, json};
 
 use crate::cell::{Backing, Cell, CellLoad, Contestant, RawFile, Shape, Subclusters};
-use crate::host_usage::HostUsage;
+use crate::description::Description;
 use crate::machine::{Guest, init};
+use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
-use crate::server::{Kind, PageCache, Server};
+use crate::server::Server;
 use crate::stage::{Stage, Turn, mebibytes};
 
 const REQUEST_BYTES: u64 = 4096;
@@ -43,8 +44,20 @@ const FLUSH: Column = column("flush ms", 1);
 const SPACE: Column = column("MiB", 0);
 const EXTENTS: Column = column("extents", 0);
 
+/// The table.
+pub const TABLE: Description = Description {
+    // Enough places for few requests.
+    disk_bytes: 1 << 30,
+    // Without KVM they are slow.
+    requests: 2000,
+    policies: &["auto"],
+    peers: &[Peer::System],
+    measure,
+    ..Description::usual("guest", cells)
+};
+
 /// Its cells.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     use Subclusters::{Off, On};
     let mut cells = Vec::new();
     for depth in &scale.depths {
@@ -52,10 +65,9 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
             for (cluster_bytes, subclusters) in [(64 << 10, Off), (64 << 10, On), (1 << 20, On)] {
                 let ours = scale.policies.iter().map(|p| Contestant::Cowslip(p));
                 let others = [Contestant::QemuDriver, Contestant::Raw(RawFile::Written)];
-                let requests = scale.requests_at(*depth, REQUEST_BYTES);
                 cells.push(Cell {
                     shape: Shape::new(cluster_bytes, subclusters, backing),
-                    load: CellLoad::writes(requests, *depth, REQUEST_BYTES),
+                    load: scale.writes(*depth, REQUEST_BYTES),
                     contestants: ours.chain(others).collect(),
                 });
             }
@@ -68,23 +80,13 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
 ///
 /// # Errors
 /// The guest, QEMU or the server fails, or the image is not sound.
-pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
+fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let contestant = turn.contestant;
     let machine = stage.machine()?;
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, contestant)?);
-    let page_cache = PageCache::probe(stage.directory())?;
-    let server = match contestant {
-        Contestant::Cowslip(_) => {
-            let directory = stage.directory();
-            Some(Server::start(
-                Kind::Cowslip,
-                file.path(),
-                directory,
-                page_cache,
-            )?)
-        }
-        _ => None,
-    };
+    let is_served = contestant.is_cowslip();
+    let server = is_served.then(|| stage.serve(contestant, file.path()));
+    let server = server.transpose()?;
     let socket = server
         .as_ref()
         .map(|server| RemovedOnInterrupt::new(server.socket()));
@@ -107,15 +109,9 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
         server.stop()?;
     }
     drop(socket);
-    stage.check(contestant, file.path())?;
-    let usage = HostUsage::of(file.path())?;
-    stage.dispose(contestant, file.path())?;
-    let mut measurement = Measurement {
-        iops: first.iops(),
-        figures: Vec::new(),
-        output: json!({ "first": first.all, "overwrites": again.all }),
-        command: None,
-    };
+    let usage = stage.finish(contestant, file.path())?;
+    let output = json!({ "first": first.all, "overwrites": again.all });
+    let mut measurement = Measurement::new(first.iops(), output, None);
     measurement.add(OVERWRITES, Some(again.iops()));
     measurement.add(CPU, Some(cpu * 1e6 / requests as f64));
     measurement.add(P50, first.all["latency-us"]["p50"].as_f64());

@@ -17,6 +17,7 @@ mod cell;
 mod conditions;
 mod deadline;
 pub mod demo;
+mod description;
 mod discard;
 mod document;
 mod flush;
@@ -59,7 +60,7 @@ pub enum Verb {
     Table(Box<tables::Table>),
     /// Files of any kind that are given their space: each method on each file system
     Allocate(allocate::Args),
-    /// Files that grow side by side: extents, throughput, space ahead; --model simulates large ones
+    /// Files that grow side by side: extents, throughput, space ahead; --model has simulated ones
     Writers(writers::Args),
     /// All tables one after the other, on one page, within a given time
     All(all::AllOptions),

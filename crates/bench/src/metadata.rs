@@ -21,6 +21,7 @@ use crate::cell::{
     Backing, Before, CacheBudget, Cell, CellLoad, Contestant, Direction, Layout, Shape, Subclusters,
 };
 use crate::conditions::line_of;
+use crate::description::Description;
 use crate::report::{Column, Measurement, column};
 use crate::run::run;
 use crate::scale::Scale;
@@ -41,11 +42,25 @@ const OPEN: Column = column("open ms", 1);
 const CLOSE: Column = column("close ms", 1);
 
 /// Note below the table.
-pub const NOTE: &str = "Cowslip is timed from when each table has been touched once; qemu-img from its start, closing included, at places of its \
+const NOTE: &str = "Cowslip is timed from when each table has been touched once; qemu-img from its start, closing included, at places of its \
                         step. So they are not compared: 'x unlimited' holds Cowslip against itself with memory for all tables.";
 
+/// The table.
+pub const TABLE: Description = Description {
+    // Sparse, but for its metadata.
+    disk_bytes: 8 << 40,
+    quick_disk_bytes: 8 << 40,
+    // Fewer would find few places twice.
+    requests: 100_000,
+    note: Some(NOTE),
+    // Tables and counts of the smallest clusters, and what the requests write.
+    files_bytes: |disk_bytes| disk_bytes / 4096 + (4 << 30),
+    measure,
+    ..Description::usual("metadata", cells)
+};
+
 /// Its cells: those of an image follow one another.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     use Subclusters::{Off, On};
     let mut cells = Vec::new();
     for (cluster_bytes, subclusters) in [
@@ -69,11 +84,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
 
 fn cell(scale: &Scale, shape: Shape, (depth, direction): (u64, Direction)) -> Cell {
     use CacheBudget::{Mebibytes, Unlimited};
-    let mut load = CellLoad::writes(
-        scale.requests_at(depth, REQUEST_BYTES),
-        depth,
-        REQUEST_BYTES,
-    );
+    let mut load = scale.writes(depth, REQUEST_BYTES);
     load.direction = direction;
     let budgets = [Mebibytes(64), Mebibytes(128)];
     let ours = budgets.into_iter().chain([Unlimited]);
@@ -89,7 +100,7 @@ fn cell(scale: &Scale, shape: Shape, (depth, direction): (u64, Direction)) -> Ce
 ///
 /// # Errors
 /// A program fails, or the image is not sound.
-pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
+fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let path = image(stage, &cell.shape)?;
     let mut command = bench(stage, turn.contestant, &path);
     add_load(&mut command, stage, turn.contestant, &cell.load);
@@ -107,12 +118,8 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     // QEMU prints no figures; without them the output is two lines of text.
     let output: Value = serde_json::from_str(&run.output).unwrap_or_default();
     let requests = cell.load.requests as f64;
-    let mut measurement = Measurement {
-        iops: output["iops"].as_f64().unwrap_or(requests / run.seconds),
-        figures: Vec::new(),
-        output: Value::Null,
-        command: Some(line),
-    };
+    let iops = output["iops"].as_f64().unwrap_or(requests / run.seconds);
+    let mut measurement = Measurement::new(iops, Value::Null, Some(line));
     let milliseconds = |name: &str| output[name].as_f64().map(|seconds| seconds * 1e3);
     let cache = |name: &str| output["cache"][name].as_f64();
     measurement.add(HITS, cache("hits"));

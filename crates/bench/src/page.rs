@@ -13,6 +13,8 @@
 //!
 //! All text is escaped where it is written, so it may come from anywhere.
 
+use cowslip_testbed::Spread;
+
 pub mod chart;
 pub mod file;
 pub mod html;
@@ -66,6 +68,25 @@ impl Section {
     /// Adds a block at its end.
     pub fn add(&mut self, block: Block) {
         self.blocks.push(block);
+    }
+}
+
+#[cfg(test)]
+impl Section {
+    pub fn tables(&self) -> Vec<&Table> {
+        let tables = self.blocks.iter().filter_map(|block| match block {
+            Block::Table(table) => Some(table),
+            _ => None,
+        });
+        tables.collect()
+    }
+
+    pub fn bars(&self) -> Vec<&Bars> {
+        let bars = self.blocks.iter().filter_map(|block| match block {
+            Block::Bars(bars) => Some(bars),
+            _ => None,
+        });
+        bars.collect()
     }
 }
 
@@ -135,6 +156,45 @@ pub struct TableRow {
     pub is_marked: bool,
 }
 
+impl Table {
+    /// A table of these rows, each of the group that is named with it; groups come in the order of
+    /// their first rows.
+    pub fn of<R: Into<TableRow>>(
+        caption: impl Into<String>,
+        columns: &[(&str, Align)],
+        rows: impl IntoIterator<Item = (String, R)>,
+    ) -> Table {
+        let mut groups: Vec<RowGroup> = Vec::new();
+        for (title, row) in rows {
+            let row = row.into();
+            match groups.iter_mut().find(|group| group.title == title) {
+                Some(group) => group.rows.push(row),
+                None => groups.push(RowGroup {
+                    title,
+                    rows: vec![row],
+                }),
+            }
+        }
+        let columns = columns
+            .iter()
+            .map(|(title, align)| (title.to_string(), *align));
+        Table {
+            caption: caption.into(),
+            columns: columns.collect(),
+            groups,
+        }
+    }
+}
+
+impl From<Vec<String>> for TableRow {
+    fn from(fields: Vec<String>) -> TableRow {
+        TableRow {
+            fields,
+            ..TableRow::default()
+        }
+    }
+}
+
 /// A name with its colour.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
@@ -202,6 +262,56 @@ pub struct Bar {
     pub most: f64,
 }
 
+impl From<Spread> for Bar {
+    fn from(spread: Spread) -> Bar {
+        Bar {
+            value: spread.median,
+            least: spread.least,
+            most: spread.greatest,
+        }
+    }
+}
+
+impl Bars {
+    /// Bars, each with the names of its group and of its series; both come in the order in which
+    /// they are first named.
+    pub fn of(
+        (title, unit, scale): (String, &str, Scale),
+        bars: impl IntoIterator<Item = (String, (String, Kind), Option<Bar>)>,
+    ) -> Bars {
+        let mut names: Vec<(String, Kind)> = Vec::new();
+        let mut groups: Vec<BarGroup> = Vec::new();
+        for (name, series, bar) in bars {
+            let known = names.iter().position(|name| *name == series);
+            let index = known.unwrap_or(names.len());
+            if known.is_none() {
+                names.push(series);
+            }
+            let group = match groups.iter().position(|group| group.name == name) {
+                Some(group) => &mut groups[group],
+                None => {
+                    let bars = Vec::new();
+                    groups.push(BarGroup { name, bars });
+                    groups.last_mut().expect("it was just added")
+                }
+            };
+            group.bars.resize(group.bars.len().max(index + 1), None);
+            // The first of a name counts.
+            group.bars[index] = group.bars[index].or(bar);
+        }
+        for group in &mut groups {
+            group.bars.resize(names.len(), None);
+        }
+        Bars {
+            title,
+            unit: unit.to_string(),
+            scale,
+            series: Series::numbered(names),
+            groups,
+        }
+    }
+}
+
 /// A chart of lines, or of areas on top of each other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curves {
@@ -267,53 +377,5 @@ mod tests {
         let series = Series::numbered(names.map(|(name, kind)| (name.to_string(), kind)));
         let indices: Vec<usize> = series.iter().map(|s| s.key.index).collect();
         assert_eq!(indices, [0, 0, 1]);
-    }
-
-    /// How a bench whose figures are no IOPS makes a page.
-    #[test]
-    fn a_bench_of_another_kind_makes_a_page_of_blocks() {
-        let series = Series::numbered([
-            ("until it returns".to_string(), Kind::Ours),
-            ("until it is durable".to_string(), Kind::Ours),
-        ]);
-        let row = TableRow {
-            fields: ["fallocate", "0.4", "2.1"].map(str::to_string).to_vec(),
-            key: None,
-            is_marked: false,
-        };
-        let mut section = Section::new("Allocation");
-        section.add(Block::Table(Table {
-            caption: "Time to allocate 1 GiB".to_string(),
-            columns: vec![
-                ("method".to_string(), Align::Words),
-                ("returns, ms".to_string(), Align::Numbers),
-                ("durable, ms".to_string(), Align::Numbers),
-            ],
-            groups: vec![RowGroup {
-                title: "ext4".to_string(),
-                rows: vec![row],
-            }],
-        }));
-        let bar = |value: f64| {
-            Some(Bar {
-                value,
-                least: value / 2.0,
-                most: value * 2.0,
-            })
-        };
-        section.add(Block::Bars(Bars {
-            title: "Time to allocate 1 GiB".to_string(),
-            unit: "ms, less is better".to_string(),
-            scale: Scale::Logarithmic,
-            series,
-            groups: vec![BarGroup {
-                name: "ext4 fallocate".to_string(),
-                bars: vec![bar(0.4), bar(2.1)],
-            }],
-        }));
-        let html = Page::new("cowslip bench allocate", vec![section]).html();
-        for part in ["<th scope=\"row\">fallocate</th>", "durable, ms", "<svg "] {
-            assert!(html.contains(part), "{part}\n{html}");
-        }
     }
 }

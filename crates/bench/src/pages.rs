@@ -7,7 +7,7 @@ use cowslip_console::size;
 use serde_json::Value;
 
 use crate::document::{Document, distinct};
-use crate::page::{Align, Block, Page, RowGroup, Section, Table, TableRow};
+use crate::page::{Align, Block, Page, Section, Table};
 use crate::section::{allocate, section, title_of, writers};
 
 /// The page of these results, in their order.
@@ -187,10 +187,7 @@ fn machine(documents: &[Value]) -> Section {
             words(&conditions["machine"]["load"]).unwrap_or_default(),
             figure("command"),
         ];
-        TableRow {
-            fields,
-            ..TableRow::default()
-        }
+        (String::new(), fields)
     };
     let titles = [
         ("table", Align::Words),
@@ -201,16 +198,9 @@ fn machine(documents: &[Value]) -> Section {
         ("load before", Align::Numbers),
         ("command", Align::Words),
     ];
-    section.add(Block::Table(Table {
-        caption: "How tables were asked for".to_string(),
-        columns: titles
-            .map(|(title, align)| (title.to_string(), align))
-            .to_vec(),
-        groups: vec![RowGroup {
-            title: String::new(),
-            rows: documents.iter().map(run).collect(),
-        }],
-    }));
+    let caption = "How tables were asked for";
+    let table = Table::of(caption, &titles, documents.iter().map(run));
+    section.add(Block::Table(table));
     section
 }
 
@@ -282,10 +272,7 @@ fn devices(stack: &Value) -> Option<Table> {
             field("dax"),
             field("write-cache"),
         ];
-        TableRow {
-            fields,
-            ..TableRow::default()
-        }
+        (String::new(), fields)
     };
     let titles = [
         "device",
@@ -298,16 +285,9 @@ fn devices(stack: &Value) -> Option<Table> {
         "DAX",
         "write cache",
     ];
-    Some(Table {
-        caption: "Devices, from the file system down".to_string(),
-        columns: titles
-            .map(|title| (title.to_string(), Align::Words))
-            .to_vec(),
-        groups: vec![RowGroup {
-            title: String::new(),
-            rows: devices.iter().map(row).collect(),
-        }],
-    })
+    let titles = titles.map(|title| (title, Align::Words));
+    let caption = "Devices, from the file system down";
+    Some(Table::of(caption, &titles, devices.iter().map(row)))
 }
 
 #[cfg(test)]

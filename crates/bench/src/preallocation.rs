@@ -1,8 +1,9 @@
 //! `bench preallocation`: random first writes of 4 KiB to images and raw files of each kind of
 //! preallocation. The series of requests by tenths of a second is in the JSON.
 
-use crate::cell::{Backing, Before, Cell, CellLoad, Contestant, RawFile, Shape, Subclusters};
-use crate::scale::{Scale, Source};
+use crate::cell::{Backing, Before, Cell, Contestant, RawFile, Shape, Subclusters};
+use crate::description::{Description, Source};
+use crate::scale::Scale;
 
 const REQUEST_BYTES: u64 = 4096;
 /// Clusters of the image in bytes, as the mail of 2020 that asked this had them.
@@ -12,7 +13,7 @@ const CLUSTER_BYTES: u64 = 64 << 10;
 const HINTS: [RawFile; 2] = [RawFile::Hinted(64 << 10), RawFile::Hinted(1 << 20)];
 
 /// The mails of 2020 on preallocation and XFS.
-pub const SOURCE: Source = Source {
+const SOURCE: Source = Source {
     disk_bytes: 25 << 30,
     requests: 600_000,
     words: "Conditions of the source (2020): fio in a guest, 25 GiB, random writes of 4 KiB, each block once, fixed \
@@ -21,8 +22,16 @@ pub const SOURCE: Source = Source {
             duration; what a ramp would hide is in the series of the JSON.",
 };
 
+/// The table.
+pub const TABLE: Description = Description {
+    zero_methods: &["zero-range", "write"],
+    source: Some(SOURCE),
+    is_about_series: true,
+    ..Description::usual("preallocation", cells)
+};
+
 /// Its cells.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for depth in &scale.depths {
         let sparse = [RawFile::Sparse, HINTS[0], HINTS[1]];
@@ -32,7 +41,6 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
             ("falloc", &[RawFile::Allocated]),
             ("full", &[RawFile::Written]),
         ] {
-            let requests = scale.requests_at(*depth, REQUEST_BYTES);
             let mut shape = Shape::new(CLUSTER_BYTES, Subclusters::Off, Backing::None);
             shape.before = Before::Preallocated(mode);
             let mut contestants = scale.contestants_of_one_policy(raw);
@@ -42,7 +50,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
             }
             cells.push(Cell {
                 shape,
-                load: CellLoad::writes(requests, *depth, REQUEST_BYTES),
+                load: scale.writes(*depth, REQUEST_BYTES),
                 contestants,
             });
         }

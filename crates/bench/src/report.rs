@@ -4,8 +4,6 @@ use cowslip_testbed::Spread;
 use serde_json::{Value, json};
 
 use crate::cell::Contestant;
-use crate::load::SERIES_STEP_MS;
-use crate::sparkline::Sparkline;
 
 /// Figure of each run in a table, in order: a title with its unit, and decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +33,16 @@ pub struct Measurement {
 }
 
 impl Measurement {
+    /// A run without other figures.
+    pub fn new(iops: f64, output: Value, command: Option<String>) -> Measurement {
+        Measurement {
+            iops,
+            figures: Vec::new(),
+            output,
+            command,
+        }
+    }
+
     /// Adds a figure, if it is known.
     pub fn add(&mut self, column: Column, value: Option<f64>) {
         self.figures.extend(value.map(|value| (column, value)));
@@ -43,35 +51,6 @@ impl Measurement {
     fn figure(&self, wanted: Column) -> Option<f64> {
         let found = self.figures.iter().find(|(column, _)| *column == wanted);
         found.map(|(_, value)| *value)
-    }
-
-    /// Its requests over time, and which share of them allocated what. `None` where the program
-    /// says nothing.
-    fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
-        // A guest reports two parts; the first one has the first writes.
-        let output = [&self.output, &self.output["first"]];
-        let output = output
-            .into_iter()
-            .find(|output| output["series"].is_array())?;
-        let numbers = |value: &Value| -> Option<Vec<u64>> {
-            value.as_array()?.iter().map(Value::as_u64).collect()
-        };
-        let step_seconds = SERIES_STEP_MS as f64 / 1e3;
-        let counts = numbers(&output["series"])?;
-        let line = Sparkline::of(&counts, step_seconds, output["seconds"].as_f64()?)?;
-        let sum = |name: &str| {
-            let counts = numbers(&output["series-allocated"][name])?;
-            Some(counts.iter().sum::<u64>() as f64)
-        };
-        let shares = || {
-            let (clusters, subclusters) = (sum("cluster")?, sum("subcluster")?);
-            let all = clusters + subclusters + sum("nothing")?;
-            (all > 0.0).then(|| Shares {
-                clusters: clusters / all,
-                subclusters: subclusters / all,
-            })
-        };
-        Some((line, shares()))
     }
 
     fn json(&self) -> Value {
@@ -84,15 +63,6 @@ impl Measurement {
         }
         run
     }
-}
-
-/// Share of writes that allocated space; the others found their data's place.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shares {
-    /// A cluster.
-    pub clusters: f64,
-    /// Subclusters of a cluster that was there.
-    pub subclusters: f64,
 }
 
 /// A contestant in one cell.
@@ -131,15 +101,6 @@ impl Row {
     /// Operations a second of its runs.
     pub fn spread(&self) -> Option<Spread> {
         Spread::of(self.runs.iter().map(|run| run.iops).collect())
-    }
-
-    /// [`Measurement::series`] of the run that is nearest to the median.
-    pub fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
-        let median = self.iops();
-        let distance = |run: &&Measurement| (run.iops - median).abs();
-        let runs = self.runs.iter();
-        runs.min_by(|a, b| distance(a).total_cmp(&distance(b)))?
-            .series()
     }
 
     /// The median of a figure.
@@ -220,129 +181,43 @@ pub fn comparisons(contestants: &[Contestant]) -> Vec<&'static str> {
     compared.map(|comparison| comparison.title).collect()
 }
 
-/// How a table ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End<'a> {
-    /// All is measured.
-    Complete,
-    /// A signal.
-    Interrupted,
-    /// The time was over that it was given.
-    OutOfTime,
-    /// The failure.
-    Failed(&'a str),
+/// Returns the ratios of a row to those of its cell among these, by the medians.
+pub fn ratios(row: &Row, rows: &[Row]) -> Ratios {
+    ratios_of(row, rows, &|row| Some(row.iops()))
 }
 
-impl End<'_> {
-    /// Returns the end of measurements with this outcome, whose failure is said in these words.
-    pub fn of(words: Option<&str>, cells: Cells) -> End<'_> {
-        match words {
-            Some(words) => End::Failed(words),
-            None if cells.finished < cells.planned => End::OutOfTime,
-            None => End::Complete,
-        }
-    }
+fn ratios_of(row: &Row, rows: &[Row], iops: &dyn Fn(&Row) -> Option<f64>) -> Ratios {
+    let ours = row.contestant;
+    let others = rows
+        .iter()
+        .filter(|other| other.cell == row.cell && other.filesystem == row.filesystem);
+    let ratio = |comparison: &Comparison| {
+        let others = others.clone();
+        let others = others.filter(|other| (comparison.is_with)(ours, other.contestant));
+        let best = others.filter_map(iops).reduce(f64::max)?;
+        (ours.is_cowslip() && best > 0.0).then_some(iops(row)? / best)
+    };
+    Ratios(RATIOS.each_ref().map(ratio))
 }
 
-/// All that was measured.
-#[derive(Debug, Default)]
-pub struct Report {
-    /// Arguments, and the machine.
-    pub conditions: Value,
-    /// Rows in the order of measurement.
-    pub rows: Vec<Row>,
-    /// Notes below the table.
-    pub notes: Vec<String>,
-    /// How many of its cells are measured.
-    pub cells: Cells,
-}
-
-impl Report {
-    /// Returns the ratios of the medians.
-    pub fn ratios(&self, row: &Row) -> Ratios {
-        self.ratios_of(row, &|row| Some(row.iops()))
-    }
-
-    /// Returns the ratios of the runs in one repetition, which followed one another.
-    fn ratios_of_run(&self, row: &Row, run: usize) -> Ratios {
-        self.ratios_of(row, &|row| Some(row.runs.get(run)?.iops))
-    }
-
-    fn ratios_of(&self, row: &Row, iops: &dyn Fn(&Row) -> Option<f64>) -> Ratios {
-        let ours = row.contestant;
-        let others = self
-            .rows
-            .iter()
-            .filter(|other| other.cell == row.cell && other.filesystem == row.filesystem);
-        let ratio = |comparison: &Comparison| {
-            let others = others.clone();
-            let others = others.filter(|other| (comparison.is_with)(ours, other.contestant));
-            let best = others.filter_map(iops).reduce(f64::max)?;
-            (ours.is_cowslip() && best > 0.0).then_some(iops(row)? / best)
-        };
-        Ratios(RATIOS.each_ref().map(ratio))
-    }
-
-    /// The results for programs.
-    pub fn json(&self, end: End<'_>) -> Value {
-        let rows = self.rows.iter().map(|row| {
-            let runs = row.runs.iter().enumerate().map(|(index, run)| {
-                let mut run = run.json();
-                self.ratios_of_run(row, index).write_to(&mut run);
-                run
-            });
-            let mut object = json!({
-                "filesystem": row.filesystem,
-                "cell": row.cell,
-                "contestant": row.contestant.name(),
-                "median-iops": row.iops(),
-            });
-            self.ratios(row).write_to(&mut object);
-            object["outlier"] = json!(row.is_outlier);
-            let command = row.runs.first().and_then(|run| run.command.as_deref());
-            object["command"] = json!(command);
-            object["runs"] = runs.collect();
-            object
-        });
-        document(
-            &self.conditions,
-            self.cells,
-            end,
-            rows.collect(),
-            &self.notes,
-        )
-    }
-}
-
-/// How many of a table's cells there are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cells {
-    /// Number of cells to measure, at all places.
-    pub planned: usize,
-    /// Number of measured cells.
-    pub finished: usize,
-}
-
-/// The document of a table, whatever its rows are: for programs, and for pages that are made from
-/// it.
-pub fn document(
-    conditions: &Value,
-    cells: Cells,
-    end: End<'_>,
-    rows: Vec<Value>,
-    notes: &[String],
-) -> Value {
-    json!({
-        "conditions": conditions,
-        "cells-planned": cells.planned,
-        "cells-finished": cells.finished,
-        "interrupted": end == End::Interrupted,
-        "out-of-time": end == End::OutOfTime,
-        "failure": match end {
-            End::Failed(words) => Some(words),
-            End::Complete | End::Interrupted | End::OutOfTime => None,
-        },
-        "rows": rows,
-        "notes": notes,
-    })
+/// Returns a row, of these, for programs. Runs of one repetition, which followed one another, have
+/// ratios of their own.
+pub fn json(row: &Row, rows: &[Row]) -> Value {
+    let runs = row.runs.iter().enumerate().map(|(index, run)| {
+        let mut run = run.json();
+        ratios_of(row, rows, &|row| Some(row.runs.get(index)?.iops)).write_to(&mut run);
+        run
+    });
+    let mut object = json!({
+        "filesystem": row.filesystem,
+        "cell": row.cell,
+        "contestant": row.contestant.name(),
+        "median-iops": row.iops(),
+    });
+    ratios(row, rows).write_to(&mut object);
+    object["outlier"] = json!(row.is_outlier);
+    let command = row.runs.first().and_then(|run| run.command.as_deref());
+    object["command"] = json!(command);
+    object["runs"] = runs.collect();
+    object
 }

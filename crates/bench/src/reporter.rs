@@ -7,8 +7,10 @@ use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::{DoneOnInterrupt, PrintedOnInterrupt};
 use cowslip_console::output;
 use cowslip_console::progress::Progress;
-use serde_json::Value;
+use cowslip_testbed::{Place, TextColumns};
+use serde_json::{Value, json};
 
+use crate::conditions;
 use crate::document::Document;
 use crate::page::file::PageFile;
 use crate::pages;
@@ -62,7 +64,7 @@ impl Outlet {
 
 /// The results so far.
 #[derive(Debug)]
-pub struct Reporter {
+struct Reporter {
     outlet: Outlet,
     printed: PrintedOnInterrupt,
     page_written: DoneOnInterrupt,
@@ -70,7 +72,7 @@ pub struct Reporter {
 
 impl Reporter {
     /// Nothing is printed so far.
-    pub fn new(outlet: Outlet) -> Reporter {
+    fn new(outlet: Outlet) -> Reporter {
         let reporter = Reporter {
             outlet,
             printed: PrintedOnInterrupt::nothing(),
@@ -84,13 +86,8 @@ impl Reporter {
         reporter
     }
 
-    /// Whether rows are printed as they come.
-    pub fn wants_rows(&self) -> bool {
-        self.outlet.style == ReportStyle::Rows
-    }
-
     /// More is measured: prints its rows, and keeps the report for a signal that comes now.
-    pub fn add(&self, rows: &str, interrupted: Value, progress: &Progress) {
+    fn add(&self, rows: &str, interrupted: Value, progress: &Progress) {
         let end = self.end(&interrupted);
         let print = || progress.suspend(|| output::print(rows));
         self.printed.replace(print, end);
@@ -136,7 +133,7 @@ impl Reporter {
     ///
     /// # Errors
     /// The page cannot be written.
-    pub fn finish(self, document: Value) -> Result<Value, CommandError> {
+    fn finish(self, document: Value) -> Result<Value, CommandError> {
         if document["failure"].is_string() {
             self.printed.give_way();
             if document["cells-finished"] == 0 {
@@ -154,27 +151,105 @@ impl Reporter {
     }
 }
 
-/// The results of a table and what went wrong after they were begun.
-pub type Made = (Value, Result<(), CommandError>);
+/// The results of a table, whatever its rows are: for programs, and for pages that are made from
+/// them.
+pub struct Results {
+    /// What was asked for, the machine, and the places.
+    pub conditions: Value,
+    /// Rows in the order of measurement.
+    pub rows: Vec<Value>,
+    /// Notes below the table.
+    pub notes: Vec<String>,
+    /// Number of cells to measure, at all places.
+    pub planned: usize,
+    /// Number of measured cells.
+    pub finished: usize,
+    reporter: Reporter,
+}
 
-/// Combines the document and the outcome of a measurement.
-///
-/// # Errors
-/// The document could not be written, and no earlier error occurred.
-pub fn made(
-    document: Result<Value, CommandError>,
-    outcome: Result<(), CommandError>,
-) -> Result<Made, CommandError> {
-    match (document, outcome) {
-        (Ok(document), outcome) => Ok((document, outcome)),
-        (Err(_), Err(error)) | (Err(error), Ok(())) => Err(error),
+impl Results {
+    /// Results without rows, of which this number of cells is planned.
+    pub fn new(asked: Value, planned: usize, outlet: Outlet) -> Results {
+        Results {
+            conditions: conditions::of_table(asked, &outlet),
+            rows: Vec::new(),
+            notes: Vec::new(),
+            planned,
+            finished: 0,
+            reporter: Reporter::new(outlet),
+        }
+    }
+
+    /// Adds a place of files, with its conditions.
+    pub fn add_place(&mut self, place: &Place) {
+        let mut place_conditions = conditions::of_directory(&place.directory);
+        place_conditions["filesystem"] = place.name.clone().into();
+        conditions::add_place(&mut self.conditions, place_conditions);
+    }
+
+    /// A cell cannot be measured here, for the reason that this note has.
+    pub fn leave_out(&mut self, note: String) {
+        self.planned -= 1;
+        self.notes.push(note);
+    }
+
+    /// Takes rows that are cells of their own, each as fields for people and for programs.
+    pub fn add(
+        &mut self,
+        columns: &mut TextColumns,
+        rows: Vec<(Vec<String>, Value)>,
+        progress: &Progress,
+    ) {
+        let (fields, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+        self.finished += rows.len();
+        self.rows.extend(rows);
+        self.show(progress, || fields.iter().map(|f| columns.row(f)).collect());
+    }
+
+    /// Prints what is new, if rows are printed as they come, and keeps all for a signal that comes
+    /// now.
+    pub fn show(&self, progress: &Progress, new: impl FnOnce() -> String) {
+        let is_printed = self.reporter.outlet.style == ReportStyle::Rows;
+        let text = if is_printed { new() } else { String::new() };
+        let mut interrupted = self.document(None);
+        interrupted["interrupted"] = true.into();
+        interrupted["out-of-time"] = false.into();
+        self.reporter.add(&text, interrupted, progress);
+    }
+
+    /// The document of results that end here, by a failure if there was one.
+    fn document(&self, failure: Option<String>) -> Value {
+        json!({
+            "conditions": self.conditions,
+            "cells-planned": self.planned,
+            "cells-finished": self.finished,
+            "interrupted": false,
+            "out-of-time": failure.is_none() && self.finished < self.planned,
+            "failure": failure,
+            "rows": self.rows,
+            "notes": self.notes,
+        })
+    }
+
+    /// Prints the end, with the failure if that was the outcome.
+    ///
+    /// # Errors
+    /// The results cannot be written: an earlier error, if there was one.
+    pub fn finish(self, outcome: Result<(), CommandError>) -> Result<Made, CommandError> {
+        let document = self.document(outcome.as_ref().err().map(CommandError::to_string));
+        match (self.reporter.finish(document), outcome) {
+            (Ok(document), outcome) => Ok((document, outcome)),
+            (Err(_), Err(error)) | (Err(error), Ok(())) => Err(error),
+        }
     }
 }
+
+/// The results of a table and what went wrong after they were begun.
+pub type Made = (Value, Result<(), CommandError>);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn what_comes_last_says_how_far_it_came() {

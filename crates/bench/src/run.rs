@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::KilledOnInterrupt;
+use rustix::process::{Pid, Signal, kill_process};
 use wait4::Wait4;
 
 /// Costs of a run, from its start to its end.
@@ -97,4 +98,70 @@ pub fn system_calls(command: &Command, scratch: &Path) -> Result<u64, CommandErr
     let total = text.lines().rev().find(|line| line.ends_with(" total"));
     let calls = total.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
     calls.ok_or_else(|| CommandError::new(format!("strace says:\n{text}")))
+}
+
+/// A process that does not outlive this value, however that ends.
+pub struct Running {
+    name: &'static str,
+    /// The process.
+    pub child: Child,
+    _killed: KilledOnInterrupt,
+}
+
+impl Running {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// It cannot be run.
+    pub fn start(name: &'static str, command: &mut Command) -> Result<Running, CommandError> {
+        let child = command.spawn();
+        let child = child.map_err(|e| {
+            let words = cowslip::error::system_words(&e);
+            CommandError::new(format!("Could not run {name}: {words}"))
+        })?;
+        Ok(Running {
+            name,
+            _killed: KilledOnInterrupt::new(&child),
+            child,
+        })
+    }
+
+    /// Returns the error that it has ended so, or does something else that it should not.
+    pub fn failure(&self, what: &str) -> CommandError {
+        CommandError::new(format!("{} {what}", self.name))
+    }
+
+    /// Sends it a signal, unless it has ended.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn signal(&self, signal: Signal) -> Result<(), CommandError> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        match kill_process(pid.expect("a child has a process number"), signal) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(e) => Err(self.failure(&format!("cannot be stopped: {e}"))),
+        }
+    }
+
+    /// Waits for its end, which must be a success.
+    ///
+    /// # Errors
+    /// How else it ended.
+    pub fn wait(mut self) -> Result<(), CommandError> {
+        match self.child.wait() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(self.failure(&format!("ends with {status}"))),
+            Err(e) => Err(self.failure(&format!("cannot be waited for: {e}"))),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait()
+            && self.child.kill().and_then(|()| self.child.wait()).is_err()
+        {
+            eprintln!("cowslip: {} runs on", self.name);
+        }
+    }
 }

@@ -3,23 +3,12 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use crate::cell::{Contestant, RawFile};
+use crate::cell::{CellLoad, Contestant, RawFile};
 use crate::machine::Machine;
 use crate::peers::Peer;
 
 /// Requests of a depth of one are fewer, because each waits for the last.
 const FEWER_AT_DEPTH_ONE: u64 = 8;
-
-/// How the mails that first asked a table's question measured.
-#[derive(Clone, Copy, Debug)]
-pub struct Source {
-    /// Size of the disk in bytes.
-    pub disk_bytes: u64,
-    /// Approximate number of requests of a run of 60 s there.
-    pub requests: u64,
-    /// Description of the source, with its differences here.
-    pub words: &'static str,
-}
 
 /// The sizes of a run, and what else cells have in common.
 #[derive(Clone)]
@@ -67,6 +56,18 @@ impl Scale {
         let first = self.policies.first();
         contestants.retain(|c| !matches!(c, Contestant::Cowslip(policy) if Some(policy) != first));
         contestants
+    }
+
+    /// Servers: ours with each policy, and QEMU's that take part.
+    pub fn servers(&self) -> Vec<Contestant> {
+        let theirs = self.peers.iter().filter_map(|peer| peer.server());
+        let ours = self.policies.iter().map(|p| Contestant::Cowslip(p));
+        ours.chain(theirs.map(Contestant::QemuServer)).collect()
+    }
+
+    /// Writes at this depth, each place once.
+    pub fn writes(&self, depth: u64, request_bytes: u64) -> CellLoad {
+        CellLoad::writes(self.requests_at(depth, request_bytes), depth, request_bytes)
     }
 
     /// Ours, QEMU's, and raw files of these states.

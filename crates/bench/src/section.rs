@@ -3,11 +3,11 @@
 
 use serde_json::Value;
 
-use crate::document::{Document, DocumentRow, distinct, kind_of};
+use crate::document::{Document, DocumentRow, distinct, kind_of, numbers};
 use crate::load::SERIES_STEP_MS;
 use crate::page::{
-    Align, Bar, BarGroup, Bars, Block, Curves, Kind, RowGroup, Scale, Section, Series, Table,
-    TableRow, grouped, rounded,
+    Align, Bar, Bars, Block, Curves, Kind, Scale, Section, Series, Table, TableRow, grouped,
+    rounded,
 };
 use crate::report::RATIO_TITLES;
 use crate::sources;
@@ -23,20 +23,38 @@ const SERIES_CHARTS_MAX: usize = 24;
 /// Number of groups up to which all share one chart, whatever their names.
 const GROUPS_IN_ONE: usize = 12;
 
+/// Titles of the sections of tables, by the names of these.
+const TITLES: [(&str, &str); 9] = [
+    (
+        "subclusters",
+        "Random first writes, by cluster size (subclusters)",
+    ),
+    ("flush", "First writes with flushes (flush)"),
+    (
+        "preallocation",
+        "First writes, by preallocation (preallocation)",
+    ),
+    ("discard", "Space and speed under discard (discard)"),
+    (
+        "fragmentation",
+        "Filled at random, then read (fragmentation)",
+    ),
+    (
+        "steady",
+        "Reads and overwrites of what is allocated (steady)",
+    ),
+    (
+        "metadata",
+        "Random requests over a large disk, little memory for tables (metadata)",
+    ),
+    ("served", "Random first writes over NBD (served)"),
+    ("guest", "Inside a Linux guest (guest)"),
+];
+
 /// Returns the title of a table's section.
 pub fn title_of(table: &str) -> Option<&'static str> {
-    Some(match table {
-        "subclusters" => "Random first writes, by cluster size (subclusters)",
-        "flush" => "First writes with flushes (flush)",
-        "preallocation" => "First writes, by preallocation (preallocation)",
-        "discard" => "Space and speed under discard (discard)",
-        "fragmentation" => "Filled at random, then read (fragmentation)",
-        "steady" => "Reads and overwrites of what is allocated (steady)",
-        "metadata" => "Random requests over a large disk, little memory for tables (metadata)",
-        "served" => "Random first writes over NBD (served)",
-        "guest" => "Inside a Linux guest (guest)",
-        _ => return None,
-    })
+    let found = TITLES.iter().find(|(name, _)| *name == table);
+    found.map(|(_, title)| *title)
 }
 
 /// The section of a table that has no operations a second: what its figures are, and of each file
@@ -60,6 +78,11 @@ pub fn section_of_rows(
     }
     sources::add(document, &mut section);
     section
+}
+
+/// A figure as a field of a table; empty if it is not known.
+fn field(value: Option<f64>, decimals: usize) -> String {
+    value.map_or(String::new(), |value| grouped(value, decimals))
 }
 
 /// The section of a table of this title.
@@ -113,35 +136,18 @@ fn series_of(rows: &[DocumentRow<'_>]) -> Vec<Series> {
 fn charts(rows: &[DocumentRow<'_>], section: &mut Section) {
     let cells = distinct(rows.iter().map(|row| row.cell()));
     for panel in panels(&cells) {
-        let in_panel: Vec<DocumentRow<'_>> = rows
-            .iter()
-            .filter(|row| panel.groups.iter().any(|(_, cell)| *cell == row.cell()))
-            .copied()
-            .collect();
-        let series = series_of(&in_panel);
-        let group = |(name, cell): &(String, &str)| {
-            let bar = |series: &Series| {
-                let of_cell =
-                    |row: &&DocumentRow<'_>| row.cell() == *cell && row.contestant() == series.name;
-                let spread = in_panel.iter().find(of_cell)?.spread("iops")?;
-                Some(Bar {
-                    value: spread.median,
-                    least: spread.least,
-                    most: spread.greatest,
-                })
-            };
-            BarGroup {
-                name: name.clone(),
-                bars: series.iter().map(bar).collect(),
-            }
-        };
-        section.add(Block::Bars(Bars {
-            title: panel.title,
-            unit: "operations a second, more is better; medians".to_string(),
-            scale: Scale::Linear,
-            groups: panel.groups.iter().map(group).collect(),
-            series,
-        }));
+        let bars = panel.groups.iter().flat_map(|(name, cell)| {
+            let of_cell = rows.iter().filter(|row| row.cell() == *cell);
+            of_cell.map(|row| {
+                let contestant = (row.contestant().to_string(), row.kind());
+                (name.clone(), contestant, row.spread("iops").map(Bar::from))
+            })
+        });
+        let unit = "operations a second, more is better; medians";
+        section.add(Block::Bars(Bars::of(
+            (panel.title, unit, Scale::Linear),
+            bars,
+        )));
     }
 }
 
@@ -223,21 +229,12 @@ fn one_panel<'a>(cells: &[&'a str]) -> Panel<'a> {
     }
 }
 
-/// The request counts of a run by time step, and its duration in seconds.
-fn run_series(run: &Value) -> Option<(&Value, f64)> {
-    // A guest reports two parts; the first one has the first writes.
-    let parts = [&run["told"], &run["told"]["first"]];
-    let part = parts.into_iter().find(|part| part["series"].is_array())?;
-    Some((part, part["seconds"].as_f64()?))
-}
-
 /// The rates of these counts over time, as corners of a line.
 fn curve(counts: &Value, seconds: f64) -> Option<Vec<(f64, f64)>> {
-    let counts: Option<Vec<u64>> = counts.as_array()?.iter().map(Value::as_u64).collect();
     let step_seconds = SERIES_STEP_MS as f64 / 1e3;
     let mut begin = 0.0;
     let mut points = Vec::new();
-    for (count, length) in rates(&counts?, step_seconds, seconds, POINTS_MAX)? {
+    for (count, length) in rates(&numbers(counts)?, step_seconds, seconds, POINTS_MAX)? {
         let rate = count / length;
         points.push((begin, rate));
         begin += length;
@@ -258,7 +255,7 @@ fn series_charts(rows: &[DocumentRow<'_>], section: &mut Section) {
         let series = series_of(&of_cell);
         let line = |series: &Series| {
             let row = of_cell.iter().find(|row| row.contestant() == series.name)?;
-            let (part, seconds) = run_series(row.median_run()?)?;
+            let (part, seconds) = row.series()?;
             Some((series.clone(), curve(&part["series"], seconds)?))
         };
         let lines: Vec<_> = series.iter().filter_map(line).collect();
@@ -291,7 +288,7 @@ fn series_charts(rows: &[DocumentRow<'_>], section: &mut Section) {
 
 /// Returns the contestant, the allocations of its writes in each step, and the time that they took.
 fn allocated(row: DocumentRow<'_>) -> Option<(&str, &Value, f64)> {
-    let (part, seconds) = run_series(row.median_run()?)?;
+    let (part, seconds) = row.series()?;
     let allocated = &part["series-allocated"];
     let is_known = allocated.is_object();
     is_known.then_some((row.contestant(), allocated, seconds))
@@ -342,16 +339,14 @@ fn table(filesystem: &str, rows: &[DocumentRow<'_>]) -> Table {
         .into_iter()
         .chain(ratios.iter().map(|(_, title)| *title));
     let numbers = numbers.chain(figures.iter().copied());
-    let mut columns = vec![("contestant".to_string(), Align::Words)];
-    columns.extend(numbers.map(|title| (title.to_string(), Align::Numbers)));
+    let mut columns = vec![("contestant", Align::Words)];
+    columns.extend(numbers.map(|title| (title, Align::Numbers)));
     let series = series_of(rows);
     let row = |row: &DocumentRow<'_>| {
         let iops = row.spread("iops");
-        let number = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, 0));
+        let iops = iops.map(|iops| [iops.median, iops.least, iops.greatest]);
         let mut fields = vec![row.contestant().to_string()];
-        fields.push(number(iops.map(|iops| iops.median)));
-        fields.push(number(iops.map(|iops| iops.least)));
-        fields.push(number(iops.map(|iops| iops.greatest)));
+        fields.extend((0..3).map(|index| field(iops.map(|all| all[index]), 0)));
         let ratio = |(name, _): &(&str, &str)| row.0[*name].as_f64();
         fields.extend(
             ratios
@@ -364,34 +359,21 @@ fn table(filesystem: &str, rows: &[DocumentRow<'_>]) -> Table {
         };
         fields.extend(figures.iter().map(figure));
         let key = series.iter().find(|series| series.name == row.contestant());
-        TableRow {
+        let row_of_table = TableRow {
             fields,
             key: key.map(|series| series.key),
             is_marked: row.is_outlier(),
-        }
-    };
-    let cells = distinct(rows.iter().map(|row| row.cell()));
-    let group = |cell: &&str| RowGroup {
-        title: cell.to_string(),
-        rows: rows
-            .iter()
-            .filter(|row| row.cell() == *cell)
-            .map(row)
-            .collect(),
+        };
+        (row.cell().to_string(), row_of_table)
     };
     let runs = rows.iter().map(|row| row.runs().count()).max().unwrap_or(0);
-    let of_runs = if runs == 1 {
-        "one run".to_string()
-    } else {
-        format!("medians of {runs} runs")
+    let of_runs = match runs {
+        1 => "one run".to_string(),
+        _ => format!("medians of {runs} runs"),
     };
-    Table {
-        caption: format!(
-            "{filesystem}: {of_runs}; marked rows are below half of both their neighbours"
-        ),
-        columns,
-        groups: cells.iter().map(group).collect(),
-    }
+    let caption =
+        format!("{filesystem}: {of_runs}; marked rows are below half of both their neighbours");
+    Table::of(caption, &columns, rows.iter().map(row))
 }
 
 /// The command line of each contestant in the first cell that has it.
@@ -449,10 +431,7 @@ mod tests {
         let warning = "Interrupted: 1 of 7 cells are finished.".to_string();
         assert_eq!(section.blocks[0], Block::Warning(warning));
         assert_eq!(section.blocks[1], Block::Prose("a remark".to_string()));
-        let Block::Bars(bars) = &section.blocks[2] else {
-            panic!("{:?}", section.blocks[2])
-        };
-        let bar = bars.groups[0].bars[0].unwrap();
+        let bar = section.bars()[0].groups[0].bars[0].unwrap();
         assert_eq!((bar.value, bar.least, bar.most), (200.0, 100.0, 300.0));
         let curves = section.blocks.iter().filter_map(|block| match block {
             Block::Curves(curves) => Some(curves),
@@ -462,11 +441,7 @@ mod tests {
         assert_eq!(curves.len(), 2);
         assert_eq!(curves[0].series.len(), 2);
         assert_eq!(curves[1].series.len(), 3);
-        let table = section.blocks.iter().find_map(|block| match block {
-            Block::Table(table) => Some(table),
-            _ => None,
-        });
-        let fields = &table.unwrap().groups[0].rows[0].fields;
+        let fields = &section.tables()[0].groups[0].rows[0].fields;
         assert_eq!(
             fields[..6],
             ["cowslip", "200", "100", "300", "2.50", "12.5"]

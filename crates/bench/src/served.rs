@@ -10,13 +10,13 @@ use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::RemovedOnInterrupt;
 use serde_json::Value;
 
-use crate::cell::{Backing, Cell, CellLoad, Contestant, Shape, Subclusters};
+use crate::cell::{Backing, Cell, CellLoad, Shape, Subclusters};
 use crate::conditions::line_of;
-use crate::host_usage::HostUsage;
+use crate::description::Description;
+use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::run::run;
 use crate::scale::Scale;
-use crate::server::{Kind, PageCache, Server};
 use crate::stage::{Stage, Turn, mebibytes};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
@@ -31,20 +31,24 @@ const CLOSE: Column = column("close ms", 0);
 const SPACE: Column = column("MiB", 0);
 const EXTENTS: Column = column("extents", 0);
 
+/// The table.
+pub const TABLE: Description = Description {
+    policies: &["auto"],
+    peers: &[Peer::StorageDaemon, Peer::QemuNbd],
+    measure,
+    ..Description::usual("served", cells)
+};
+
 /// Its cells.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
-    let servers = scale.peers.iter().filter_map(|peer| peer.server());
-    let theirs: Vec<Contestant> = servers.map(Contestant::QemuServer).collect();
+fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for depth in &scale.depths {
         for backing in [Backing::None, Backing::Raw] {
             for subclusters in [Subclusters::Off, Subclusters::On] {
-                let ours = scale.policies.iter().map(|p| Contestant::Cowslip(p));
-                let requests = scale.requests_at(*depth, REQUEST_BYTES);
                 cells.push(Cell {
                     shape: Shape::new(CLUSTER_BYTES, subclusters, backing),
-                    load: CellLoad::writes(requests, *depth, REQUEST_BYTES),
-                    contestants: ours.chain(theirs.iter().copied()).collect(),
+                    load: scale.writes(*depth, REQUEST_BYTES),
+                    contestants: scale.servers(),
                 });
             }
         }
@@ -56,14 +60,9 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
 ///
 /// # Errors
 /// The server or fio fails, or the image is not sound.
-pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
-    let kind = match turn.contestant {
-        Contestant::QemuServer(kind) => kind,
-        _ => Kind::Cowslip,
-    };
+fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, turn.contestant)?);
-    let page_cache = PageCache::probe(stage.directory())?;
-    let server = Server::start(kind, file.path(), stage.directory(), page_cache)?;
+    let server = stage.serve(turn.contestant, file.path())?;
     let socket = RemovedOnInterrupt::new(server.socket());
     let before = server.cost_so_far()?.cpu_seconds;
     let mut client = client(server.socket(), &cell.load, stage.disk_bytes());
@@ -73,15 +72,8 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     server.stop()?;
     let close = closing.elapsed();
     drop(socket);
-    stage.check(turn.contestant, file.path())?;
-    let usage = HostUsage::of(file.path())?;
-    stage.dispose(turn.contestant, file.path())?;
-    let mut measurement = Measurement {
-        iops: figures.iops,
-        figures: Vec::new(),
-        output: Value::Null,
-        command: Some(line_of(&client)),
-    };
+    let usage = stage.finish(turn.contestant, file.path())?;
+    let mut measurement = Measurement::new(figures.iops, Value::Null, Some(line_of(&client)));
     measurement.add(CPU, Some(cpu * 1e6 / figures.requests));
     measurement.add(MEAN, Some(figures.mean_us));
     measurement.add(P99, figures.p99_us);

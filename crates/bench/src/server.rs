@@ -5,12 +5,13 @@ use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cowslip_console::error::CommandError;
-use cowslip_console::interrupt::KilledOnInterrupt;
+
+use crate::run::Running;
 
 /// Owner of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,10 +153,8 @@ fn storage_daemon(image: &Path, socket: &Path, page_cache: PageCache, aio: Aio) 
 
 /// A running server; killed if it is dropped before it was stopped.
 pub struct Server {
-    kind: Kind,
-    child: Child,
+    process: Running,
     socket: PathBuf,
-    _killed: KilledOnInterrupt,
 }
 
 impl Server {
@@ -182,16 +181,9 @@ impl Server {
         how: (PageCache, Aio),
     ) -> Result<Server, CommandError> {
         let mut command = kind.command(image, socket, how)?;
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|e| CommandError::new(format!("Could not run {}: {e}", kind.name())))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut server = Server {
-            kind,
-            _killed: KilledOnInterrupt::new(&child),
-            child,
+            process: Running::start(kind.name(), command.stderr(Stdio::piped()))?,
             socket: socket.to_path_buf(),
         };
         server.wait_until_it_listens()?;
@@ -201,7 +193,7 @@ impl Server {
     fn wait_until_it_listens(&mut self) -> Result<(), CommandError> {
         let start = Instant::now();
         while UnixStream::connect(&self.socket).is_err() {
-            if let Ok(Some(_)) = self.child.try_wait() {
+            if let Ok(Some(_)) = self.process.child.try_wait() {
                 return Err(self.last_words());
             }
             if start.elapsed() > Duration::from_secs(10) {
@@ -215,7 +207,7 @@ impl Server {
     /// Returns the last messages of a server that has ended.
     fn last_words(&mut self) -> CommandError {
         let mut words = String::new();
-        if let Some(mut stderr) = self.child.stderr.take()
+        if let Some(mut stderr) = self.process.child.stderr.take()
             && std::io::Read::read_to_string(&mut stderr, &mut words).is_err()
         {
             words.push_str("(not UTF-8)");
@@ -224,7 +216,7 @@ impl Server {
     }
 
     fn failure(&self, what: &str) -> CommandError {
-        CommandError::new(format!("{} {what}", self.kind.name()))
+        self.process.failure(what)
     }
 
     /// Where it listens.
@@ -234,7 +226,7 @@ impl Server {
 
     /// Returns its costs until now.
     pub fn cost_so_far(&self) -> Result<Cost, CommandError> {
-        cost_of(self.child.id()).map_err(|e| self.is_silent(&e))
+        cost_of(self.process.child.id()).map_err(|e| self.is_silent(&e))
     }
 
     fn is_silent(&self, error: &io::Error) -> CommandError {
@@ -244,14 +236,9 @@ impl Server {
     /// Ends it and returns all that it has cost, closing included: the figures of a process outlive
     /// it until its parent has asked for its status.
     pub fn stop(mut self) -> Result<Cost, CommandError> {
-        let pid = i32::try_from(self.child.id())
-            .ok()
-            .and_then(rustix::process::Pid::from_raw)
-            .expect("a child has a process number");
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)
-            .map_err(|e| self.failure(&format!("cannot be stopped: {e}")))?;
+        self.process.signal(rustix::process::Signal::TERM)?;
         let start = Instant::now();
-        let pid = self.child.id();
+        let pid = self.process.child.id();
         let stat = || proc_file(pid, "stat").map_err(|e| self.is_silent(&e));
         while !fields_after_name(&stat()?)[0].starts_with('Z') {
             if start.elapsed() > Duration::from_secs(60) {
@@ -260,7 +247,7 @@ impl Server {
             sleep(Duration::from_millis(2));
         }
         let cost = self.cost_so_far()?;
-        let status = self.child.wait();
+        let status = self.process.child.wait();
         if !status.is_ok_and(|status| status.success()) {
             return Err(self.last_words());
         }
@@ -305,16 +292,6 @@ fn fields_after_name(stat: &str) -> Vec<&str> {
     let mut fields: Vec<&str> = rest.split_whitespace().collect();
     fields.resize(fields.len().max(13), "0");
     fields
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Ok(None) = self.child.try_wait()
-            && self.child.kill().and_then(|()| self.child.wait()).is_err()
-        {
-            eprintln!("cowslip: {} runs on", self.kind.name());
-        }
-    }
 }
 
 #[cfg(test)]

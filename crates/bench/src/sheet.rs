@@ -1,23 +1,21 @@
 //! The table as it grows: the rows of a cell are printed when the cell is done.
 //!
-//! Widths are therefore chosen before the rows are known: those of names from all names that may
-//! come, those of numbers from their titles and a usual size. Where a number needs more, its column
-//! is wider from then on. Which figures there are is known with the first cell; if a later one has
-//! more, the titles are printed again.
-
-use std::fmt::Write;
+//! Widths are chosen before the rows are known: those of names from all names that may come, those
+//! of numbers from their titles and a usual size. Which figures there are is known with the first
+//! cell; if a later one has more, the titles are printed again.
 
 use cowslip_console::error::CommandError;
 use cowslip_console::progress::Progress;
-use serde_json::Value;
+use cowslip_testbed::{Side, TextColumns};
 
 use crate::cell::Cell;
-use crate::conditions;
-use crate::report::{Cells, Column, End, Report, Row, comparisons};
-use crate::reporter::{Outlet, Reporter};
+use crate::document::{DocumentRow, numbers};
+use crate::load::SERIES_STEP_MS;
+use crate::report::{self, Column, Row, comparisons};
+use crate::reporter::{Made, Results};
+use crate::sparkline::Sparkline;
+use serde_json::Value;
 
-/// Columns that hold names; all others hold numbers, written to the right.
-const NAMES: [&str; 3] = ["fs", "cell", "contestant"];
 /// Columns of numbers before the ratios, with their usual widths: "123456", "123456-123456".
 const IOPS: [(&str, usize); 2] = [("IOPS", 7), ("least-most", 13)];
 /// Width of other numbers: "1234.56".
@@ -28,29 +26,17 @@ const AGAIN: &str = "(again)";
 /// Where columns are.
 #[derive(Debug)]
 struct Layout {
-    /// Widths of names, IOPS, ratios and figures.
-    widths: Vec<usize>,
+    columns: TextColumns,
     /// Titles of the ratios that occur.
     ratios: Vec<&'static str>,
     /// Figures that have occurred.
     figures: Vec<Column>,
-    is_titled: bool,
 }
 
 impl Layout {
     fn new(places: &[String], cells: &[Cell]) -> Layout {
-        let longest = |names: &mut dyn Iterator<Item = String>, title: &str| {
-            let names = names.map(|name| name.chars().count());
-            names.max().unwrap_or(0).max(title.len())
-        };
-        let contestants = || cells.iter().flat_map(|cell| &cell.contestants);
-        let mut widths = vec![
-            longest(&mut places.iter().cloned(), NAMES[0]),
-            longest(&mut cells.iter().map(Cell::name), NAMES[1]),
-            longest(&mut contestants().map(|c| c.name()), NAMES[2]),
-        ];
-        widths.extend(IOPS.map(|(_, width)| width));
-        let all: Vec<_> = contestants().copied().collect();
+        let all = cells.iter().flat_map(|cell| &cell.contestants);
+        let all: Vec<_> = all.copied().collect();
         // In their own order, and only those that a single cell has.
         let mut ratios = comparisons(&all);
         let compared = |title: &&str| {
@@ -58,12 +44,16 @@ impl Layout {
             cells.any(|cell| comparisons(&cell.contestants).contains(title))
         };
         ratios.retain(compared);
-        widths.extend(ratios.iter().map(|title| title.len().max(NUMBER_WIDTH)));
+        let columns = TextColumns::default()
+            .names("fs", places)
+            .names("cell", cells.iter().map(Cell::name))
+            .names("contestant", all.iter().map(|c| c.name()))
+            .numbers(IOPS)
+            .numbers(ratios.iter().map(|title| (*title, NUMBER_WIDTH)));
         Layout {
-            widths,
+            columns,
             ratios,
             figures: Vec::new(),
-            is_titled: false,
         }
     }
 
@@ -74,20 +64,12 @@ impl Layout {
         for (column, _) in fullest.iter().flat_map(|run| &run.figures) {
             if !self.figures.contains(column) {
                 self.figures.push(*column);
-                self.widths.push(column.title.len().max(NUMBER_WIDTH));
-                self.is_titled = false;
+                self.columns.push(column.title, NUMBER_WIDTH, Side::Right);
             }
         }
     }
 
-    fn titles(&self) -> Vec<String> {
-        let names = NAMES.into_iter().chain(IOPS.map(|(title, _)| title));
-        let titles = names.chain(self.ratios.iter().copied());
-        let titles = titles.chain(self.figures.iter().map(|column| column.title));
-        titles.map(str::to_string).collect()
-    }
-
-    fn fields(&self, report: &Report, row: &Row) -> Vec<String> {
+    fn fields(&self, row: &Row, rows: &[Row]) -> Vec<String> {
         let mark = if row.is_outlier { "!" } else { "" };
         let spread = row.spread().map_or(String::new(), |iops| {
             format!("{:.0}-{:.0}", iops.least, iops.greatest)
@@ -102,7 +84,7 @@ impl Layout {
         let mut push = |value: Option<f64>, decimals: usize| {
             fields.push(value.map_or(String::new(), |value| format!("{value:.decimals$}")));
         };
-        for (title, ratio) in report.ratios(row).titled() {
+        for (title, ratio) in report::ratios(row, rows).titled() {
             if self.ratios.contains(&title) {
                 push(ratio, 2);
             }
@@ -113,73 +95,57 @@ impl Layout {
         fields
     }
 
-    fn line(&mut self, fields: &[String]) -> String {
-        let mut line = String::new();
-        for (index, (field, width)) in fields.iter().zip(&mut self.widths).enumerate() {
-            *width = (*width).max(field.chars().count());
-            let written = match index < NAMES.len() {
-                true => write!(line, "{field:<width$}  "),
-                false => write!(line, "{field:>width$}  "),
-            };
-            written.expect("a string takes all");
-        }
-        line.truncate(line.trim_end().len());
-        line
-    }
-
     /// The rows of a cell, each with this word behind it; before them the titles, if they are new.
-    fn rows(&mut self, report: &Report, rows: &[Row], word: &str) -> String {
+    fn rows(&mut self, rows: &[Row], word: &str) -> String {
         self.take_figures(rows);
         let mut text = String::new();
-        if !self.is_titled {
-            self.is_titled = true;
-            let titles = self.titles();
-            text += &(self.line(&titles) + "\n");
-        }
         for row in rows {
-            let fields = self.fields(report, row);
-            let line = format!("{} {word}", self.line(&fields));
-            text += line.trim_end();
+            let line = self.columns.row(&self.fields(row, rows));
+            text += format!("{} {word}", line.trim_end()).trim_end();
             text.push('\n');
         }
         text
     }
 
     /// The series of a cell's rows, below the names of their contestants.
-    fn series(&self, rows: &[Row]) -> String {
-        let mut text = String::new();
-        let indent = self.widths[0] + self.widths[1] + 4;
-        for row in rows {
-            let Some((line, shares)) = row.series() else {
-                continue;
-            };
-            let allocated = shares.map_or(String::new(), |shares| {
-                format!(
-                    "; {:.0} % took a cluster, {:.0} % subclusters",
-                    shares.clusters * 100.0,
-                    shares.subclusters * 100.0
-                )
-            });
-            text += &format!(
-                "{:indent$}{:<width$}  {}  {:.0} to {:.0} IOPS in {:.1} s each{allocated}\n",
+    fn series(&self, rows: &[Value]) -> String {
+        let indent = self.columns.offset(2);
+        let width = self.columns.offset(3) - indent - 2;
+        let line = |row: DocumentRow<'_>| {
+            let (part, seconds) = row.series()?;
+            let step_seconds = SERIES_STEP_MS as f64 / 1e3;
+            let line = Sparkline::of(&numbers(&part["series"])?, step_seconds, seconds)?;
+            Some(format!(
+                "{:indent$}{:<width$}  {}  {:.0} to {:.0} IOPS in {:.1} s each{}\n",
                 "",
-                row.contestant.name(),
+                row.contestant(),
                 line.blocks,
                 line.least,
                 line.most,
                 line.piece_seconds,
-                width = self.widths[2],
-            );
-        }
-        text
+                shares(&part["series-allocated"]).unwrap_or_default(),
+            ))
+        };
+        let rows = rows.iter().map(DocumentRow);
+        rows.filter_map(line).collect()
     }
 }
 
-/// A report that is printed while it is made.
-#[derive(Debug)]
+/// Which share of writes allocated space; the others found their data's place.
+fn shares(allocated: &Value) -> Option<String> {
+    let sum = |name: &str| Some(numbers(&allocated[name])?.iter().sum::<u64>() as f64);
+    let (clusters, subclusters) = (sum("cluster")?, sum("subcluster")?);
+    let percent = 100.0 / (clusters + subclusters + sum("nothing")?);
+    percent.is_finite().then(|| {
+        let (clusters, subclusters) = (clusters * percent, subclusters * percent);
+        format!("; {clusters:.0} % took a cluster, {subclusters:.0} % subclusters")
+    })
+}
+
+/// Rows that are printed while they are measured.
 pub struct Sheet {
-    report: Report,
-    reporter: Reporter,
+    results: Results,
+    rows: Vec<Row>,
     layout: Layout,
     /// Whether a line below each row shows its series, where it has one.
     with_series: bool,
@@ -189,34 +155,33 @@ impl Sheet {
     /// Returns a sheet before anything is printed. The names of all places and all cells are known;
     /// each cell is measured at each place.
     pub fn new(
-        report: Report,
-        (outlet, with_series): (Outlet, bool),
+        results: Results,
+        with_series: bool,
         (places, cells): (&[String], &[Cell]),
     ) -> Sheet {
         Sheet {
-            report: Report {
-                cells: Cells {
-                    planned: places.len() * cells.len(),
-                    finished: 0,
-                },
-                ..report
-            },
-            reporter: Reporter::new(outlet),
+            results,
+            rows: Vec::new(),
             layout: Layout::new(places, cells),
             with_series,
         }
     }
 
-    /// Returns the results so far.
-    pub fn report(&self) -> &Report {
-        &self.report
+    /// Returns the rows so far.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// The results, whose rows are this sheet's.
+    pub fn results(&mut self) -> &mut Results {
+        &mut self.results
     }
 
     /// A cell is done: takes its rows and prints them.
     pub fn add(&mut self, rows: Vec<Row>, progress: &Progress) {
-        let first = self.report.rows.len();
-        self.report.rows.extend(rows);
-        self.report.cells.finished += 1;
+        let first = self.rows.len();
+        self.rows.extend(rows);
+        self.results.finished += 1;
         self.print_rows(first, "", progress);
     }
 
@@ -228,47 +193,37 @@ impl Sheet {
         change: impl FnOnce(&mut [Row]) -> Vec<String>,
         progress: &Progress,
     ) {
-        for cell in change(&mut self.report.rows[first..]) {
+        for cell in change(&mut self.rows[first..]) {
             let of_cell = |row: &Row| row.cell == cell;
-            if let Some(index) = self.report.rows[first..].iter().position(of_cell) {
+            if let Some(index) = self.rows[first..].iter().position(of_cell) {
                 self.print_rows(first + index, AGAIN, progress);
             }
         }
     }
 
-    /// Adds a note below the table.
-    pub fn note(&mut self, note: String) {
-        self.report.notes.push(note);
-    }
-
-    /// A place has these conditions.
-    pub fn add_place(&mut self, conditions: serde_json::Value) {
-        conditions::add_place(&mut self.report.conditions, conditions);
-    }
-
     /// Prints the rows of one cell, the first of which has this number.
     fn print_rows(&mut self, first: usize, word: &str, progress: &Progress) {
-        let Sheet { report, layout, .. } = self;
-        let rows = report.rows[first..].chunk_by(|a, b| a.cell == b.cell);
+        let all = &self.rows;
+        self.results.rows = all.iter().map(|row| report::json(row, all)).collect();
+        let rows = all[first..].chunk_by(|a, b| a.cell == b.cell);
         let rows = rows.into_iter().next().unwrap_or_default();
-        let mut text = String::new();
-        if self.reporter.wants_rows() {
-            text += &layout.rows(report, rows, word);
-            if self.with_series {
-                text += &layout.series(rows);
+        let (layout, with_series) = (&mut self.layout, self.with_series);
+        let of_cell: Vec<Value> = rows.iter().map(|row| report::json(row, rows)).collect();
+        self.results.show(progress, || {
+            let text = layout.rows(rows, word);
+            match with_series {
+                true => text + &layout.series(&of_cell),
+                false => text,
             }
-        }
-        let interrupted = self.report.json(End::Interrupted);
-        self.reporter.add(&text, interrupted, progress);
+        });
     }
 
-    /// Prints the end, with the failure if there was one. Returns the results.
+    /// Prints the end, with the failure if that was the outcome. Returns the results.
     ///
     /// # Errors
     /// The page cannot be written.
-    pub fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
-        let end = End::of(failure, self.report.cells);
-        self.reporter.finish(self.report.json(end))
+    pub fn finish(self, outcome: Result<(), CommandError>) -> Result<Made, CommandError> {
+        self.results.finish(outcome)
     }
 }
 
@@ -306,20 +261,10 @@ mod tests {
         row
     }
 
-    /// Where the last character of each word is.
-    fn ends(line: &str) -> Vec<usize> {
-        let chars: Vec<char> = line.chars().collect();
-        let blank = |index: usize| chars.get(index).is_none_or(|c| *c == ' ');
-        let ends = (0..chars.len()).filter(|index| !blank(*index) && blank(index + 1));
-        ends.collect()
-    }
-
     #[test]
-    fn rows_that_come_later_stand_under_the_same_titles() {
+    fn ratios_are_those_that_a_single_cell_has() {
         let cells = cells();
-        let places = ["ext4".to_string(), "xfs:log=64M".to_string()];
-        let mut layout = Layout::new(&places, &cells);
-        let mut report = Report::default();
+        let mut layout = Layout::new(&["ext4".to_string()], &cells);
         let mut text = String::new();
         for (cell, iops) in cells
             .iter()
@@ -327,60 +272,27 @@ mod tests {
         {
             let contestants = cell.contestants.iter();
             let rows: Vec<Row> = contestants.map(|c| row(cell, *c, &iops)).collect();
-            report.rows.extend(rows.clone());
-            text += &layout.rows(&report, &rows, "");
+            text += &layout.rows(&rows, AGAIN);
         }
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 5, "{text}");
-        let title_at = |title: &str| lines[0].find(title).unwrap();
-        for line in &lines[1..] {
-            assert!(line.starts_with("ext4 "), "{text}");
-            let contestant = &line[title_at("contestant")..];
-            assert!(
-                contestant.starts_with("cowslip")
-                    || contestant.starts_with("qemu-img")
-                    || contestant.starts_with("raw allocated"),
-                "{text}"
-            );
-            // Numbers end where their titles end.
-            for title in ["IOPS", "least-most", "CPU us"] {
-                let end = title_at(title) + title.len() - 1;
-                assert!(ends(line).contains(&end), "{title}\n{text}");
-            }
-        }
         assert!(lines[1].contains("1.00") && !lines[2].contains("1.00"));
         assert!(lines[0].contains("x QEMU") && lines[0].contains("x first"));
         assert!(!lines[0].contains("x written"), "{text}");
         assert!(lines[3].contains("98765-123456"), "{text}");
-    }
-
-    #[test]
-    fn a_number_that_is_wider_widens_its_column() {
-        let cells = cells();
-        let mut layout = Layout::new(&["ext4".to_string()], &cells);
-        let mut report = Report::default();
-        for iops in [1e12, 5.0] {
-            report.rows = vec![row(&cells[0], Contestant::QemuImg, &[iops])];
-            let text = layout.rows(&report, &report.rows, AGAIN);
-            assert!(text.ends_with("1.2 (again)\n"), "{text}");
-        }
-        assert_eq!(layout.widths[3], "1000000000000".len());
-        assert_eq!(layout.widths[4], "1000000000000-1000000000000".len());
+        assert!(lines[3].ends_with("1.2 (again)"), "{text}");
     }
 
     #[test]
     fn titles_are_printed_again_when_there_are_more() {
         let cells = cells();
         let mut layout = Layout::new(&["ext4".to_string()], &cells);
-        let mut report = Report {
-            rows: vec![row(&cells[0], Contestant::QemuImg, &[5.0])],
-            ..Report::default()
-        };
+        let mut rows = [row(&cells[0], Contestant::QemuImg, &[5.0])];
         let titled = |text: &str| text.starts_with("fs ");
-        assert!(titled(&layout.rows(&report, &report.rows, "")));
-        assert!(!titled(&layout.rows(&report, &report.rows, "")));
-        report.rows[0].runs[0].add(column("extents", 0), Some(3.0));
-        let text = layout.rows(&report, &report.rows, "");
+        assert!(titled(&layout.rows(&rows, "")));
+        assert!(!titled(&layout.rows(&rows, "")));
+        rows[0].runs[0].add(column("extents", 0), Some(3.0));
+        let text = layout.rows(&rows, "");
         assert!(titled(&text) && text.contains("CPU us  extents"), "{text}");
     }
 
@@ -396,7 +308,7 @@ mod tests {
                 "series-allocated": { "cluster": [6, 0], "subcluster": [2, 1], "nothing": [0, 3] },
             });
         }
-        let text = layout.series(&[row]);
+        let text = layout.series(&[report::json(&row, &[])]);
         let expected =
             "cowslip        █▅  40 to 80 IOPS in 0.1 s each; 50 % took a cluster, 25 % subclusters";
         assert_eq!(text.trim(), expected);

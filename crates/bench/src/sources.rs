@@ -2,13 +2,11 @@
 //! Only the differences between the rows of one column can be compared. The figures are in
 //! `sources.json`.
 
+use cowslip_testbed::Spread;
 use serde::Deserialize;
 
 use crate::document::Document;
-use crate::page::{
-    Align, Bar, BarGroup, Bars, Block, Kind, RowGroup, Scale, Section, Series, Table, TableRow,
-    grouped,
-};
+use crate::page::{Align, Bar, Bars, Block, Kind, Scale, Section, Table, grouped};
 
 /// A published table.
 #[derive(Debug, Deserialize)]
@@ -118,106 +116,78 @@ impl SourceRow {
 }
 
 impl Source {
+    /// Columns of ours, for each file system.
+    fn places<'a>(&self, filesystems: &[&'a str]) -> Vec<(&'a str, usize)> {
+        let ours = |place| (0..self.ours.len()).map(move |ours| (place, ours));
+        filesystems.iter().copied().flat_map(ours).collect()
+    }
+
     /// Its figures, with ours of each file system beside them.
     fn beside(&self, document: Document<'_>) -> Table {
-        let filesystems = document.filesystems();
-        let places = || {
-            filesystems
-                .iter()
-                .flat_map(|place| (0..self.ours.len()).map(move |ours| (*place, ours)))
-        };
-        let mut columns = vec![(self.rows_are.to_string(), Align::Words)];
-        columns.extend(
-            self.columns
-                .iter()
-                .map(|title| (title.to_string(), Align::Numbers)),
-        );
-        columns.extend(
-            places().map(|(place, ours)| (format!("{}, {place}", self.ours[ours]), Align::Numbers)),
-        );
+        let places = self.places(&document.filesystems());
+        let titles = places.iter();
+        let titles = titles.map(|(place, ours)| format!("{}, {place}", self.ours[*ours]));
+        let titles: Vec<String> = titles.collect();
+        let numbers = self.columns.iter().chain(&titles);
+        let numbers = numbers.map(|title| (title.as_str(), Align::Numbers));
+        let words = [(self.rows_are.as_str(), Align::Words)];
+        let columns: Vec<(&str, Align)> = words.into_iter().chain(numbers).collect();
         let row = |row: &SourceRow| {
-            let mut fields = vec![row.name.to_string()];
-            let field = |(index, text): (usize, &String)| {
-                row.figure(index)
-                    .map_or(text.to_string(), |number| grouped(number, 0))
-            };
-            fields.extend(row.figures.iter().enumerate().map(field));
-            fields.extend(places().map(|(place, ours)| {
-                let here = row.here(document, place, ours);
+            let figures = row.figures.iter().enumerate().map(|(index, text)| {
+                let number = row.figure(index);
+                number.map_or(text.clone(), |number| grouped(number, 0))
+            });
+            let ours = places.iter().map(|(place, ours)| {
+                let here = row.here(document, place, *ours);
                 here.map_or(String::new(), |number| grouped(number, 0))
-            }));
-            TableRow {
-                fields,
-                ..TableRow::default()
-            }
+            });
+            let name = [row.name.clone()].into_iter();
+            let fields: Vec<String> = name.chain(figures).chain(ours).collect();
+            (String::new(), fields)
         };
-        Table {
-            caption: self.title.to_string(),
-            columns,
-            groups: vec![RowGroup {
-                title: String::new(),
-                rows: self.rows.iter().map(row).collect(),
-            }],
-        }
+        Table::of(&*self.title, &columns, self.rows.iter().map(row))
     }
 
     /// Where a row is a hundred times another, an even axis shows nothing of the lesser.
     fn scale(&self) -> Scale {
         let columns = 0..self.columns.len();
         let rows = self.rows.iter();
-        let figures: Vec<f64> = rows
-            .flat_map(|row| columns.clone().filter_map(|column| row.figure(column)))
-            .collect();
-        let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = figures.iter().copied().fold(0.0, f64::max);
-        match most > WIDE * least {
-            true => Scale::Logarithmic,
-            false => Scale::Linear,
+        let figures = rows.flat_map(|row| columns.clone().filter_map(|column| row.figure(column)));
+        match Spread::of(figures.collect()) {
+            Some(all) if all.greatest > WIDE * all.least => Scale::Logarithmic,
+            _ => Scale::Linear,
         }
     }
 
     /// The same as bars, where its figures are numbers and ours are beside them.
     fn chart(&self, document: Document<'_>) -> Option<Bars> {
-        let filesystems = document.filesystems();
         let is_drawn = self.rows.iter().all(|row| row.figure(0).is_some()) && !self.ours.is_empty();
-        let there = self
-            .columns
-            .iter()
-            .map(|title| (format!("source: {title}"), Kind::Source));
-        let places: Vec<(&str, usize)> = filesystems
-            .iter()
-            .flat_map(|place| (0..self.ours.len()).map(move |ours| (*place, ours)))
-            .collect();
-        let here = places.iter().map(|(place, ours)| {
-            let kind = match &self.ours[*ours] {
-                title if title.starts_with("Cowslip") => Kind::Ours,
-                title if title.starts_with("QEMU") => Kind::Peer,
-                _ => Kind::Yardstick,
-            };
-            (format!("{}, {place}", self.ours[*ours]), kind)
-        });
+        let places = self.places(&document.filesystems());
+        let kind = |title: &str| match title {
+            title if title.starts_with("Cowslip") => Kind::Ours,
+            title if title.starts_with("QEMU") => Kind::Peer,
+            _ => Kind::Yardstick,
+        };
         let bar = |value: f64| Bar {
             value,
             least: value,
             most: value,
         };
-        let group = |row: &SourceRow| {
-            let there = (0..self.columns.len()).map(|column| row.figure(column).map(bar));
-            let here = places
-                .iter()
-                .map(|(place, ours)| row.here(document, place, *ours).map(bar));
-            BarGroup {
-                name: row.name.to_string(),
-                bars: there.chain(here).collect(),
-            }
-        };
-        is_drawn.then(|| Bars {
-            title: self.title.to_string(),
-            unit: "operations a second, more is better".to_string(),
-            scale: self.scale(),
-            series: Series::numbered(there.chain(here)),
-            groups: self.rows.iter().map(group).collect(),
-        })
+        let bars = self.rows.iter().flat_map(|row| {
+            let there = self.columns.iter().enumerate().map(|(index, title)| {
+                let series = (format!("source: {title}"), Kind::Source);
+                (row.name.clone(), series, row.figure(index).map(bar))
+            });
+            let here = places.iter().map(|(place, ours)| {
+                let title = &self.ours[*ours];
+                let series = (format!("{title}, {place}"), kind(title));
+                let here = row.here(document, place, *ours);
+                (row.name.clone(), series, here.map(bar))
+            });
+            there.chain(here).collect::<Vec<_>>()
+        });
+        let unit = "operations a second, more is better";
+        is_drawn.then(|| Bars::of((self.title.clone(), unit, self.scale()), bars))
     }
 }
 
@@ -283,11 +253,7 @@ mod tests {
         });
         let mut section = Section::new("x");
         add(Document(&document), &mut section);
-        let tables = section.blocks.iter().filter_map(|block| match block {
-            Block::Table(table) => Some(table),
-            _ => None,
-        });
-        let tables: Vec<&Table> = tables.collect();
+        let tables = section.tables();
         assert_eq!(tables.len(), 1, "the others measure other cells");
         let row = tables[0].groups[0]
             .rows

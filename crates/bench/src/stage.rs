@@ -21,6 +21,7 @@ use crate::machine::Machine;
 use crate::report::{Column, Measurement, Row, column};
 use crate::run::{own_path, run, system_calls};
 use crate::scale::Scale;
+use crate::server::{Kind, PageCache, Server};
 
 /// Written by every load: zeroes might be treated apart.
 pub const PATTERN: &str = "--pattern=165";
@@ -480,6 +481,30 @@ impl<'a> Stage<'a> {
         }
     }
 
+    /// Ends the use of a file whose engine has ended: checks it, and returns the space that it took.
+    ///
+    /// # Errors
+    /// The image is not sound; the file system's.
+    pub fn finish(&self, contestant: Contestant, file: &Path) -> Result<HostUsage, CommandError> {
+        self.check(contestant, file)?;
+        let usage = HostUsage::of(file)?;
+        self.dispose(contestant, file)?;
+        Ok(usage)
+    }
+
+    /// Serves an image by the server of this contestant, ours if it has none.
+    ///
+    /// # Errors
+    /// The server does not start.
+    pub fn serve(&self, contestant: Contestant, image: &Path) -> Result<Server, CommandError> {
+        let kind = match contestant {
+            Contestant::QemuServer(kind) => kind,
+            _ => Kind::Cowslip,
+        };
+        let page_cache = PageCache::probe(self.directory())?;
+        Server::start(kind, image, self.directory(), page_cache)
+    }
+
     /// Checks as [`Stage::check`], but by our `check`.
     ///
     /// # Errors
@@ -520,9 +545,7 @@ pub fn bench_process(
     let mut command = stage.command(cell, contestant, file.path());
     let run = run(&mut command)?;
     let flushes_after = device_flushes(file.path());
-    stage.check(contestant, file.path())?;
-    let usage = HostUsage::of(file.path())?;
-    stage.dispose(contestant, file.path())?;
+    let usage = stage.finish(contestant, file.path())?;
     let requests = cell.load.requests as f64;
     // QEMU prints no figures; without them the output is two lines of text.
     let output: serde_json::Value = serde_json::from_str(&run.output).unwrap_or_default();
@@ -532,12 +555,9 @@ pub fn bench_process(
         return Err(CommandError::new(text));
     }
     let latency = |name| output["latency-us"][name].as_f64();
-    let mut measurement = Measurement {
-        iops: requests / run.seconds,
-        figures: Vec::new(),
-        output: serde_json::Value::Null,
-        command: Some(line_of(&command)),
-    };
+    let iops = requests / run.seconds;
+    let line = Some(line_of(&command));
+    let mut measurement = Measurement::new(iops, serde_json::Value::Null, line);
     measurement.add(CPU, Some(run.cpu_seconds * 1e6 / requests));
     if stage.scale.system_calls && turn.repetition == 0 {
         let calls = stage.count_system_calls(cell, contestant)?;

@@ -2,15 +2,19 @@
 //! raw file costs; and first writes into an image that was filled and trimmed before, as a disk is
 //! that has been in use.
 
-use crate::cell::{Backing, Before, Cell, CellLoad, Direction, RawFile, Shape, Subclusters};
+use crate::cell::{Backing, Before, Cell, Direction, RawFile, Shape, Subclusters};
+use crate::description::Description;
 use crate::scale::Scale;
 
 const REQUEST_BYTES: u64 = 4096;
 /// Clusters of the image in bytes: QEMU's default.
 const CLUSTER_BYTES: u64 = 64 << 10;
 
+/// The table.
+pub const TABLE: Description = Description::usual("steady", cells);
+
 /// Its cells.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for depth in &scale.depths {
         for subclusters in [Subclusters::Off, Subclusters::On] {
@@ -19,8 +23,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
                 (Before::Filled, Direction::Write),
                 (Before::Trimmed, Direction::Write),
             ] {
-                let requests = scale.requests_at(*depth, REQUEST_BYTES);
-                let mut load = CellLoad::writes(requests, *depth, REQUEST_BYTES);
+                let mut load = scale.writes(*depth, REQUEST_BYTES);
                 load.direction = direction;
                 let mut shape = Shape::new(CLUSTER_BYTES, subclusters, Backing::None);
                 shape.before = before;

@@ -3,9 +3,10 @@
 
 use cowslip_console::error::CommandError;
 
-use crate::cell::{Backing, Cell, CellLoad, Contestant, RawFile, Shape, Subclusters, short_size};
+use crate::cell::{Backing, Cell, Contestant, RawFile, Shape, Subclusters, short_size};
+use crate::description::{Description, Source};
 use crate::report::Row;
-use crate::scale::{Scale, Source};
+use crate::scale::Scale;
 use crate::stage::{Stage, bench_process};
 
 /// log2 of the sizes of clusters: 4 KiB to 2 MiB.
@@ -15,7 +16,7 @@ const SUBCLUSTERS_FROM_BYTES: u64 = 16 << 10;
 const REQUEST_BYTES: u64 = 4096;
 
 /// The mail of 2019 that proposed subclusters.
-pub const SOURCE: Source = Source {
+const SOURCE: Source = Source {
     disk_bytes: 40 << 30,
     requests: 600_000,
     words: "Conditions of the source (2019): an SSD, random writes of 4 KiB to a qcow2 image of 40 GiB, with a \
@@ -23,8 +24,15 @@ pub const SOURCE: Source = Source {
             Here: 32 subclusters a cluster, as the format has them now, and 600 000 requests, each block once.",
 };
 
+/// The table.
+pub const TABLE: Description = Description {
+    zero_methods: &["zero-range", "write"],
+    source: Some(SOURCE),
+    ..Description::usual("subclusters", cells)
+};
+
 /// Its cells: neighbours differ in the size of clusters alone.
-pub fn cells(scale: &Scale) -> Vec<Cell> {
+fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for depth in &scale.depths {
         for backing in [Backing::None, Backing::Raw] {
@@ -49,11 +57,7 @@ fn cell(scale: &Scale, shape: Shape, depth: u64) -> Cell {
     }
     Cell {
         shape,
-        load: CellLoad::writes(
-            scale.requests_at(depth, REQUEST_BYTES),
-            depth,
-            REQUEST_BYTES,
-        ),
+        load: scale.writes(depth, REQUEST_BYTES),
         contestants: scale.contestants(&raw),
     }
 }
@@ -173,6 +177,7 @@ pub fn by_unit(cells: &[Cell], rows: &[Row]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cell::CellLoad;
     use crate::report::Measurement;
 
     fn cells() -> [Cell; 4] {

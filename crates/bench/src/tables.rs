@@ -12,25 +12,27 @@ use cowslip_console::output::{self, Program};
 use cowslip_console::progress::Progress;
 use cowslip_console::queue::parse_aio;
 use cowslip_testbed::{Place, Recipe};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::cell::{Cell, Contestant, RawFile};
 use crate::conditions;
 use crate::deadline::{Shares, is_over};
+use crate::description::{Description, Source};
 use crate::machine::{Machine, MachineOptions};
-use crate::peers::{self, Peer};
+use crate::peers;
 use crate::places::{PlaceOptions, make_loop};
-use crate::report::{Report, Row};
-use crate::reporter::{Made, Outlet, made};
-use crate::scale::{Scale, Source};
+use crate::report::Row;
+use crate::reporter::{Made, Outlet, Results};
+use crate::scale::Scale;
 use crate::sheet::Sheet;
-use crate::stage::{self, Measure, Stage, bench_process};
+use crate::stage::{self, Stage};
 use crate::{
     discard, flush, fragmentation, guest, metadata, preallocation, served, steady, subclusters,
 };
 
-/// Least size of a file system, whatever the disk: XFS refuses to be below 300 MiB.
-const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
+/// Allocation policies, and how new clusters come to read as zeroes.
+const POLICIES: &[&str] = &["auto", "contiguous", "sparse"];
+const ZERO_METHODS: &[&str] = &["auto", "fresh", "zero-range", "write"];
 /// Runs of each contestant, if it is not said.
 const REPETITIONS: usize = 5;
 
@@ -172,19 +174,19 @@ impl Options {
 }
 
 /// The sizes and columns that the options of a table ask for.
-fn scale_of(table: &Table) -> Result<Scale, CommandError> {
-    let options = table.options();
-    let source = table.source(&options.conditions)?;
+fn scale_of(asked: &Table) -> Result<Scale, CommandError> {
+    let (options, table) = (asked.options(), asked.description());
+    let source = asked.source(&options.conditions)?;
     let disk_bytes = match (&options.size, source) {
         (Some(size), _) => bytes_within("size", size, 1 << 20..=1 << 43)?,
         (None, Some(source)) => source.disk_bytes,
-        (None, None) if options.quick => table.disk_bytes_of_a_quick_run(),
-        (None, None) => table.disk_bytes(),
+        (None, None) if options.quick => table.quick_disk_bytes,
+        (None, None) => table.disk_bytes,
     };
     let (requests, repetitions) = match options.quick {
-        true => (table.requests() / 4, 1),
+        true => (table.requests / 4, 1),
         false => {
-            let usual = source.map_or(table.requests(), |source| source.requests);
+            let usual = source.map_or(table.requests, |source| source.requests);
             let repetitions = options.repetitions.unwrap_or(REPETITIONS);
             (options.requests.unwrap_or(usual), repetitions)
         }
@@ -194,14 +196,13 @@ fn scale_of(table: &Table) -> Result<Scale, CommandError> {
         return Err(CommandError::new(text));
     }
     let policies = match options.policies.is_empty() {
-        true => Ok(table.policies().to_vec()),
-        false => options.policies.iter().map(|name| policy(name)).collect(),
+        true => Ok(table.policies.to_vec()),
+        false => named("policies", POLICIES, &options.policies),
     };
     let yardsticks = options.yardsticks.iter().map(|name| yardstick(name));
-    let zero_methods = match (&options.zero_methods, table) {
-        (Some(names), _) => names.iter().map(|name| zero_method(name)).collect(),
-        (None, Table::Subclusters(_) | Table::Preallocation(_)) => Ok(vec!["zero-range", "write"]),
-        (None, _) => Ok(Vec::new()),
+    let zero_methods = match &options.zero_methods {
+        Some(names) => named("zero-methods", ZERO_METHODS, names)?,
+        None => table.zero_methods.to_vec(),
     };
     Ok(Scale {
         disk_bytes,
@@ -209,9 +210,9 @@ fn scale_of(table: &Table) -> Result<Scale, CommandError> {
         depths: options.depths.clone(),
         repetitions,
         policies: policies?,
-        peers: peers::chosen(table.peers(), options.peers.as_deref())?,
+        peers: peers::chosen(table.peers, options.peers.as_deref())?,
         // The columns of the policies are that one.
-        zero_methods: zero_methods?.into_iter().filter(|m| *m != "auto").collect(),
+        zero_methods: zero_methods.into_iter().filter(|m| *m != "auto").collect(),
         yardsticks: yardsticks.collect::<Result<_, _>>()?,
         system_calls: options.system_calls,
         keep: options.keep,
@@ -220,25 +221,24 @@ fn scale_of(table: &Table) -> Result<Scale, CommandError> {
     })
 }
 
-/// A policy that there is.
-fn policy(name: &str) -> Result<&'static str, CommandError> {
-    let known = ["auto", "contiguous", "sparse"];
-    let found = known.into_iter().find(|policy| *policy == name);
-    found.ok_or_else(|| {
-        let text = format!("--policies expects auto, contiguous and sparse, not '{name}'");
-        CommandError::new(text)
-    })
-}
-
-/// A way to make zeroes that there is.
-fn zero_method(name: &str) -> Result<&'static str, CommandError> {
-    let known = ["auto", "fresh", "zero-range", "write"];
-    let found = known.into_iter().find(|method| *method == name);
-    found.ok_or_else(|| {
-        let text =
-            format!("--zero-methods expects auto, fresh, zero-range and write, not '{name}'");
-        CommandError::new(text)
-    })
+/// Names that an option lists, each of which there is.
+fn named(
+    option: &str,
+    known: &[&'static str],
+    names: &[String],
+) -> Result<Vec<&'static str>, CommandError> {
+    let found = names.iter().map(|name| {
+        let found = known.iter().copied().find(|known| known == name);
+        found.ok_or_else(|| {
+            let [others @ .., last] = known else {
+                unreachable!("there are several");
+            };
+            let others = others.join(", ");
+            let text = format!("--{option} expects {others} and {last}, not '{name}'");
+            CommandError::new(text)
+        })
+    });
+    found.collect()
 }
 
 /// Returns the driver of a raw file, by name.
@@ -267,97 +267,34 @@ impl Table {
         }
     }
 
-    fn name(&self) -> &'static str {
+    fn description(&self) -> &'static Description {
         match self {
-            Table::Subclusters(_) => "subclusters",
-            Table::Flush(_) => "flush",
-            Table::Preallocation(_) => "preallocation",
-            Table::Discard(_) => "discard",
-            Table::Fragmentation(_) => "fragmentation",
-            Table::Steady(_) => "steady",
-            Table::Metadata(_) => "metadata",
-            Table::Served(_) => "served",
-            Table::Guest(_) => "guest",
+            Table::Subclusters(_) => &subclusters::TABLE,
+            Table::Flush(_) => &flush::TABLE,
+            Table::Preallocation(_) => &preallocation::TABLE,
+            Table::Discard(_) => &discard::TABLE,
+            Table::Fragmentation(_) => &fragmentation::TABLE,
+            Table::Steady(_) => &steady::TABLE,
+            Table::Metadata(_) => &metadata::TABLE,
+            Table::Served(_) => &served::TABLE,
+            Table::Guest(_) => &guest::TABLE,
         }
     }
 
     /// The conditions of the source, if they are asked for.
     fn source(&self, conditions: &str) -> Result<Option<Source>, CommandError> {
-        match (conditions, self) {
+        let table = self.description();
+        match (conditions, table.source) {
             ("own", _) => Ok(None),
-            ("seed", Table::Subclusters(_)) => Ok(Some(subclusters::SOURCE)),
-            ("seed", Table::Preallocation(_)) => Ok(Some(preallocation::SOURCE)),
-            ("seed", _) => Err(CommandError::new(format!(
+            ("seed", Some(source)) => Ok(Some(source)),
+            ("seed", None) => Err(CommandError::new(format!(
                 "--conditions=seed: '{}' has no source but this command",
-                self.name()
+                table.name
             ))),
             _ => Err(CommandError::new(format!(
                 "--conditions expects own or seed, not '{conditions}'"
             ))),
         }
-    }
-
-    fn disk_bytes(&self) -> u64 {
-        match self {
-            Table::Discard(_) => 8 << 30,
-            // All of it is written, block by block.
-            Table::Fragmentation(_) => 1 << 30,
-            // Enough places for few requests.
-            Table::Guest(_) => 1 << 30,
-            // Sparse, but for its metadata.
-            Table::Metadata(_) => 8 << 40,
-            _ => 4 << 30,
-        }
-    }
-
-    fn disk_bytes_of_a_quick_run(&self) -> u64 {
-        match self {
-            Table::Metadata(_) => self.disk_bytes(),
-            _ => 1 << 30,
-        }
-    }
-
-    fn requests(&self) -> u64 {
-        match self {
-            // Fewer would find few places twice.
-            Table::Metadata(_) => 100_000,
-            // Without KVM they are slow.
-            Table::Guest(_) => 2000,
-            _ => 8000,
-        }
-    }
-
-    fn policies(&self) -> &'static [&'static str] {
-        match self {
-            Table::Guest(_) | Table::Served(_) => &["auto"],
-            _ => &["auto", "sparse"],
-        }
-    }
-
-    fn peers(&self) -> &'static [Peer] {
-        match self {
-            Table::Discard(_) | Table::Served(_) => &[Peer::StorageDaemon, Peer::QemuNbd],
-            Table::Guest(_) => &[Peer::System],
-            _ => &[Peer::QemuImg],
-        }
-    }
-
-    /// Whether requests over time are what it is about.
-    fn is_about_series(&self) -> bool {
-        matches!(self, Table::Preallocation(_))
-    }
-
-    /// Space that a file system needs for disks of this size: a written raw file, a new image that
-    /// may become as large, and as much again so that it is not nearly full. Where there is no raw
-    /// file, half of that.
-    fn filesystem_bytes(&self, disk_bytes: u64) -> u64 {
-        let bytes = match self {
-            Table::Discard(_) => disk_bytes / 2 * 3,
-            // Tables and counts of the smallest clusters, and what the requests write.
-            Table::Metadata(_) => disk_bytes / 4096 + (4 << 30),
-            _ => disk_bytes * 3,
-        };
-        bytes.max(FILESYSTEM_BYTES_MIN)
     }
 
     /// Its cells whose name contains the text of `--cells`, without peers that do not take part.
@@ -366,7 +303,7 @@ impl Table {
     /// There is none.
     fn cells(&self, scale: &Scale) -> Result<Vec<Cell>, CommandError> {
         let part = self.options().cells.as_deref().unwrap_or_default();
-        let mut cells = self.all_cells(scale);
+        let mut cells = (self.description().cells)(scale);
         cells.retain(|cell| cell.name().contains(part));
         for cell in &mut cells {
             let takes_part = |peer| scale.peers.contains(&peer);
@@ -380,35 +317,10 @@ impl Table {
         }
     }
 
-    fn all_cells(&self, scale: &Scale) -> Vec<Cell> {
-        match self {
-            Table::Subclusters(_) => subclusters::cells(scale),
-            Table::Flush(_) => flush::cells(scale),
-            Table::Preallocation(_) => preallocation::cells(scale),
-            Table::Discard(_) => discard::cells(scale),
-            Table::Fragmentation(_) => fragmentation::cells(scale),
-            Table::Steady(_) => steady::cells(scale),
-            Table::Metadata(_) => metadata::cells(scale),
-            Table::Served(_) => served::cells(scale),
-            Table::Guest(_) => guest::cells(scale),
-        }
-    }
-
     /// Whether requests over time are drawn below the rows.
     fn draws_series(&self) -> bool {
-        self.options().series || (self.is_about_series() && std::io::stdout().is_terminal())
-    }
-
-    /// How one run of it is made.
-    fn measure(&self) -> Measure {
-        match self {
-            Table::Discard(_) => discard::measure,
-            Table::Fragmentation(_) => fragmentation::measure,
-            Table::Metadata(_) => metadata::measure,
-            Table::Served(_) => served::measure,
-            Table::Guest(_) => guest::measure,
-            _ => bench_process,
-        }
+        self.options().series
+            || (self.description().is_about_series && std::io::stdout().is_terminal())
     }
 }
 
@@ -471,37 +383,35 @@ impl Plan {
 
     /// Space that a file system needs for it.
     pub fn filesystem_bytes(&self) -> u64 {
-        self.table.filesystem_bytes(self.scale.disk_bytes)
+        let table = self.table.description();
+        table.filesystem_bytes(self.scale.disk_bytes)
     }
 
-    /// Returns the report with the facts that are known before the measurement.
-    fn report(&mut self, outlet: &Outlet, program: &Program) -> Result<Report, CommandError> {
-        let Plan { table, scale, .. } = self;
+    /// Adds the facts that are known before the measurement.
+    fn describe(
+        table: &Table,
+        scale: &mut Scale,
+        results: &mut Results,
+        program: &Program,
+    ) -> Result<(), CommandError> {
         let options = table.options();
-        let mut report = Report {
-            conditions: conditions(table, scale, outlet),
-            ..Report::default()
-        };
         let source = table.source(&options.conditions)?;
-        let source = source.map(|source| source.words.to_string());
-        report.notes.extend(source);
-        if let Table::Metadata(_) = table {
-            report.notes.push(metadata::NOTE.to_string());
-        }
-        if options.aio.iter().any(|aio| aio == "native") {
-            report.notes.push(NO_LIBAIO.to_string());
-        }
+        let notes = source.map(|source| source.words).into_iter();
+        let notes = notes.chain(table.description().note);
+        let is_native = options.aio.iter().any(|aio| aio == "native");
+        let notes = notes.chain(is_native.then_some(NO_LIBAIO));
+        results.notes.extend(notes.map(str::to_string));
         if let Table::Guest(options) = table {
             let machine = Machine::new(&options.machine, program)?;
-            report.conditions["guest"] = machine.conditions();
-            report.notes.push(machine.note());
+            results.conditions["guest"] = machine.conditions();
+            results.notes.push(machine.note());
             if options.table.repetitions.is_none() && !options.table.quick {
                 scale.repetitions = machine.repetitions();
-                report.conditions["repetitions"] = json!(scale.repetitions);
+                results.conditions["repetitions"] = json!(scale.repetitions);
             }
             scale.machine = Some(Rc::new(machine));
         }
-        Ok(report)
+        Ok(())
     }
 
     /// Runs the measurement. No cell is begun after the deadline, if there is one; each place has
@@ -510,12 +420,11 @@ impl Plan {
     /// # Errors
     /// Nothing could be measured at all. Later errors are reported with the results.
     pub fn make(
-        mut self,
+        self,
         outlet: Outlet,
         deadline: Option<Instant>,
         program: &Program,
     ) -> Result<Made, CommandError> {
-        let report = self.report(&outlet, program)?;
         let filesystem_bytes = self.filesystem_bytes();
         let Plan {
             table,
@@ -524,19 +433,25 @@ impl Plan {
             recipes,
             cells,
         } = self;
-        let options = table.options();
-        let aios = options.aios()?;
+        let aios = table.options().aios()?;
         let names = places.names();
         let names = names.iter();
         let names = names.flat_map(|place| aios.iter().map(|aio| stage::name_of(place, *aio)));
         let names: Vec<String> = names.collect();
-        let with_series = table.draws_series();
-        let mut sheet = Sheet::new(report, (outlet, with_series), (&names, &cells));
+        let asked = json!({
+            "table": table.description().name,
+            "disk-bytes": scale.disk_bytes,
+            "requests": scale.requests,
+            "repetitions": scale.repetitions,
+        });
+        let mut results = Results::new(asked, names.len() * cells.len(), outlet);
+        Plan::describe(&table, &mut scale, &mut results, program)?;
+        let mut sheet = Sheet::new(results, table.draws_series(), (&names, &cells));
         let mut shares = Shares::new(deadline, names.len() as u32);
         let make = |recipe: &Recipe, dir: &Path| make_loop(recipe, dir, filesystem_bytes);
         let outcome = places.each(&recipes, make).try_for_each(|held| {
             let mut held = held?;
-            if options.keep {
+            if table.options().keep {
                 held.place = held.place.keep();
             }
             for aio in &aios {
@@ -545,11 +460,10 @@ impl Plan {
             }
             Ok(())
         });
-        if sheet.report().rows.iter().any(|row| row.is_outlier) {
+        if sheet.rows().iter().any(|row| row.is_outlier) {
             program.warn("cells that are marked are below half of both their neighbours");
         }
-        let failure = outcome.as_ref().err().map(CommandError::to_string);
-        made(sheet.finish(failure.as_deref()), outcome)
+        sheet.finish(outcome)
     }
 }
 
@@ -582,37 +496,27 @@ fn measure_at(
     let runs = contestants.sum::<usize>() * scale.repetitions;
     let progress = Progress::of(runs as u64);
     let stage = Stage::new(place, scale, &progress, aio)?;
-    sheet.add_place(stage.conditions());
-    let first = sheet.report().rows.len();
+    conditions::add_place(&mut sheet.results().conditions, stage.conditions());
+    let first = sheet.rows().len();
     for cell in cells {
         if is_over(scale.deadline) {
             break;
         }
-        let rows = stage.measure(cell, table.measure())?;
+        let rows = stage.measure(cell, table.description().measure)?;
         sheet.add(rows, &progress);
     }
     if let Table::Subclusters(_) = table
         && !is_over(scale.deadline)
     {
-        let rows = &sheet.report().rows[first..];
+        let rows = &sheet.rows()[first..];
         let again = subclusters::measure_outliers_again(&stage, cells, rows)?;
         let replace = |rows: &mut [Row]| subclusters::replace(cells, again, rows);
         sheet.change(first, replace, &progress);
-        if let Some(note) = subclusters::by_unit(cells, &sheet.report().rows[first..]) {
-            sheet.note(note);
+        if let Some(note) = subclusters::by_unit(cells, &sheet.rows()[first..]) {
+            sheet.results().notes.push(note);
         }
     }
     Ok(())
-}
-
-fn conditions(table: &Table, scale: &Scale, outlet: &Outlet) -> Value {
-    let asked = json!({
-        "table": table.name(),
-        "disk-bytes": scale.disk_bytes,
-        "requests": scale.requests,
-        "repetitions": scale.repetitions,
-    });
-    conditions::of_table(asked, outlet)
 }
 
 /// The names of the cells that a table of this name has by default; `None` if there is none.

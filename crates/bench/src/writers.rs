@@ -3,8 +3,8 @@
 //!
 //! `cell.rs` says what is measured, `stream.rs` writes raw files, `space.rs` only allocates,
 //! `measure.rs` makes a run and looks at its files, `table.rs` puts it in words,
-//! `section/writers.rs` on a page. [`mod@model`] simulates what no machine here holds. The story is
-//! in docs/writers.md.
+//! `section/writers.rs` on a page. `model.json` and `model.txt` have results of a simulation of what
+//! no machine here holds. The story is in docs/writers.md.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -14,26 +14,22 @@ use cowslip_console::error::CommandError;
 use cowslip_console::options::bytes_within;
 use cowslip_console::output;
 use cowslip_console::progress::Progress;
-use cowslip_testbed::{Place, Recipe};
+use cowslip_testbed::{Place, Recipe, TextColumns};
 use serde_json::{Value, json};
 
-use crate::conditions;
 use crate::deadline::{Shares, is_over};
 use crate::places::{PlaceOptions, make_loop};
-use crate::report::{Cells, End, document};
-use crate::reporter::{Made, Outlet, Reporter, made};
+use crate::reporter::{Made, Outlet, Results};
 use crate::run::own_path;
 
 pub mod cell;
 mod measure;
-mod model;
 mod space;
 mod stream;
 mod table;
 
 use cell::{BYTES_OF_A_CELL, Cell, filesystem_bytes};
 use measure::Bench;
-use table::{Layout, Row};
 
 /// Command line of `bench writers`.
 #[derive(Parser)]
@@ -53,14 +49,10 @@ pub struct Args {
     /// Print the names of the cells, and measure nothing
     #[arg(long, conflicts_with = "json")]
     list: bool,
-    /// Simulate instead: sizes that no machine here holds, several rules; with the error of the
-    /// model
+    /// Print results of a simulation instead: sizes that no machine here holds, several rules; with
+    /// the error of the model
     #[arg(long, conflicts_with_all = ["dir", "loops", "cells", "list"])]
     model: bool,
-    /// Fit the model to the rows of this file, as --json has printed them, instead of those that it
-    /// comes with
-    #[arg(long, value_name = "FILE", requires = "model")]
-    fit: Option<PathBuf>,
     /// Allocate what 4, 16 and 64 writers of 64 GiB would, on sparse file systems of 15 TiB, and
     /// write nothing
     #[arg(long, conflicts_with_all = ["size", "model"], requires = "loops")]
@@ -73,18 +65,24 @@ pub struct Args {
     html: Option<PathBuf>,
 }
 
-/// Measures, or simulates.
+/// Results of the simulation, for people and for programs.
+const MODEL: (&str, &str) = (
+    include_str!("writers/model.txt"),
+    include_str!("writers/model.json"),
+);
+
+/// Measures, or prints what was simulated.
 ///
 /// # Errors
 /// A place cannot be had, or a run fails.
 pub fn run(args: &Args) -> Result<(), CommandError> {
-    match args.model {
-        true => model::run(args.fit.as_deref(), args.json),
-        false => measured(args),
+    if args.model {
+        match args.json {
+            true => output::print_json(&model()),
+            false => output::print(MODEL.0),
+        }
+        return Ok(());
     }
-}
-
-fn measured(args: &Args) -> Result<(), CommandError> {
     let plan = Plan::new(args)?;
     if args.list {
         let names = plan.cells.iter().map(|cell| cell.name() + "\n");
@@ -160,27 +158,36 @@ impl Plan {
     /// # Errors
     /// The results cannot be written. Earlier errors are reported with the results.
     pub fn make(&self, outlet: Outlet, deadline: Option<Instant>) -> Result<Made, CommandError> {
-        let mut sheet = Sheet::new(self, outlet);
         let names = self.places.names();
+        let cells: Vec<String> = self.cells.iter().map(Cell::name).collect();
+        let asked = json!({
+            "table": "writers",
+            "bytes-of-a-cell": self.bytes,
+            "size-bytes": self.bytes,
+            "repetitions": self.runs,
+            "write-bytes": cell::WRITE_BYTES,
+        });
+        let mut columns = table::columns(&names, &cells);
+        let mut results = Results::new(asked, names.len() * cells.len(), outlet);
         let mut shares = Shares::new(deadline, u32::try_from(names.len()).unwrap_or(u32::MAX));
         let make = |recipe: &Recipe, directory: &Path| match self.is_space {
             true => Place::mount_sparse(recipe, directory, space::FILESYSTEM_BYTES),
             false => make_loop(recipe, directory, self.filesystem_bytes()),
         };
         let mut places = self.places.each(&self.recipes, make);
-        let outcome =
-            places.try_for_each(|held| self.measure_at(&held?.place, shares.next(1), &mut sheet));
-        let failure = outcome.as_ref().err().map(CommandError::to_string);
-        made(sheet.finish(failure.as_deref()), outcome)
+        let outcome = places.try_for_each(|held| {
+            self.measure_at(&held?.place, shares.next(1), (&mut results, &mut columns))
+        });
+        results.finish(outcome)
     }
 
     fn measure_at(
         &self,
         place: &Place,
         deadline: Option<Instant>,
-        sheet: &mut Sheet,
+        (results, columns): (&mut Results, &mut TextColumns),
     ) -> Result<(), CommandError> {
-        sheet.add_place(place);
+        results.add_place(place);
         let progress = Progress::of(self.cells.len() as u64 * self.runs);
         let cowslip = own_path()?;
         let bench = Bench {
@@ -194,7 +201,7 @@ impl Plan {
             }
             let name = cell.name();
             if !bench.can(cell) {
-                sheet.leave_out(format!(
+                results.leave_out(format!(
                     "{} has no {name}: it takes no extent size hint",
                     place.name
                 ));
@@ -207,87 +214,49 @@ impl Plan {
                 runs.push(bench.measure(cell, seed)?);
                 progress.advance(1);
             }
-            sheet.add(Row::new(&place.name, &name, runs), &progress);
+            let row = table::row(&place.name, &name, &runs);
+            results.add(columns, vec![(table::fields(&row), row)], &progress);
         }
         Ok(())
     }
 }
 
-/// Results that are printed while they are measured.
-struct Sheet {
-    conditions: Value,
-    rows: Vec<Row>,
-    notes: Vec<String>,
-    planned: usize,
-    layout: Layout,
-    reporter: Reporter,
+fn model() -> Value {
+    serde_json::from_str(MODEL.1).expect("the file is JSON")
 }
 
-impl Sheet {
-    fn new(plan: &Plan, outlet: Outlet) -> Sheet {
-        let asked = json!({
-            "table": "writers",
-            "bytes-of-a-cell": plan.bytes,
-            "size-bytes": plan.bytes,
-            "repetitions": plan.runs,
-            "write-bytes": cell::WRITE_BYTES,
-        });
-        let places = plan.places.names();
-        let cells: Vec<String> = plan.cells.iter().map(Cell::name).collect();
-        Sheet {
-            conditions: conditions::of_table(asked, &outlet),
-            rows: Vec::new(),
-            notes: Vec::new(),
-            planned: places.len() * cells.len(),
-            layout: Layout::new(
-                places.iter().map(String::as_str),
-                cells.iter().map(String::as_str),
-            ),
-            reporter: Reporter::new(outlet),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cowslip::growth::Steps;
+
+    /// Other steps would have other results: the simulation, which is in the history of this file,
+    /// has to be repeated for them.
+    #[test]
+    fn the_model_is_of_todays_steps_in_both_files() {
+        let simulated = Steps {
+            first_bytes: 64 << 10,
+            doubling_bytes: 4 << 20,
+            file_fraction: 2,
+            ample_fraction: 1024,
+            leap_times: 64,
+            max_bytes: (8 << 30) - (2 << 20),
+            blind_bytes: 64 << 20,
+            free_fraction: 16,
+        };
+        assert_eq!(Steps::DYNAMIC, simulated);
+        for row in model()["rows"].as_array().unwrap() {
+            let (scene, rule) = (
+                row["scene"].as_str().unwrap(),
+                row["rule"].as_str().unwrap(),
+            );
+            let line = MODEL
+                .0
+                .lines()
+                .find(|line| line.starts_with(scene) && line.contains(rule));
+            let extents = ["extents-min", "extents-median", "extents-max"];
+            let extents = extents.map(|name| format!("{:.0}", row[name].as_f64().unwrap()));
+            assert!(line.unwrap().contains(&extents.join("/")), "{row}");
         }
-    }
-
-    /// A place has these conditions.
-    fn add_place(&mut self, place: &Place) {
-        let mut place_conditions = conditions::of_directory(&place.directory);
-        place_conditions["filesystem"] = place.name.clone().into();
-        conditions::add_place(&mut self.conditions, place_conditions);
-    }
-
-    fn add(&mut self, row: Row, progress: &Progress) {
-        let mut text = String::new();
-        if self.reporter.wants_rows() {
-            if self.rows.is_empty() {
-                text += &self.layout.titles();
-            }
-            text += &self.layout.row(&row);
-        }
-        self.rows.push(row);
-        let interrupted = self.document(End::Interrupted);
-        self.reporter.add(&text, interrupted, progress);
-    }
-
-    /// A cell cannot be measured here, for the reason that this note has.
-    fn leave_out(&mut self, note: String) {
-        self.planned -= 1;
-        self.notes.push(note);
-    }
-
-    fn cells(&self) -> Cells {
-        Cells {
-            planned: self.planned,
-            finished: self.rows.len(),
-        }
-    }
-
-    fn document(&self, end: End<'_>) -> Value {
-        let rows = self.rows.iter().map(|row| json!(row)).collect();
-        document(&self.conditions, self.cells(), end, rows, &self.notes)
-    }
-
-    /// Prints the end.
-    fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
-        let document = self.document(End::of(failure, self.cells()));
-        self.reporter.finish(document)
     }
 }

@@ -21,7 +21,8 @@ const REFCOUNT_ORDER: u32 = 4;
 const HEADER_BYTES: u64 = 104;
 
 /// Which clusters of the disk have space, and where.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mapping {
     /// All, after the L2 tables, both in order.
     InOrder,
@@ -36,7 +37,7 @@ pub enum Mapping {
 }
 
 /// An image to be made.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, serde::Deserialize)]
 pub struct Design {
     /// Size of the disk in bytes.
     pub disk_bytes: u64,

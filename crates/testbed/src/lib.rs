@@ -1,10 +1,11 @@
 //! Where measurements are made, and what is made of their figures: file systems of a known kind on
 //! fully written files, images with their metadata laid out as wanted, what machine and what
-//! devices these are, and medians with their spread.
+//! devices these are, medians with their spread, and tables of text.
 //!
 //! May not know: the engine, any program that is measured. It writes qcow2 by the format's
 //! description, so that what is measured is not what wrote it.
 
+mod columns;
 pub mod image;
 pub mod machine;
 mod place;
@@ -13,6 +14,7 @@ mod spread;
 pub mod stack;
 mod tools;
 
+pub use columns::{Side, TextColumns};
 pub use place::{
     Place, Recipe, enter_namespace, populate, populate_compressible, supports_direct_io,
 };

@@ -5,19 +5,17 @@
 //! they do by default and past it (`-t none -T none`; nbdcopy has no such option and is left out
 //! there). Every target is compared with its source by `qemu-img compare`, and a qcow2 one checked.
 //! Time is from the start to the end of the process; dirty pages that remain in the page cache are
-//! written out between runs and not accounted to any. CPU time and peak memory are those that the
-//! kernel accounts to the process and the children that it has waited for.
+//! written out between runs and not accounted to any.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::process::Command;
 
-use cowslip_testbed::Spread;
-use serde_json::{Value, json};
-use wait4::Wait4;
+use serde::Deserialize;
+use serde_json::json;
 
-use super::{Args, GIB, report, usage};
+use super::turns::{self, COWSLIP, Measurement, QEMU_IMG, Row, Rows, Usage};
+use super::{Args, GIB};
 use crate::run;
 
 mod sources;
@@ -29,45 +27,17 @@ const DATA_BYTES: u64 = GIB;
 /// The same with `--quick`.
 const DATA_BYTES_QUICK: u64 = GIB / 4;
 
-/// The program that converts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Tool {
-    Cowslip,
-    QemuImg,
-    /// In any order: with `-c` it is the only way for it to use several processors.
-    QemuImgAnyOrder,
-    NbdCopy,
-}
-
-impl Tool {
-    fn name(self) -> &'static str {
-        match self {
-            Tool::Cowslip => "cowslip",
-            Tool::QemuImg => "qemu-img",
-            Tool::QemuImgAnyOrder => "qemu-img -W",
-            Tool::NbdCopy => "nbdcopy",
-        }
-    }
-}
+/// In any order: with `-c` it is the only way for it to use several processors.
+const QEMU_IMG_ANY_ORDER: &str = "qemu-img -W";
+const NBDCOPY: &str = "nbdcopy";
 
 /// How files are used.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Cache {
-    Default,
-    Direct,
-}
-
-impl Cache {
-    fn name(self) -> &'static str {
-        match self {
-            Cache::Default => "default",
-            Cache::Direct => "direct",
-        }
-    }
-}
+const DEFAULT: &str = "default";
+const DIRECT: &str = "direct";
 
 /// The target of a conversion.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Target {
     Raw,
     Qcow2,
@@ -85,214 +55,45 @@ impl Target {
         }
     }
 
-    fn is_compressed(self) -> bool {
-        matches!(self, Target::Zlib | Target::Zstd)
+    fn format(self) -> &'static str {
+        match self {
+            Target::Raw => "raw",
+            Target::Qcow2 | Target::Zlib | Target::Zstd => "qcow2",
+        }
     }
 }
 
 /// A row: a source and what is made of it.
+#[derive(Deserialize)]
 struct Case {
-    name: &'static str,
+    name: String,
     source: Source,
     target: Target,
     /// How many times as fast as qemu-img it is to be.
     goal: f64,
 }
 
-const fn case(name: &'static str, source: Source, target: Target, goal: f64) -> Case {
-    Case {
-        name,
-        source,
-        target,
-        goal,
-    }
-}
-
-/// Cases of one source follow one another.
-const CASES: &[Case] = &[
-    case("raw to qcow2", Source::Raw, Target::Qcow2, 1.0),
-    case("qcow2 to raw", Source::Qcow2, Target::Raw, 1.0),
-    case(
-        "sparse 1 TiB to qcow2",
-        Source::SparseRaw,
-        Target::Qcow2,
-        1.0,
-    ),
-    case(
-        "sparse 1 TiB qcow2 to raw",
-        Source::SparseQcow2,
-        Target::Raw,
-        1.0,
-    ),
-    case(
-        "raw in 4 KiB pieces to qcow2",
-        Source::PiecesRaw,
-        Target::Qcow2,
-        1.5,
-    ),
-    case(
-        "scattered qcow2 to raw",
-        Source::Scattered,
-        Target::Raw,
-        1.0,
-    ),
-    case("chain of 5 to qcow2", Source::Chain, Target::Qcow2, 1.0),
-    case("raw to zlib", Source::Compressible, Target::Zlib, 2.0),
-    case("raw to zstd", Source::Compressible, Target::Zstd, 2.0),
-    case("zlib to raw", Source::Zlib, Target::Raw, 1.5),
-    case("zstd to raw", Source::Zstd, Target::Raw, 1.5),
-    case("NBD export to qcow2", Source::Served, Target::Qcow2, 1.0),
-    case("NBD export to raw", Source::Served, Target::Raw, 1.0),
-    // Its bytes take longer than its distance.
-    case(
-        "NBD export 5 ms away to qcow2",
-        Source::Distant(5),
-        Target::Qcow2,
-        1.0,
-    ),
-    case(
-        "NBD export 20 ms away to qcow2",
-        Source::Distant(20),
-        Target::Qcow2,
-        1.5,
-    ),
-];
-
-/// One run.
-#[derive(Clone, serde::Serialize)]
-struct Measurement {
-    wall_ms: f64,
-    /// User and system.
-    cpu_ms: f64,
-    peak_rss_bytes: u64,
-    /// Of the target's file.
-    host_bytes: u64,
-    host_extents: u64,
-}
-
-struct Row {
-    filesystem: String,
-    case: &'static Case,
-    cache: Cache,
-    runs: Vec<(Tool, Measurement)>,
-}
-
-impl Row {
-    fn spread(&self, tool: Tool, figure: impl Fn(&Measurement) -> f64) -> Option<Spread> {
-        let runs = self.runs.iter().filter(|(t, _)| *t == tool);
-        Spread::of(runs.map(|(_, run)| figure(run)).collect())
-    }
-
-    /// How many times as fast as qemu-img without -W this is, by the medians of a figure.
-    fn ratio(&self, tool: Tool, figure: impl Fn(&Measurement) -> f64 + Copy) -> Option<f64> {
-        let its = self.spread(tool, figure)?.median;
-        Some(self.spread(Tool::QemuImg, figure)?.median / its)
-    }
-
-    /// The same by the fastest run of each: a virtual machine that waits for memory of its host now
-    /// and then takes ten times as long as else, and with few runs such a one is soon the median.
-    fn best_ratio(&self, tool: Tool) -> Option<f64> {
-        let its = self.spread(tool, |m| m.wall_ms)?.least;
-        Some(self.spread(Tool::QemuImg, |m| m.wall_ms)?.least / its)
-    }
-
-    fn tools(&self) -> Vec<Tool> {
-        let all = [
-            Tool::Cowslip,
-            Tool::QemuImg,
-            Tool::QemuImgAnyOrder,
-            Tool::NbdCopy,
-        ];
-        let ran = |tool: &Tool| self.runs.iter().any(|(t, _)| t == tool);
-        all.into_iter().filter(ran).collect()
-    }
-
-    fn print(&self) {
-        let mebibytes = |bytes: u64| report::as_f64(bytes) / f64::from(1 << 20);
-        for tool in self.tools() {
-            let of = |figure: &dyn Fn(&Measurement) -> f64| self.spread(tool, figure);
-            let (Some(wall), Some(cpu), Some(rss), Some(host), Some(extents)) = (
-                of(&|m| m.wall_ms),
-                of(&|m| m.cpu_ms),
-                of(&|m| mebibytes(m.peak_rss_bytes)),
-                of(&|m| mebibytes(m.host_bytes)),
-                of(&|m| report::as_f64(m.host_extents)),
-            ) else {
-                continue;
-            };
-            let ratio = self.ratio(tool, |m| m.wall_ms).unwrap_or(f64::NAN);
-            let verdict = match tool {
-                Tool::Cowslip if ratio < self.case.goal => format!("{:.1} wanted", self.case.goal),
-                _ => String::new(),
-            };
-            println!(
-                "{:5} {:30} {:8} {:12} {:9.0} {:>15} {:6.2} {:6.2} {:9.0} {:6.2} {:8.1} {:9.0} {:8.0} {}",
-                self.filesystem,
-                self.case.name,
-                self.cache.name(),
-                tool.name(),
-                wall.median,
-                format!("{:.0}-{:.0}", wall.least, wall.greatest),
-                ratio,
-                self.best_ratio(tool).unwrap_or(f64::NAN),
-                cpu.median,
-                self.ratio(tool, |m| m.cpu_ms).unwrap_or(f64::NAN),
-                rss.greatest,
-                host.median,
-                extents.median,
-                verdict,
-            );
-        }
-    }
-
-    fn json(&self) -> Value {
-        let runs = |tool: Tool| {
-            let runs = self.runs.iter().filter(|(t, _)| *t == tool);
-            runs.map(|(_, run)| json!(run)).collect::<Vec<_>>()
-        };
-        let runs = self
-            .tools()
-            .into_iter()
-            .map(|tool| (tool.name().to_string(), json!(runs(tool))));
-        json!({
-            "filesystem": self.filesystem,
-            "case": self.case.name,
-            "cache": self.cache.name(),
-            "goal": self.case.goal,
-            "ratio": self.ratio(Tool::Cowslip, |m| m.wall_ms),
-            "best_ratio": self.best_ratio(Tool::Cowslip),
-            "cpu_ratio": self.ratio(Tool::Cowslip, |m| m.cpu_ms),
-            "runs": runs.collect::<serde_json::Map<_, _>>(),
-        })
-    }
+/// Cases of one source follow one another. An export that is 5 ms away is to be as fast as with
+/// qemu-img, no more: its bytes take longer than its distance.
+fn cases() -> Vec<Case> {
+    serde_json::from_str(include_str!("convert/cases.json")).expect("the file is one of cases")
 }
 
 /// Measures all cases and writes the table and the results.
 pub(super) fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
-    let repetitions = args
-        .repetitions
-        .unwrap_or(if args.quick { 1 } else { 3 })
-        .max(1);
-    let default_bytes = if args.quick {
-        DATA_BYTES_QUICK
-    } else {
-        DATA_BYTES
+    let (repetitions, data_bytes) = match args.quick {
+        true => (1, DATA_BYTES_QUICK),
+        false => (3, DATA_BYTES),
     };
-    let data_bytes = args.data_mib.map_or(default_bytes, |mib| mib << 20);
-    let mut rows = Vec::new();
+    let repetitions = args.repetitions.unwrap_or(repetitions).max(1);
+    let data_bytes = args.data_mib.map_or(data_bytes, |mib| mib << 20);
+    let mut rows = Rows::new("case");
     for filesystem in &args.filesystems {
         // The source, what it is made of, and two targets beside each other; metadata of the sparse
         // ones.
         let place = super::place(filesystem, directory, 5 * data_bytes + GIB)?;
         let mut present: Option<Source> = None;
-        for case in CASES {
-            if args
-                .cells
-                .as_ref()
-                .is_some_and(|part| !case.name.contains(part))
-            {
-                continue;
-            }
+        for case in cases().iter().filter(|case| args.wants(&case.name)) {
             let bench = CaseBench {
                 case,
                 place: &place.directory,
@@ -304,123 +105,81 @@ pub(super) fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), St
                 present = Some(case.source);
             }
             let server = case.source.serve(&place.directory)?;
-            for cache in [Cache::Default, Cache::Direct] {
-                let row = Row {
-                    filesystem: place.name.clone(),
-                    case,
-                    cache,
+            for cache in [DEFAULT, DIRECT] {
+                rows.add(Row {
+                    names: [place.name.clone(), case.name.clone(), cache.to_string()],
+                    goal: Some(case.goal),
                     runs: bench.run(cache, repetitions)?,
-                };
-                if rows.is_empty() {
-                    print_head();
-                }
-                row.print();
-                rows.push(row);
+                });
             }
             drop(server);
         }
         sources::remove(&place.directory)?;
     }
-    println!(
-        "\nMedians; ratio: how many times as fast as qemu-img, of time and of CPU time; best: the same of the fastest run of each\n"
-    );
-    print_head();
-    rows.iter().for_each(Row::print);
-    let results = json!({
-        "conditions": report::conditions(json!({
-            "load": "convert",
-            "data_bytes": data_bytes,
-            "repetitions": repetitions,
-        })),
-        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+    let conditions = json!({
+        "load": "convert",
+        "data_bytes": data_bytes,
+        "repetitions": repetitions,
     });
-    let written = report::write_results("convert", &results)?;
-    println!("\nresults: {}", written.display());
-    Ok(())
-}
-
-fn print_head() {
-    println!(
-        "{:5} {:30} {:8} {:12} {:>9} {:>15} {:>6} {:>6} {:>9} {:>6} {:>8} {:>9} {:>8}",
-        "fs",
-        "case",
-        "cache",
-        "command",
-        "ms",
-        "least-most",
-        "ratio",
-        "best",
-        "CPU ms",
-        "ratio",
-        "RSS MiB",
-        "host MiB",
-        "extents"
-    );
+    rows.end("convert", conditions)
 }
 
 /// One case on one file system.
 struct CaseBench<'a> {
-    case: &'static Case,
+    case: &'a Case,
     place: &'a Path,
     binary: &'a Path,
 }
 
 impl CaseBench<'_> {
-    fn run(&self, cache: Cache, repetitions: usize) -> Result<Vec<(Tool, Measurement)>, String> {
-        let mut runs = Vec::new();
+    fn run(
+        &self,
+        cache: &str,
+        repetitions: usize,
+    ) -> Result<Vec<(&'static str, Measurement)>, String> {
+        let mut run = |program, repetition| {
+            let measurement = self.measure(program, cache)?;
+            if repetition == 0 {
+                self.compare(program)?;
+            }
+            fs::remove_file(self.target()).map_err(|e| e.to_string())?;
+            Ok(measurement)
+        };
+        let is_compressed = matches!(self.case.target, Target::Zlib | Target::Zstd);
+        let in_turn: &[_] = match is_compressed {
+            true => &[COWSLIP, QEMU_IMG, QEMU_IMG_ANY_ORDER],
+            false => &[COWSLIP, QEMU_IMG],
+        };
+        let mut runs = turns::in_turn(in_turn, repetitions, &mut run)?;
         // Not among the others: a copy that follows one of nbdcopy's takes up to five times as
         // long, with any program.
-        let all = self.tools(cache).into_iter();
-        let (others, in_turn): (Vec<_>, Vec<_>) = all.partition(|tool| *tool == Tool::NbdCopy);
-        let rounds = std::iter::repeat_n(in_turn, repetitions).enumerate();
-        let rounds = rounds.chain(std::iter::repeat_n(others, repetitions).enumerate());
-        for (repetition, mut tools) in rounds {
-            let count = tools.len().max(1);
-            tools.rotate_left(repetition % count);
-            for tool in tools {
-                let measurement = self.measure(tool, cache)?;
-                if repetition == 0 {
-                    self.compare(tool)?;
-                }
-                fs::remove_file(self.target()).map_err(|e| e.to_string())?;
-                runs.push((tool, measurement));
-            }
+        if !is_compressed && cache == DEFAULT && run::find_program(NBDCOPY).is_some() {
+            runs.extend(turns::in_turn(&[NBDCOPY], repetitions, &mut run)?);
         }
         Ok(runs)
-    }
-
-    fn tools(&self, cache: Cache) -> Vec<Tool> {
-        let mut tools = vec![Tool::Cowslip, Tool::QemuImg];
-        if self.case.target.is_compressed() {
-            tools.push(Tool::QemuImgAnyOrder);
-        } else if cache == Cache::Default && run::find_program("nbdcopy").is_some() {
-            tools.push(Tool::NbdCopy);
-        }
-        tools
     }
 
     fn target(&self) -> PathBuf {
         self.place.join("target")
     }
 
-    fn command(&self, tool: Tool, cache: Cache) -> Command {
-        let source = self.case.source.name(self.place);
-        let format = self.case.source.format();
-        let mut command = match tool {
-            Tool::NbdCopy => return self.nbdcopy(),
-            Tool::Cowslip => Command::new(self.binary),
-            Tool::QemuImg | Tool::QemuImgAnyOrder => Command::new("qemu-img"),
+    fn command(&self, program: &str, cache: &str) -> Command {
+        let mut command = match program {
+            NBDCOPY => return self.nbdcopy(),
+            COWSLIP => Command::new(self.binary),
+            _ => Command::new(QEMU_IMG),
         };
         command
-            .args(["convert", "-f", format])
+            .args(["convert", "-f", self.case.source.format()])
             .args(self.case.target.words());
-        if cache == Cache::Direct {
+        if cache == DIRECT {
             command.args(["-t", "none", "-T", "none"]);
         }
-        if tool == Tool::QemuImgAnyOrder {
+        if program == QEMU_IMG_ANY_ORDER {
             command.arg("-W");
         }
-        command.arg(source).arg(self.target());
+        command.arg(self.case.source.name(self.place));
+        command.arg(self.target());
         command
     }
 
@@ -449,8 +208,8 @@ impl CaseBench<'_> {
     }
 
     /// Makes what nbdcopy does not make itself.
-    fn prepare(&self, tool: Tool) -> Result<(), String> {
-        if tool != Tool::NbdCopy || self.case.target == Target::Raw {
+    fn prepare(&self, program: &str) -> Result<(), String> {
+        if program != NBDCOPY || self.case.target == Target::Raw {
             return Ok(());
         }
         let size = self.case.source.disk_bytes(self.place)?;
@@ -461,54 +220,27 @@ impl CaseBench<'_> {
         run::output(create.arg(size.to_string())).map(drop)
     }
 
-    fn measure(&self, tool: Tool, cache: Cache) -> Result<Measurement, String> {
-        self.prepare(tool)?;
+    fn measure(&self, program: &str, cache: &str) -> Result<Measurement, String> {
+        self.prepare(program)?;
         run::run(&mut Command::new("sync"))?;
-        let mut command = self.command(tool, cache);
-        let failed = |e: std::io::Error| format!("{}: {e}", tool.name());
-        command.stdin(Stdio::null());
-        let start = Instant::now();
-        let mut child = command.spawn().map_err(failed)?;
-        let used = child.wait4().map_err(failed)?;
-        let wall = start.elapsed();
-        if !used.status.success() {
-            return Err(format!("{}: {}", run::describe(&command), used.status));
-        }
+        let (mut measurement, _) = turns::timed(&mut self.command(program, cache))?;
         run::run(&mut Command::new("sync"))?;
-        let (host_bytes, host_extents) = usage::of(&self.target())?;
-        Ok(Measurement {
-            wall_ms: wall.as_secs_f64() * 1e3,
-            cpu_ms: (used.rusage.utime + used.rusage.stime).as_secs_f64() * 1e3,
-            peak_rss_bytes: used.rusage.maxrss,
-            host_bytes,
-            host_extents,
-        })
+        measurement.target = Some(Usage::of(&self.target())?);
+        Ok(measurement)
     }
 
     /// A figure counts only if the copy is one.
-    fn compare(&self, tool: Tool) -> Result<(), String> {
-        let format = match self.case.target {
-            Target::Raw => "raw",
-            _ => "qcow2",
-        };
-        let left = |what: String| format!("{} left {what}", tool.name());
+    fn compare(&self, program: &str) -> Result<(), String> {
+        let (source, format) = (self.case.source, self.case.target.format());
+        let left = |what: String| format!("{program} left {what}");
         if format == "qcow2" {
-            let mut check = Command::new("qemu-img");
+            let mut check = Command::new(QEMU_IMG);
             let checked = run::output(check.args(["check", "-q", "-f", format]).arg(self.target()));
             checked.map_err(|e| left(format!("a bad image: {e}")))?;
         }
-        let mut compare = Command::new("qemu-img");
-        compare.args([
-            "compare",
-            "-q",
-            "-f",
-            self.case.source.format(),
-            "-F",
-            format,
-        ]);
-        compare
-            .arg(self.case.source.path(self.place))
-            .arg(self.target());
+        let mut compare = Command::new(QEMU_IMG);
+        compare.args(["compare", "-q", "-f", source.format(), "-F", format]);
+        compare.arg(source.path(self.place)).arg(self.target());
         let compared = run::output(&mut compare).map(drop);
         compared.map_err(|e| left(format!("another disk: {e}")))
     }

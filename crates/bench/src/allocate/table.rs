@@ -1,99 +1,53 @@
 //! The results for people: one line a method, as soon as all methods of a place in one state are
 //! done.
 
-use std::fmt::Write;
-
-use cowslip_testbed::Spread;
+use cowslip_testbed::{Side, Spread, TextColumns};
 
 use super::method::Method;
-use super::results::{Row, calls};
+use super::results::{Measured, Row, State, calls};
 
 /// Note below the table.
 pub const NOTE: &str = "Times are medians, least and most in brackets. 'call' ends when the last call returns, 'durable' when fsync \
      after it does. CPU is the calling thread's. 'perfect' is the fewest extents that the file system can express.";
 
-/// Widths: of places, states, methods.
-pub struct Table {
-    place: usize,
-    method: usize,
-    is_titled: bool,
+/// The columns for these places and methods.
+pub fn columns(places: &[String], methods: &[Method]) -> TextColumns {
+    let spread = 22;
+    let mut columns = TextColumns::default()
+        .names("fs", places)
+        .names("state", [State::AsItIs.name()])
+        .names("method", methods.iter().map(|method| method.name()))
+        .numbers(["call s", "durable s", "CPU s"].map(|title| (title, spread)))
+        .numbers([("extents", 12), ("perfect", 7)]);
+    columns.push("system calls", 0, Side::Left);
+    columns
 }
 
-const STATE: usize = 8;
-
-impl Table {
-    /// Returns a table for these places and methods.
-    pub fn new(places: &[String], methods: &[Method]) -> Table {
-        let longest = |names: &mut dyn Iterator<Item = usize>| names.max().unwrap_or(0);
-        Table {
-            place: longest(&mut places.iter().map(|name| name.chars().count())).max(2),
-            method: longest(&mut methods.iter().map(|method| method.name().len())).max(6),
-            is_titled: false,
+/// The fields of a row.
+pub fn fields(row: &Row) -> Vec<String> {
+    let names = [&row.place, row.state.name(), &row.method].map(str::to_string);
+    let seconds = |figure: fn(&Measured) -> f64| {
+        let spread = row.spread(|run| Some(figure(run)));
+        spread.map_or(String::new(), seconds)
+    };
+    let figures = match row.measured().last() {
+        None => {
+            let why = row.failure().unwrap_or_default();
+            ["-", "-", "-", "-", "-", why].map(str::to_string)
         }
-    }
-
-    /// Returns these rows, with the titles above the first.
-    pub fn rows(&mut self, rows: &[Row]) -> String {
-        let mut text = String::new();
-        if !self.is_titled && !rows.is_empty() {
-            self.is_titled = true;
-            text += &self.line(
-                ["fs", "state", "method"],
-                [
-                    "call s",
-                    "durable s",
-                    "CPU s",
-                    "extents",
-                    "perfect",
-                    "system calls",
-                ],
-            );
-        }
-        for row in rows {
-            let names = [row.place.as_str(), row.state.name(), row.method.as_str()];
-            let seconds = |spread: Option<Spread>| spread.map_or(String::new(), seconds);
-            let Some(last) = row.measured().last() else {
-                let why = row.failure().unwrap_or_default();
-                text += &self.line(names, ["-", "-", "-", "-", "-", why]);
-                continue;
-            };
-            let calls = match row.failure() {
+        Some(last) => [
+            seconds(|run| run.call_seconds),
+            seconds(|run| run.durable_seconds),
+            seconds(|run| run.cpu_seconds),
+            counts(row.spread(|run| run.extents.map(|count| count as f64))),
+            last.perfect.to_string(),
+            match row.failure() {
                 Some(why) => format!("{}; a run failed: {why}", calls(&last.calls, last.faults)),
                 None => calls(&last.calls, last.faults),
-            };
-            text += &self.line(
-                names,
-                [
-                    &seconds(row.spread(|run| Some(run.call_seconds))),
-                    &seconds(row.spread(|run| Some(run.durable_seconds))),
-                    &seconds(row.spread(|run| Some(run.cpu_seconds))),
-                    &counts(row.spread(|run| run.extents.map(|count| count as f64))),
-                    &last.perfect.to_string(),
-                    &calls,
-                ],
-            );
-        }
-        text
-    }
-
-    fn line(&self, names: [&str; 3], fields: [&str; 6]) -> String {
-        let [place, state, method] = names;
-        let mut line = String::new();
-        let written = write!(
-            line,
-            "{place:<0$}  {state:<STATE$}  {method:<1$}  {2:>22}  {3:>22}  {4:>22}  {5:>12}  {6:>7}  {7}",
-            self.place,
-            self.method,
-            fields[0],
-            fields[1],
-            fields[2],
-            fields[3],
-            fields[4],
-            fields[5]
-        );
-        written.expect("a string takes all");
-        line.trim_end().to_string() + "\n"
-    }
+            },
+        ],
+    };
+    names.into_iter().chain(figures).collect()
 }
 
 /// "0.123 (0.120-0.130)", with as many decimals as the figure is worth.
@@ -128,12 +82,12 @@ fn counts(spread: Option<Spread>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocate::results::{Measured, Run, State, SystemCalls};
+    use crate::allocate::results::{Run, SystemCalls};
 
     #[test]
     fn rows_say_what_was_called_and_what_failed() {
         let methods = Method::all(&[4096]);
-        let mut table = Table::new(&["ext4:extents=off".to_string()], &methods);
+        let mut table = columns(&["ext4:extents=off".to_string()], &methods);
         let mut row = Row::new("ext4:extents=off", State::Fresh, Method::PosixFallocate);
         for seconds in [2.0, 1.0, 4.0] {
             row.runs.push(Run::Measured(Measured {
@@ -155,7 +109,7 @@ mod tests {
         failed
             .runs
             .push(Run::Failed("Operation not supported".to_string()));
-        let text = table.rows(&[row, failed]);
+        let text = [row, failed].map(|row| table.row(&fields(&row))).concat();
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].contains("2.00 (1.00-4.00)  "), "{text}");
         assert!(lines[1].contains("4.00 (2.00-8.00)"), "{text}");

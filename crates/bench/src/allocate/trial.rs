@@ -17,7 +17,7 @@ use super::results::{Measured, Run, SystemCalls};
 impl Method {
     /// Makes the calls.
     fn call(self, file: &File, size: u64) -> io::Result<SystemCalls> {
-        let way = match self {
+        let (ftruncate, way) = match self {
             Method::Fallocate => {
                 rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size)?;
                 let one = SystemCalls {
@@ -27,45 +27,29 @@ impl Method {
                 };
                 return Ok(one);
             }
-            Method::PosixFallocate => FillMethod::Library,
-            Method::Mmap => FillMethod::Mapping,
-            Method::Write(bytes) => FillMethod::Writes {
-                chunk_bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
-            },
-            Method::Ftruncate => {
-                file.set_len(size)?;
-                return Ok(SystemCalls::with_ftruncate(Calls {
-                    writes: Some(0),
-                    ..Calls::default()
-                }));
+            Method::PosixFallocate => (0, Some(FillMethod::Library)),
+            Method::Mmap => (1, Some(FillMethod::Mapping)),
+            Method::Write(bytes) => {
+                let chunk_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+                (0, Some(FillMethod::Writes { chunk_bytes }))
             }
+            Method::Ftruncate => (1, None),
         };
-        if way == FillMethod::Mapping {
+        if ftruncate > 0 {
             file.set_len(size)?;
-            return Ok(SystemCalls::with_ftruncate(give(file, 0..size, way)?));
         }
-        Ok(SystemCalls::from(give(file, 0..size, way)?))
-    }
-}
-
-impl From<Calls> for SystemCalls {
-    fn from(calls: Calls) -> SystemCalls {
-        SystemCalls {
+        let none = Calls {
+            writes: Some(0),
+            ..Calls::default()
+        };
+        let calls = way.map_or(Ok(none), |way| give(file, 0..size, way))?;
+        Ok(SystemCalls {
             fallocate: calls.fallocate,
-            ftruncate: 0,
+            ftruncate,
             writes: calls.writes,
             reads: calls.reads,
             mappings: calls.mappings,
-        }
-    }
-}
-
-impl SystemCalls {
-    fn with_ftruncate(calls: Calls) -> SystemCalls {
-        SystemCalls {
-            ftruncate: 1,
-            ..SystemCalls::from(calls)
-        }
+        })
     }
 }
 

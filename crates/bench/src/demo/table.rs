@@ -1,33 +1,15 @@
 //! The figures of the demonstration, for people and for programs.
 
-use std::fmt::Write;
 use std::path::Path;
 
 use cowslip_console::size;
+use cowslip_testbed::TextColumns;
 use serde_json::{Value, json};
 
 use super::load::{DEPTH, Load};
+use crate::cell::Subclusters;
 use crate::host_usage::HostUsage;
 use crate::server::{Kind, PageCache};
-
-/// Whether an overlay has extended L2 entries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subclusters {
-    /// With subclusters.
-    On,
-    /// Without subclusters.
-    Off,
-}
-
-impl Subclusters {
-    /// Returns the value for `extended_l2`.
-    pub fn word(self) -> &'static str {
-        match self {
-            Subclusters::On => "on",
-            Subclusters::Off => "off",
-        }
-    }
-}
 
 /// The outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +52,19 @@ pub struct Row {
     /// QEMU's.
     pub qemu_check: Checked,
 }
+
+/// Columns of numbers with their usual widths.
+const COLUMNS: [(&str, usize); 9] = [
+    ("subclusters", 11),
+    ("IOPS", 7),
+    ("CPU/write", 10),
+    ("guest wrote", 11),
+    ("files got", 11),
+    ("host space", 11),
+    ("extents", 8),
+    ("check", 6),
+    ("qemu-img check", 14),
+];
 
 /// All of it.
 pub struct Report {
@@ -131,9 +126,11 @@ impl Report {
             size::human(self.disk_bytes),
             self.directory,
         );
-        self.write_head(&mut text);
+        let mut columns = TextColumns::default()
+            .names("server", self.rows.iter().map(|row| row.kind.name()))
+            .numbers(COLUMNS);
         for row in &self.rows {
-            self.write_row(&mut text, row);
+            text += &columns.row(&self.fields(row));
         }
         for row in &self.rows {
             for checked in [&row.own_check, &row.qemu_check] {
@@ -146,41 +143,21 @@ impl Report {
         text
     }
 
-    fn write_head(&self, text: &mut String) {
-        let line = format!(
-            "{:20} {:>11} {:>7} {:>10} {:>12} {:>11} {:>11} {:>8} {:>6} {:>14}\n",
-            "server",
-            "subclusters",
-            "IOPS",
-            "CPU/write",
-            "guest wrote",
-            "files got",
-            "host space",
-            "extents",
-            "check",
-            "qemu-img check"
-        );
-        text.push_str(&line);
-    }
-
-    fn write_row(&self, text: &mut String, row: &Row) {
+    fn fields(&self, row: &Row) -> Vec<String> {
         let or_dash = |figure: Option<String>| figure.unwrap_or_else(|| "-".to_string());
-        let written = writeln!(
-            text,
-            "{:20} {:>11} {:>7.0} {:>7.1} us {:>12} {:>11} {:>11} {:>8} {:>6} {:>14}",
-            row.kind.name(),
-            row.subclusters.word(),
-            self.iops(row),
-            self.cpu_microseconds(row),
+        vec![
+            row.kind.name().to_string(),
+            row.subclusters.word().to_string(),
+            format!("{:.0}", self.iops(row)),
+            format!("{:.1} us", self.cpu_microseconds(row)),
             size::human(self.guest_bytes),
             // Memory file systems count nothing.
             or_dash(row.file_bytes.filter(|bytes| *bytes > 0).map(size::human)),
             size::human(row.host.bytes),
             or_dash(row.host.extents.map(|count| count.to_string())),
-            row.own_check.word(),
-            row.qemu_check.word(),
-        );
-        written.expect("a string takes all that is written to it");
+            row.own_check.word().to_string(),
+            row.qemu_check.word().to_string(),
+        ]
     }
 
     /// The same for programs.

@@ -7,18 +7,18 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::spawn;
 use std::time::{Duration, Instant};
 
 use cowslip_console::error::CommandError;
-use cowslip_console::interrupt::KilledOnInterrupt;
 use serde_json::Value;
 
 use super::init::{READY, VERB};
 use super::{Accelerator, Machine, QEMU};
+use crate::run::Running;
 use crate::server::cost_of;
 
 /// Processors. The load is one thread's; what the guest's kernel does beside it is little.
@@ -32,11 +32,10 @@ const OFF_WITHIN: Duration = Duration::from_secs(60);
 
 /// A guest that takes orders; killed if it is dropped.
 pub struct Guest {
-    qemu: Child,
+    qemu: Running,
     orders: ChildStdin,
     answers: Receiver<String>,
     console: Arc<Mutex<String>>,
-    _killed: KilledOnInterrupt,
 }
 
 impl Guest {
@@ -49,12 +48,10 @@ impl Guest {
         let mut command = command(machine, disk);
         command.stdin(Stdio::piped());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut qemu = command
-            .spawn()
-            .map_err(|e| CommandError::new(format!("Could not run {QEMU}: {e}")))?;
-        let killed = KilledOnInterrupt::new(&qemu);
+        let mut qemu = Running::start(QEMU, &mut command)?;
+        let child = &mut qemu.child;
         let (Some(orders), Some(stdout), Some(stderr)) =
-            (qemu.stdin.take(), qemu.stdout.take(), qemu.stderr.take())
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             unreachable!("the streams are pipes");
         };
@@ -65,7 +62,6 @@ impl Guest {
             orders,
             answers: lines_of(stdout),
             console,
-            _killed: killed,
         };
         guest.output(limit).map(|_| guest)
     }
@@ -86,7 +82,7 @@ impl Guest {
     /// # Errors
     /// The system does not say.
     pub fn cpu_seconds(&self) -> Result<f64, CommandError> {
-        let cost = cost_of(self.qemu.id());
+        let cost = cost_of(self.qemu.child.id());
         let cost = cost.map_err(|e| self.failure(&format!("says nothing about itself: {e}")))?;
         Ok(cost.cpu_seconds)
     }
@@ -102,7 +98,7 @@ impl Guest {
         let start = Instant::now();
         while let Some(left) = OFF_WITHIN.checked_sub(start.elapsed()) {
             if self.answers.recv_timeout(left) == Err(RecvTimeoutError::Disconnected) {
-                return match self.qemu.wait() {
+                return match self.qemu.child.wait() {
                     Ok(status) if status.success() => Ok(()),
                     Ok(status) => Err(self.failure(&format!("ended with {status}"))),
                     Err(e) => Err(self.failure(&format!("cannot be waited for: {e}"))),
@@ -143,16 +139,6 @@ impl Guest {
             text => format!("The end of its console:\n{text}"),
         };
         CommandError::new(format!("The guest {what}. {console}"))
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        if let Ok(None) = self.qemu.try_wait()
-            && self.qemu.kill().and_then(|()| self.qemu.wait()).is_err()
-        {
-            eprintln!("cowslip: {QEMU} runs on");
-        }
     }
 }
 

@@ -1,12 +1,9 @@
 //! The guest's files: this program, the libraries that it is linked with, and the modules of the
 //! kernel that a virtio disk needs, as an archive that the kernel unpacks into memory when it
 //! boots.
-//!
-//! The archive is cpio's "newc": for each entry a head of 110 characters (a magic and 13 numbers of
-//! 8 hexadecimal digits), the name with a zero byte, padding to 4 bytes, the contents, padding
-//! again.
 
 use std::fs;
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,8 +16,6 @@ use crate::run::run;
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
-/// The name that ends an archive.
-const TRAILER: &str = "TRAILER!!!";
 /// Where libraries are that have no place of their own; `/lib` leads here, too.
 const LIBRARIES: &str = "lib64";
 
@@ -30,7 +25,7 @@ const LIBRARIES: &str = "lib64";
 /// A file cannot be read.
 pub fn build(program: &Path, kernel: &Kernel) -> Result<Vec<u8>, CommandError> {
     let read = |path: &Path| fs::read(path).map_err(|e| failed("read", path, &e));
-    let mut archive = Archive::default();
+    let mut archive = Files::default();
     for directory in ["dev", "proc", "sys", LIBRARIES] {
         archive.add(directory, DIRECTORY, &[]);
     }
@@ -44,49 +39,16 @@ pub fn build(program: &Path, kernel: &Kernel) -> Result<Vec<u8>, CommandError> {
         let name = module.file_name().unwrap_or_default().to_string_lossy();
         archive.add(&format!("{MODULES}/{name}"), PROGRAM, &read(&module)?);
     }
-    Ok(archive.finish())
+    archive.archive().map_err(|e| failed("pack", program, &e))
 }
 
-/// An archive in the making.
+/// Files with their names and modes, in the order in which they are made.
 #[derive(Debug, Default)]
-struct Archive {
-    bytes: Vec<u8>,
-    entries: u32,
-    directories: Vec<String>,
-}
+struct Files(Vec<(String, u32, Vec<u8>)>);
 
-impl Archive {
+impl Files {
     fn add(&mut self, name: &str, mode: u32, contents: &[u8]) {
-        self.entries += 1;
-        let length = |bytes: usize| u32::try_from(bytes).expect("files of a guest are small");
-        let fields = [
-            self.entries, // inode
-            mode,
-            0, // user
-            0, // group
-            1, // links
-            0, // time
-            length(contents.len()),
-            0, // device, major and minor
-            0,
-            0, // device that it is, major and minor
-            0,
-            length(name.len() + 1),
-            0, // checksum, of another kind of archive
-        ];
-        self.bytes.extend(b"070701");
-        for field in fields {
-            self.bytes.extend(format!("{field:08x}").bytes());
-        }
-        self.bytes.extend(name.bytes());
-        self.bytes.push(0);
-        self.pad();
-        self.bytes.extend(contents);
-        self.pad();
-    }
-
-    fn pad(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+        self.0.push((name.to_string(), mode, contents.to_vec()));
     }
 
     /// A file for which directories may be missing.
@@ -96,18 +58,19 @@ impl Archive {
         for (index, _) in name.match_indices('/') {
             let directory = &name[..index];
             // `lib` is a link to one.
-            let known = ["lib", LIBRARIES].contains(&directory);
-            if !known && !self.directories.iter().any(|made| made == directory) {
-                self.directories.push(directory.to_string());
+            if !self.0.iter().any(|(made, ..)| made == directory) {
                 self.add(directory, DIRECTORY, &[]);
             }
         }
         self.add(name, PROGRAM, contents);
     }
 
-    fn finish(mut self) -> Vec<u8> {
-        self.add(TRAILER, 0, &[]);
-        self.bytes
+    fn archive(self) -> std::io::Result<Vec<u8>> {
+        let entries = self.0.into_iter().map(|(name, mode, contents)| {
+            let entry = cpio::NewcBuilder::new(&name).mode(mode);
+            (entry, Cursor::new(contents))
+        });
+        cpio::write_cpio(entries, Vec::new())
     }
 }
 
@@ -153,45 +116,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_archive_has_heads_names_and_contents_at_multiples_of_four() {
-        let mut archive = Archive::default();
-        archive.add("dev", DIRECTORY, &[]);
-        archive.add_with_parents(Path::new("/opt/a/b.so"), b"12345");
-        archive.add_with_parents(Path::new("/opt/a/c.so"), b"");
-        let bytes = archive.finish();
-        assert_eq!(bytes.len() % 4, 0);
-        let mut rest = &bytes[..];
-        let mut entries = Vec::new();
-        loop {
-            let head = std::str::from_utf8(&rest[..110]).unwrap();
-            assert_eq!(&head[..6], "070701");
-            let field = |index: usize| {
-                let digits = &head[6 + index * 8..14 + index * 8];
-                usize::from_str_radix(digits, 16).unwrap()
-            };
-            let (mode, length, name_length) = (field(1), field(6), field(11));
-            let name = &rest[110..110 + name_length];
-            assert_eq!(name.last(), Some(&0));
-            let name = String::from_utf8_lossy(&name[..name_length - 1]).into_owned();
-            let contents = (110 + name_length).next_multiple_of(4);
-            let data = rest[contents..contents + length].to_vec();
-            rest = &rest[(contents + length).next_multiple_of(4)..];
-            if name == TRAILER {
-                break;
-            }
-            entries.push((name, mode as u32, data));
+    fn directories_come_before_their_files() {
+        let mut files = Files::default();
+        files.add("lib", LINK, LIBRARIES.as_bytes());
+        for file in ["/opt/a/b.so", "/opt/a/c.so", "/lib/d.so"] {
+            files.add_with_parents(Path::new(file), b"12345");
         }
-        assert!(rest.is_empty());
+        let names = files.0.iter().map(|(name, mode, _)| (name.as_str(), *mode));
         let expected = [
-            ("dev", DIRECTORY, ""),
-            ("opt", DIRECTORY, ""),
-            ("opt/a", DIRECTORY, ""),
-            ("opt/a/b.so", PROGRAM, "12345"),
-            ("opt/a/c.so", PROGRAM, ""),
+            ("lib", LINK),
+            ("opt", DIRECTORY),
+            ("opt/a", DIRECTORY),
+            ("opt/a/b.so", PROGRAM),
+            ("opt/a/c.so", PROGRAM),
+            ("lib/d.so", PROGRAM),
         ];
-        let expected =
-            expected.map(|(name, mode, data)| (name.to_string(), mode, data.as_bytes().to_vec()));
-        assert_eq!(entries, expected);
+        assert_eq!(names.collect::<Vec<_>>(), expected);
+        let archive = files.archive().unwrap();
+        let first = cpio::NewcReader::new(&archive[..]).unwrap();
+        assert_eq!((first.entry().name(), first.entry().mode()), ("lib", LINK));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -11,6 +12,7 @@ use super::{Bar, BarGroup, Bars, Curves, Scale, grouped, palette, rounded};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
+type Chart<'a, 'b, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, Y>>;
 
 /// Widths of bars, by how many stand side by side at most.
 const BAR_WIDTHS: [(usize, usize); 3] = [(3, 18), (5, 13), (usize::MAX, 9)];
@@ -53,7 +55,7 @@ fn drawing(width: usize, height: usize, draw: impl FnOnce(&Area<'_>) -> Drawn) -
 fn label_style() -> TextStyle<'static> {
     ("sans-serif", FONT_SIZE)
         .into_font()
-        .color(&palette::text())
+        .color(&palette::TEXT.colour())
 }
 
 /// Wraps the name of a group into lines of at most `characters` characters; a longer word has a
@@ -163,7 +165,7 @@ pub fn bars(bars: &Bars) -> Vec<String> {
         let lines = groups.iter().map(|group| group.lines.len()).max();
         let names = lines.unwrap_or(0) * LINE_HEIGHT + 10;
         let (width, height) = (
-            NUMBERS_WIDTH + plot + 2 * MARGIN,
+            NUMBERS_WIDTH + plot + 3 * MARGIN,
             MARGIN + BARS_HEIGHT + names,
         );
         drawing(width, height, |area| match bars.scale {
@@ -191,6 +193,42 @@ pub fn bars(bars: &Bars) -> Vec<String> {
     drawings.into_iter().map(draw).collect()
 }
 
+/// Axes and lines of a chart: its horizontal range with the number of its labels and their height,
+/// its vertical range, and the greatest value in it.
+fn frame<'a, 'b, Y>(
+    area: &'a Area<'b>,
+    (x, x_labels, x_height): (std::ops::Range<f64>, usize, usize),
+    y: Y,
+    most: f64,
+) -> Result<Chart<'a, 'b, Y::CoordDescType>, Box<dyn std::error::Error>>
+where
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let right = x.end;
+    let mut chart = ChartBuilder::on(area)
+        .margin_top(MARGIN as i32)
+        .margin_right(2 * MARGIN as i32)
+        .margin_left(MARGIN as i32)
+        .x_label_area_size(x_height as i32)
+        .y_label_area_size(NUMBERS_WIDTH as i32)
+        .build_cartesian_2d(x, y)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(x_labels)
+        .y_labels(GRID_LINES)
+        .max_light_lines(1)
+        .x_label_formatter(&|value| axis_number(*value, right))
+        .y_label_formatter(&|value| axis_number(*value, most))
+        .label_style(label_style())
+        .axis_style(palette::AXIS.colour())
+        .bold_line_style(palette::GRID.colour())
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    Ok(chart)
+}
+
 fn draw_bars<Y>(
     area: &Area<'_>,
     bars: &Bars,
@@ -204,25 +242,8 @@ where
 {
     let most = shown(bars).map(|bar| bar.most).fold(0.0, f64::max);
     let bar_width = bar_width(&bars.groups);
-    let mut chart = ChartBuilder::on(area)
-        .margin_top(MARGIN as i32)
-        .margin_right(MARGIN as i32)
-        .margin_left(MARGIN as i32)
-        .x_label_area_size(names as i32)
-        .y_label_area_size(NUMBERS_WIDTH as i32)
-        .build_cartesian_2d(0.0..plot as f64, range)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .x_labels(0)
-        .y_labels(GRID_LINES)
-        .y_max_light_lines(1)
-        .y_label_formatter(&|value| axis_number(*value, most))
-        .label_style(label_style())
-        .axis_style(palette::axis())
-        .bold_line_style(palette::grid())
-        .light_line_style(TRANSPARENT)
-        .draw()?;
+    let x = (0.0..plot as f64, 0, names);
+    let mut chart = frame(area, x, range, most)?;
     for placed in groups {
         let count = placed.group.bars.iter().flatten().count();
         let mut left = placed.left as f64 + (placed.width - count * bar_width) as f64 / 2.0;
@@ -272,7 +293,7 @@ where
         let stem = vec![(middle, ends[0]), (middle, ends[1])];
         let cap = |value| vec![(middle - 2.0, value), (middle + 2.0, value)];
         let lines = [stem, cap(ends[0]), cap(ends[1])];
-        let style = palette::whisker().stroke_width(1);
+        let style = palette::WHISKER.colour().stroke_width(1);
         chart.draw_series(lines.map(|line| PathElement::new(line, style)))?;
     }
     Ok(())
@@ -318,26 +339,8 @@ pub fn curves(curves: &Curves) -> String {
     let width = NUMBERS_WIDTH + CURVES_WIDTH + 3 * MARGIN;
     let height = CURVES_HEIGHT + NUMBERS_HEIGHT + MARGIN;
     drawing(width, height, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin_top(MARGIN as i32)
-            .margin_right(2 * MARGIN as i32)
-            .margin_left(MARGIN as i32)
-            .x_label_area_size(NUMBERS_HEIGHT as i32)
-            .y_label_area_size(NUMBERS_WIDTH as i32)
-            .build_cartesian_2d(range(right), range(top * 1.04))?;
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .x_labels(GRID_LINES + 2)
-            .y_labels(GRID_LINES)
-            .max_light_lines(1)
-            .x_label_formatter(&|value| axis_number(*value, right))
-            .y_label_formatter(&|value| axis_number(*value, top))
-            .label_style(label_style())
-            .axis_style(palette::axis())
-            .bold_line_style(palette::grid())
-            .light_line_style(TRANSPARENT)
-            .draw()?;
+        let x = (range(right), GRID_LINES + 2, NUMBERS_HEIGHT);
+        let mut chart = frame(area, x, range(top * 1.04), top)?;
         let mut below: Vec<(f64, f64)> = Vec::new();
         for ((series, _), points) in curves.series.iter().zip(&stacked) {
             let colour = palette::colour(series.key);
@@ -439,7 +442,7 @@ mod tests {
             let mut bars = 0;
             for svg in &drawings {
                 let width = attributes(svg, "svg", "width")[0];
-                assert!(width <= (BARS_WIDTH_MAX + NUMBERS_WIDTH + 2 * MARGIN) as f64);
+                assert!(width <= (BARS_WIDTH_MAX + NUMBERS_WIDTH + 3 * MARGIN) as f64);
                 let ends = attributes(svg, "rect", "x");
                 bars += ends.len();
                 let bar = attributes(svg, "rect", "width");

@@ -33,7 +33,7 @@ pub struct Key {
 
 /// A colour on light ground, the same on dark ground, and how lines of it are dashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ink {
+pub struct Ink {
     name: &'static str,
     light: u32,
     dark: u32,
@@ -74,10 +74,14 @@ const SOURCES: [Ink; 3] = [
     ink("source1", 0x35a384, 0xa8e6d3, "7 3"),
     ink("source2", 0x8fd6c2, 0x1f7d63, "2 2"),
 ];
-const TEXT: Ink = ink("ink", 0x1b1f24, 0xe6edf3, SOLID);
-const AXIS: Ink = ink("axis", 0x8a929b, 0x7b848e, SOLID);
-const GRID: Ink = ink("grid", 0xdfe3e8, 0x2d343c, SOLID);
-const WHISKER: Ink = ink("whisker", 0x14171a, 0xf5f7fa, SOLID);
+/// Text in charts.
+pub const TEXT: Ink = ink("ink", 0x1b1f24, 0xe6edf3, SOLID);
+/// Axes.
+pub const AXIS: Ink = ink("axis", 0x8a929b, 0x7b848e, SOLID);
+/// Lines behind a chart.
+pub const GRID: Ink = ink("grid", 0xdfe3e8, 0x2d343c, SOLID);
+/// Marks of spread.
+pub const WHISKER: Ink = ink("whisker", 0x14171a, 0xf5f7fa, SOLID);
 
 fn inks() -> impl Iterator<Item = Ink> {
     let of_series = OURS.iter().chain(&PEERS).chain(&YARDSTICKS).chain(&SOURCES);
@@ -94,9 +98,12 @@ fn ink_of(key: Key) -> Ink {
     inks[key.index % inks.len()]
 }
 
-fn rgb(ink: Ink) -> RGBColor {
-    let [_, red, green, blue] = ink.light.to_be_bytes();
-    RGBColor(red, green, blue)
+impl Ink {
+    /// The colour on light ground.
+    pub fn colour(self) -> RGBColor {
+        let [_, red, green, blue] = self.light.to_be_bytes();
+        RGBColor(red, green, blue)
+    }
 }
 
 /// The class of a key in a legend or a row.
@@ -106,27 +113,7 @@ pub fn class(key: Key) -> &'static str {
 
 /// The colour of a series.
 pub fn colour(key: Key) -> RGBColor {
-    rgb(ink_of(key))
-}
-
-/// Returns the colour of text in charts.
-pub fn text() -> RGBColor {
-    rgb(TEXT)
-}
-
-/// Returns the colour of axes.
-pub fn axis() -> RGBColor {
-    rgb(AXIS)
-}
-
-/// Returns the colour of the lines behind a chart.
-pub fn grid() -> RGBColor {
-    rgb(GRID)
-}
-
-/// Returns the colour of the marks of spread.
-pub fn whisker() -> RGBColor {
-    rgb(WHISKER)
+    ink_of(key).colour()
 }
 
 /// The part of the style sheet that is about these colours.

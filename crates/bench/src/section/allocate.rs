@@ -2,13 +2,11 @@
 //! long each method took, and all rows.
 
 use cowslip_testbed::Spread;
-use serde_json::Value;
 
-use crate::document::{Document, distinct};
-use crate::page::{
-    Align, Bar, BarGroup, Bars, Kind, RowGroup, Scale, Section, Series, Table, TableRow, grouped,
-};
-use crate::section::section_of_rows;
+use crate::document::{Document, DocumentRow, distinct};
+use crate::page::Align::{Numbers, Words};
+use crate::page::{Align, Bar, Bars, Kind, Scale, Section, Table};
+use crate::section::{field, section_of_rows};
 
 /// Times that are drawn, by their names in a run.
 const TIMES: [(&str, &str); 2] = [
@@ -21,11 +19,28 @@ const TEXT: &str = "Medians, with the least and the most. A method returns when 
                     fsync after that returns. CPU time is the calling thread's. 'perfect' is the fewest extents that the file \
                     system can express.";
 
+/// Titles of the columns, which are filled by `fields`.
+const COLUMNS: [(&str, Align); 11] = [
+    ("method", Words),
+    ("returns s", Numbers),
+    ("least", Numbers),
+    ("most", Numbers),
+    ("durable s", Numbers),
+    ("least", Numbers),
+    ("most", Numbers),
+    ("CPU s", Numbers),
+    ("extents", Numbers),
+    ("perfect", Numbers),
+    ("system calls", Words),
+];
+
 /// The section of a document.
 pub fn section(document: Document<'_>) -> Section {
     section_of_rows((TITLE, TEXT), document, |filesystem, rows| {
-        let rows: Vec<Row<'_>> = rows.iter().map(|row| Row(row.0)).collect();
-        (bars(filesystem, &rows), table(filesystem, &rows))
+        let of_states = |row: &DocumentRow<'_>| (row.text("state").to_string(), fields(*row));
+        let caption = format!("{filesystem}: all methods");
+        let table = Table::of(caption, &COLUMNS, rows.iter().map(of_states));
+        (bars(filesystem, rows), table)
     })
 }
 
@@ -33,15 +48,14 @@ pub fn section(document: Document<'_>) -> Section {
 /// durable first, and the last.
 pub fn summary(document: Document<'_>) -> String {
     let mut out = String::new();
-    let states = distinct(document.rows().map(|row| Row(row.0).text("state")));
+    let states = distinct(document.rows().map(|row| row.text("state")));
     for filesystem in document.filesystems() {
         for state in &states {
             let rows = document
                 .rows()
-                .map(|row| Row(row.0))
-                .filter(|row| row.text("filesystem") == filesystem && row.text("state") == *state);
+                .filter(|row| row.filesystem() == filesystem && row.text("state") == *state);
             let timed = rows.filter_map(|row| {
-                let durable = row.spread("durable-seconds")?.median;
+                let durable = spread(row, "durable-seconds")?.median;
                 // It gives no space.
                 (row.text("method") != "ftruncate").then_some((durable, row.text("method")))
             });
@@ -57,137 +71,60 @@ pub fn summary(document: Document<'_>) -> String {
     out
 }
 
-/// A method in one state of a file system.
-#[derive(Clone, Copy)]
-struct Row<'a>(&'a Value);
+fn spread(row: DocumentRow<'_>, figure: &str) -> Option<Spread> {
+    let figures = row
+        .runs()
+        .filter_map(|run| run["measured"][figure].as_f64());
+    Spread::of(figures.collect())
+}
 
-impl<'a> Row<'a> {
-    fn text(self, name: &str) -> &'a str {
-        self.0[name].as_str().unwrap_or_default()
-    }
-
-    fn runs(self) -> impl Iterator<Item = &'a Value> {
-        self.0["runs"].as_array().into_iter().flatten()
-    }
-
-    fn spread(self, figure: &str) -> Option<Spread> {
-        let figures = self
-            .runs()
-            .filter_map(|run| run["measured"][figure].as_f64());
-        Spread::of(figures.collect())
-    }
-
-    fn failure(self) -> Option<&'a str> {
-        self.runs().find_map(|run| run["failed"].as_str())
-    }
-
-    fn calls(self) -> String {
-        match (self.text("called"), self.failure()) {
-            (called, None) => called.to_string(),
-            ("", Some(why)) => why.to_string(),
-            (called, Some(why)) => format!("{called}; a run failed: {why}"),
-        }
+fn calls(row: DocumentRow<'_>) -> String {
+    let failure = row.runs().find_map(|run| run["failed"].as_str());
+    match (row.text("called"), failure) {
+        (called, None) => called.to_string(),
+        ("", Some(why)) => why.to_string(),
+        (called, Some(why)) => format!("{called}; a run failed: {why}"),
     }
 }
 
 /// Times of all methods, in each state.
-fn bars(filesystem: &str, rows: &[Row<'_>]) -> Bars {
-    let states = distinct(rows.iter().map(|row| row.text("state")));
-    let timed = || {
-        let states = states.iter();
-        states.flat_map(|state| TIMES.iter().map(move |time| (*state, *time)))
-    };
-    let name = |(state, (_, words)): (&str, (&str, &str))| match states.len() {
-        1 => words.to_string(),
-        _ => format!("{state}, {words}"),
-    };
-    let group = |method: &str| BarGroup {
-        name: method.to_string(),
-        bars: timed()
-            .map(|(state, (figure, _))| {
-                let is_it =
-                    |row: &&Row<'_>| row.text("method") == method && row.text("state") == state;
-                let spread = rows.iter().find(is_it)?.spread(figure)?;
-                // An axis of powers of ten has no place for 0.
-                (spread.least > 0.0).then_some(Bar {
-                    value: spread.median,
-                    least: spread.least,
-                    most: spread.greatest,
-                })
-            })
-            .collect(),
-    };
-    Bars {
-        title: format!("Time of each method on {filesystem}"),
-        unit: "seconds, less is better; medians".to_string(),
-        scale: Scale::Logarithmic,
-        series: Series::numbered(timed().map(|timed| (name(timed), Kind::Ours))),
-        groups: distinct(rows.iter().map(|row| row.text("method")))
-            .into_iter()
-            .map(group)
-            .collect(),
-    }
+fn bars(filesystem: &str, rows: &[DocumentRow<'_>]) -> Bars {
+    let states = distinct(rows.iter().map(|row| row.text("state"))).len();
+    let bars = rows.iter().flat_map(|row| {
+        TIMES.map(|(figure, words)| {
+            let name = match states {
+                1 => words.to_string(),
+                _ => format!("{}, {words}", row.text("state")),
+            };
+            // An axis of powers of ten has no place for 0.
+            let shown = spread(*row, figure).filter(|spread| spread.least > 0.0);
+            let method = row.text("method").to_string();
+            (method, (name, Kind::Ours), shown.map(Bar::from))
+        })
+    });
+    let title = format!("Time of each method on {filesystem}");
+    let unit = "seconds, less is better; medians";
+    Bars::of((title, unit, Scale::Logarithmic), bars)
 }
 
-fn table(filesystem: &str, rows: &[Row<'_>]) -> Table {
-    let titles = [
-        ("method", Align::Words),
-        ("returns s", Align::Numbers),
-        ("least", Align::Numbers),
-        ("most", Align::Numbers),
-        ("durable s", Align::Numbers),
-        ("least", Align::Numbers),
-        ("most", Align::Numbers),
-        ("CPU s", Align::Numbers),
-        ("extents", Align::Numbers),
-        ("perfect", Align::Numbers),
-        ("system calls", Align::Words),
-    ];
-    let fields = |row: &Row<'_>| {
-        let seconds = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, 4));
-        let count = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, 0));
-        let mut fields = vec![row.text("method").to_string()];
-        for (figure, _) in TIMES {
-            let spread = row.spread(figure);
-            fields.push(seconds(spread.map(|spread| spread.median)));
-            fields.push(seconds(spread.map(|spread| spread.least)));
-            fields.push(seconds(spread.map(|spread| spread.greatest)));
-        }
-        fields.push(seconds(
-            row.spread("cpu-seconds").map(|spread| spread.median),
-        ));
-        fields.push(count(row.spread("extents").map(|spread| spread.median)));
-        fields.push(count(row.0["perfect"].as_f64()));
-        fields.push(row.calls());
-        TableRow {
-            fields,
-            ..TableRow::default()
-        }
-    };
-    let states = distinct(rows.iter().map(|row| row.text("state")));
-    Table {
-        caption: format!("{filesystem}: all methods"),
-        columns: titles
-            .map(|(title, align)| (title.to_string(), align))
-            .to_vec(),
-        groups: states
-            .into_iter()
-            .map(|state| RowGroup {
-                title: state.to_string(),
-                rows: rows
-                    .iter()
-                    .filter(|row| row.text("state") == state)
-                    .map(fields)
-                    .collect(),
-            })
-            .collect(),
+fn fields(row: DocumentRow<'_>) -> Vec<String> {
+    let median = |figure| spread(row, figure).map(|spread| spread.median);
+    let mut fields = vec![row.text("method").to_string()];
+    for (figure, _) in TIMES {
+        let spread = spread(row, figure);
+        let figures = spread.map(|s| [s.median, s.least, s.greatest]);
+        fields.extend((0..3).map(|index| field(figures.map(|all| all[index]), 4)));
     }
+    fields.push(field(median("cpu-seconds"), 4));
+    fields.push(field(median("extents"), 0));
+    fields.push(field(row.0["perfect"].as_f64(), 0));
+    fields.push(calls(row));
+    fields
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::Block;
     use serde_json::json;
 
     #[test]
@@ -207,11 +144,7 @@ mod tests {
             ],
         });
         let made = section(Document(&document));
-        let bars = made.blocks.iter().find_map(|block| match block {
-            Block::Bars(bars) => Some(bars),
-            _ => None,
-        });
-        let bars = bars.unwrap();
+        let bars = made.bars()[0];
         let names: Vec<&str> = bars
             .series
             .iter()

@@ -2,14 +2,11 @@
 //! pattern the extents of a file with each kind of help, and all rows.
 
 use cowslip_testbed::Spread;
-use serde_json::Value;
 
-use crate::document::{Document, distinct};
-use crate::page::{
-    Align, Bar, BarGroup, Bars, Block, Kind, RowGroup, Scale, Section, Series, Table, TableRow,
-    grouped,
-};
-use crate::section::section_of_rows;
+use crate::document::{Document, DocumentRow};
+use crate::page::Align::{Numbers, Words};
+use crate::page::{Align, Bar, Bars, Block, Kind, Scale, Section, Table};
+use crate::section::{field, section_of_rows};
 
 /// Words of a row's name that are no part of its pattern: the help that it had.
 const HELPS: [&str; 7] = [
@@ -23,11 +20,30 @@ const TEXT: &str = "Extents of a file: the middle of all files of all runs, with
                     the file system can express. 'ahead' is what was allocated behind ends at the worst moment, 'lost' what was still \
                     there after all files were closed, 'short' counts writes that found no space while some was held.";
 
+/// Titles of the columns, which are filled by `fields`.
+const COLUMNS: [(&str, Align); 13] = [
+    ("help", Words),
+    ("files", Numbers),
+    ("extents", Numbers),
+    ("least", Numbers),
+    ("most", Numbers),
+    ("perfect", Numbers),
+    ("x perfect", Numbers),
+    ("MiB an extent", Numbers),
+    ("write MiB/s", Numbers),
+    ("read MiB/s", Numbers),
+    ("ahead MiB", Numbers),
+    ("lost KiB", Numbers),
+    ("short", Numbers),
+];
+
 /// The section of a document.
 pub fn section(document: Document<'_>) -> Section {
     let mut section = section_of_rows((TITLE, TEXT), document, |filesystem, rows| {
-        let rows: Vec<Row<'_>> = rows.iter().map(|row| Row(row.0)).collect();
-        (bars(filesystem, &rows), table(filesystem, &rows))
+        let of_pattern = |row: &DocumentRow<'_>| (pattern(*row), fields(*row));
+        let caption = format!("{filesystem}: all rows");
+        let table = Table::of(caption, &COLUMNS, rows.iter().map(of_pattern));
+        (bars(filesystem, rows), table)
     });
     for note in document.notes() {
         section.add(Block::Prose(note.to_string()));
@@ -41,9 +57,8 @@ pub fn summary(document: Document<'_>) -> String {
     let mut out = String::new();
     for filesystem in document.filesystems() {
         for help in ["none", OURS] {
-            let rows = document.rows().map(|row| Row(row.0));
-            let rows =
-                rows.filter(|row| row.text("filesystem") == filesystem && row.help() == help);
+            let rows = document.rows();
+            let rows = rows.filter(|row| row.filesystem() == filesystem && help_of(*row) == help);
             let over = rows.filter_map(|row| row.0["over-perfect"]["median"].as_f64());
             if let Some(over) = Spread::of(over.collect()) {
                 out += &format!(
@@ -56,142 +71,69 @@ pub fn summary(document: Document<'_>) -> String {
     out
 }
 
-/// A cell on a file system.
-#[derive(Clone, Copy)]
-struct Row<'a>(&'a Value);
+/// Returns the help with the layout.
+fn help_of<'a>(row: DocumentRow<'a>) -> &'a str {
+    let mut words = row.cell().split(' ');
+    words.find(|word| HELPS.contains(word)).unwrap_or("whole")
+}
 
-impl<'a> Row<'a> {
-    fn text(self, name: &str) -> &'a str {
-        self.0[name].as_str().unwrap_or_default()
-    }
-
-    /// Returns the help with the layout.
-    fn help(self) -> &'a str {
-        let mut words = self.text("cell").split(' ');
-        let is_help = |word: &&str| HELPS.contains(word);
-        words.find(is_help).unwrap_or("whole")
-    }
-
-    /// The cell without that.
-    fn pattern(self) -> String {
-        let words = self.text("cell").split(' ');
-        let words: Vec<&str> = words.filter(|word| *word != self.help()).collect();
-        words.join(" ")
-    }
-
-    /// A figure's median, or nothing.
-    fn median(self, figure: &str) -> Option<f64> {
-        self.0[figure]["median"].as_f64()
-    }
+/// The cell without that.
+fn pattern(row: DocumentRow<'_>) -> String {
+    let words = row.cell().split(' ').filter(|word| *word != help_of(row));
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Extents of a file in each pattern, a bar for each kind of help.
-fn bars(filesystem: &str, rows: &[Row<'_>]) -> Bars {
-    let helps = distinct(rows.iter().map(|row| row.help()));
-    let patterns: Vec<String> = rows.iter().map(|row| row.pattern()).collect();
-    let group = |pattern: &str| BarGroup {
-        name: pattern.to_string(),
-        bars: helps
-            .iter()
-            .map(|help| {
-                let is_it = |row: &&Row<'_>| row.pattern() == pattern && row.help() == *help;
-                let extents = &rows.iter().find(is_it)?.0["extents"];
-                let of = |name: &str| extents[name].as_f64().filter(|count| *count > 0.0);
-                Some(Bar {
-                    value: of("median")?,
-                    least: of("min")?,
-                    most: of("max")?,
-                })
+fn bars(filesystem: &str, rows: &[DocumentRow<'_>]) -> Bars {
+    let bars = rows.iter().map(|row| {
+        let extents = &row.0["extents"];
+        let of = |name: &str| extents[name].as_f64().filter(|count| *count > 0.0);
+        let bar = || {
+            Some(Bar {
+                value: of("median")?,
+                least: of("min")?,
+                most: of("max")?,
             })
-            .collect(),
-    };
-    let kind = |help: &str| match help {
-        "dynamic" | "grow" => Kind::Ours,
-        "seed" => Kind::Source,
-        _ => Kind::Yardstick,
-    };
-    let series = helps.iter().map(|help| (help.to_string(), kind(help)));
-    Bars {
-        title: format!("Extents of a file on {filesystem}"),
-        unit: "extents, less is better; medians".to_string(),
-        scale: Scale::Logarithmic,
-        series: Series::numbered(series),
-        groups: distinct(patterns.iter().map(String::as_str))
-            .into_iter()
-            .map(group)
-            .collect(),
-    }
+        };
+        let help = help_of(*row);
+        let kind = match help {
+            "dynamic" | "grow" => Kind::Ours,
+            "seed" => Kind::Source,
+            _ => Kind::Yardstick,
+        };
+        (pattern(*row), (help.to_string(), kind), bar())
+    });
+    let title = format!("Extents of a file on {filesystem}");
+    let unit = "extents, less is better; medians";
+    Bars::of((title, unit, Scale::Logarithmic), bars)
 }
 
-/// Titles of the columns of figures, which are filled by `fields`.
-const COLUMNS: [&str; 12] = [
-    "files",
-    "extents",
-    "least",
-    "most",
-    "perfect",
-    "x perfect",
-    "MiB an extent",
-    "write MiB/s",
-    "read MiB/s",
-    "ahead MiB",
-    "lost KiB",
-    "short",
-];
-
-fn fields(row: &Row<'_>) -> Vec<String> {
-    let cell = |value: Option<f64>, decimals| value.map_or(String::new(), |v| grouped(v, decimals));
+fn fields(row: DocumentRow<'_>) -> Vec<String> {
+    let median = |name: &str| row.0[name]["median"].as_f64();
     let number = |name: &str| row.0[name].as_f64();
     let extents = |name: &str| row.0["extents"][name].as_f64();
     vec![
-        row.help().to_string(),
-        cell(number("files"), 0),
-        cell(row.median("extents"), 0),
-        cell(extents("min"), 0),
-        cell(extents("max"), 0),
-        cell(row.median("perfect"), 0),
-        cell(row.median("over-perfect"), 1),
-        cell(number("mean-extent-mib"), 2),
-        cell(row.median("write-mib-s"), 0),
-        cell(row.median("read-mib-s"), 0),
-        cell(row.0["peak-unused-mib"]["max"].as_f64(), 1),
-        cell(number("lost-kib"), 0),
-        cell(number("short-of-space"), 0),
+        help_of(row).to_string(),
+        field(number("files"), 0),
+        field(median("extents"), 0),
+        field(extents("min"), 0),
+        field(extents("max"), 0),
+        field(median("perfect"), 0),
+        field(median("over-perfect"), 1),
+        field(number("mean-extent-mib"), 2),
+        field(median("write-mib-s"), 0),
+        field(median("read-mib-s"), 0),
+        field(row.0["peak-unused-mib"]["max"].as_f64(), 1),
+        field(number("lost-kib"), 0),
+        field(number("short-of-space"), 0),
     ]
-}
-
-fn table(filesystem: &str, rows: &[Row<'_>]) -> Table {
-    let patterns: Vec<String> = rows.iter().map(|row| row.pattern()).collect();
-    let group = |pattern: &str| RowGroup {
-        title: pattern.to_string(),
-        rows: rows
-            .iter()
-            .filter(|row| row.pattern() == pattern)
-            .map(|row| TableRow {
-                fields: fields(row),
-                ..TableRow::default()
-            })
-            .collect(),
-    };
-    let numbers = COLUMNS.map(|title| (title.to_string(), Align::Numbers));
-    Table {
-        caption: format!("{filesystem}: all rows"),
-        columns: [("help".to_string(), Align::Words)]
-            .into_iter()
-            .chain(numbers)
-            .collect(),
-        groups: distinct(patterns.iter().map(String::as_str))
-            .into_iter()
-            .map(group)
-            .collect(),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::writers::cell;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn row(cell: &str, median: f64) -> Value {
         json!({
@@ -212,11 +154,7 @@ mod tests {
             ],
         });
         let made = section(Document(&document));
-        let bars = made.blocks.iter().find_map(|block| match block {
-            Block::Bars(bars) => Some(bars),
-            _ => None,
-        });
-        let bars = bars.unwrap();
+        let bars = made.bars()[0];
         let groups: Vec<&str> = bars
             .groups
             .iter()
@@ -231,11 +169,7 @@ mod tests {
             "  xfs          none     extents over perfect: median 253.0, 252.0 to 254.0 in the rows\n  \
              xfs          dynamic  extents over perfect: median 11.0, 11.0 to 11.0 in the rows\n"
         );
-        let table = made.blocks.iter().find_map(|block| match block {
-            Block::Table(table) => Some(table),
-            _ => None,
-        });
-        let table = table.unwrap();
+        let table = made.tables()[0];
         let row = &table.groups[0].rows[0];
         assert_eq!(row.fields.len(), table.columns.len());
         assert_eq!(
@@ -248,7 +182,7 @@ mod tests {
     fn each_cell_is_known_by_its_help() {
         for cell in cell::all().iter().chain(&cell::of_space()) {
             let value = json!({ "cell": cell.name() });
-            let help = Row(&value).help();
+            let help = help_of(DocumentRow(&value));
             assert!(
                 cell.name().split(' ').any(|word| word == help),
                 "{}",

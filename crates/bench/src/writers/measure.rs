@@ -5,19 +5,21 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use cowslip_console::error::CommandError;
-use cowslip_console::interrupt::{KilledOnInterrupt, RemovedOnInterrupt, TreeRemovedOnInterrupt};
+use cowslip_console::interrupt::{RemovedOnInterrupt, TreeRemovedOnInterrupt};
 use cowslip_extents::AlignedFile;
 use cowslip_extents::Perfect;
 use cowslip_queue::fiemap;
 use cowslip_queue::fiemap::beyond_end_bytes;
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
+
+use crate::run::Running;
 
 use super::cell::{Cell, Help, Pattern, Target, WRITE_BYTES};
 use super::space;
@@ -29,7 +31,7 @@ const READ_BYTES: usize = 1 << 20;
 const FULL_ROOM_PERCENT: u64 = 125;
 
 /// A file of a run.
-#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Layout {
     /// Length in bytes.
@@ -168,7 +170,8 @@ impl Bench<'_> {
         stop.store(1, Ordering::Relaxed);
         let peak_unused = unused.join().unwrap_or(0);
         if let Some(grow) = grow {
-            grow.end(Signal::TERM)?;
+            grow.signal(Signal::TERM)?;
+            grow.wait()?;
         }
         let mut files = written?;
         synced?;
@@ -254,54 +257,6 @@ impl Bench<'_> {
             bench.wait()?;
         }
         Ok(images)
-    }
-}
-
-/// A process that does not outlive this value, however that ends.
-struct Running {
-    name: &'static str,
-    child: Child,
-    _killed: KilledOnInterrupt,
-}
-
-impl Running {
-    fn start(name: &'static str, command: &mut Command) -> Result<Running, CommandError> {
-        let child = command.spawn();
-        let child = child.map_err(|e| failed(&format!("run {name}"), &e))?;
-        let killed = KilledOnInterrupt::new(&child);
-        Ok(Running {
-            name,
-            child,
-            _killed: killed,
-        })
-    }
-
-    fn wait(mut self) -> Result<(), CommandError> {
-        let name = self.name;
-        let status = self.child.wait();
-        let status = status.map_err(|e| failed(&format!("wait for {name}"), &e))?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(CommandError::new(format!("{name} ends with {status}"))),
-        }
-    }
-
-    /// Signals the process to end, and waits.
-    fn end(self, signal: Signal) -> Result<(), CommandError> {
-        let pid = i32::try_from(self.child.id()).ok();
-        if let Some(pid) = pid.and_then(Pid::from_raw) {
-            // It may have ended.
-            kill_process(pid, signal).ok();
-        }
-        self.wait()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Both calls fail if the process has been waited for already.
-        self.child.kill().ok();
-        self.child.wait().ok();
     }
 }
 

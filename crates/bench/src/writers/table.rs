@@ -1,74 +1,18 @@
 //! Results: rows of figures over the runs of a cell, as a table and for programs.
 
-use cowslip_testbed::Spread;
-use serde::Serialize;
+use cowslip_testbed::{Spread, TextColumns};
+use serde_json::{Value, json};
 
-use super::measure::Measured;
+use super::measure::{Layout as FileLayout, Measured};
 
-/// The least, the middle and the most.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Range {
-    /// The least.
-    pub min: f64,
-    /// The middle.
-    pub median: f64,
-    /// The most.
-    pub max: f64,
-}
+const MIB: f64 = (1_u64 << 20) as f64;
 
-impl Range {
-    /// `None` without values.
-    fn known(values: Vec<f64>) -> Option<Range> {
-        Spread::of(values).map(|spread| Range {
-            min: spread.least,
-            median: spread.median,
-            max: spread.greatest,
-        })
-    }
-
-    fn of(values: Vec<f64>) -> Range {
-        let zero = Range {
-            min: 0.0,
-            median: 0.0,
-            max: 0.0,
-        };
-        Range::known(values).unwrap_or(zero)
-    }
-}
-
-/// A cell at a place: figures over all its runs, and the runs.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Row {
-    /// The file system.
-    pub filesystem: String,
-    /// The cell.
-    pub cell: String,
-    /// Files of all runs.
-    pub files: u64,
-    /// Extents of a file.
-    pub extents: Range,
-    /// The fewest that a file could have.
-    pub perfect: Range,
-    /// Extents over the fewest, of a file.
-    pub over_perfect: Range,
-    /// The average extent of all files, in MiB.
-    pub mean_extent_mib: f64,
-    /// MiB/s until all is durable; `None` if nothing is written.
-    pub write_mib_s: Option<Range>,
-    /// MiB/s, one file after the other; `None` if there is nothing to read.
-    pub read_mib_s: Option<Range>,
-    /// MiB that were allocated behind ends, at the worst moment of a run; `None` of images, whose
-    /// length is that of their space.
-    pub peak_unused_mib: Option<Range>,
-    /// KiB behind ends after the close, in all.
-    pub lost_kib: f64,
-    /// Writes that found no space while some was held.
-    pub short_of_space: u64,
-    /// Allocation groups with data.
-    pub groups: Option<u64>,
-    /// All runs.
-    pub runs: Vec<Measured>,
+/// The least, the middle and the most; null without values.
+fn range(values: impl Iterator<Item = f64>) -> Value {
+    Spread::of(values.collect()).map_or(
+        Value::Null,
+        |spread| json!({ "min": spread.least, "median": spread.median, "max": spread.greatest }),
+    )
 }
 
 /// MiB/s; `None` of nothing.
@@ -76,123 +20,82 @@ fn rate(bytes: u64, seconds: f64) -> Option<f64> {
     (bytes > 0 && seconds > 0.0).then(|| bytes as f64 / MIB / seconds)
 }
 
-const MIB: f64 = (1_u64 << 20) as f64;
-
-impl Row {
-    /// Returns the row of these runs.
-    pub fn new(place: &str, cell: &str, runs: Vec<Measured>) -> Row {
-        let files = || runs.iter().flat_map(|run| &run.files);
-        let of_runs = |value: fn(&Measured) -> Option<f64>| {
-            Range::known(runs.iter().filter_map(value).collect())
-        };
-        let extents: u64 = files().map(|file| file.extents).sum();
-        let bytes: u64 = files().map(|file| file.size).sum();
-        Row {
-            filesystem: place.to_string(),
-            cell: cell.to_string(),
-            files: files().count() as u64,
-            extents: Range::of(files().map(|file| file.extents as f64).collect()),
-            perfect: Range::of(files().map(|file| file.perfect as f64).collect()),
-            over_perfect: Range::of(
-                files()
-                    .map(|file| file.extents as f64 / file.perfect.max(1) as f64)
-                    .collect(),
-            ),
-            mean_extent_mib: bytes as f64 / extents.max(1) as f64 / MIB,
-            write_mib_s: of_runs(|run| rate(run.written_bytes, run.write_seconds)),
-            read_mib_s: of_runs(|run| rate(run.bytes, run.read_seconds)),
-            peak_unused_mib: of_runs(|run| run.peak_unused.map(|bytes| bytes as f64 / MIB)),
-            lost_kib: runs.iter().map(|run| run.lost).sum::<u64>() as f64 / 1024.0,
-            short_of_space: runs.iter().map(|run| run.short_of_space).sum(),
-            groups: runs.iter().filter_map(|run| run.groups).max(),
-            runs,
-        }
-    }
+/// Returns the row of a cell at a place for programs: figures over all files of these runs, and the
+/// runs. Rates are until all is durable, and of reading one file after the other.
+pub fn row(place: &str, cell: &str, runs: &[Measured]) -> Value {
+    let files = || runs.iter().flat_map(|run| &run.files);
+    let of_files = |value: fn(&FileLayout) -> f64| range(files().map(value));
+    let of_runs = |value: fn(&Measured) -> Option<f64>| range(runs.iter().filter_map(value));
+    let extents: u64 = files().map(|file| file.extents).sum();
+    let bytes: u64 = files().map(|file| file.size).sum();
+    json!({
+        "filesystem": place,
+        "cell": cell,
+        "files": files().count(),
+        "extents": of_files(|file| file.extents as f64),
+        "perfect": of_files(|file| file.perfect as f64),
+        "over-perfect": of_files(|file| file.extents as f64 / file.perfect.max(1) as f64),
+        "mean-extent-mib": bytes as f64 / extents.max(1) as f64 / MIB,
+        "write-mib-s": of_runs(|run| rate(run.written_bytes, run.write_seconds)),
+        "read-mib-s": of_runs(|run| rate(run.bytes, run.read_seconds)),
+        "peak-unused-mib": of_runs(|run| run.peak_unused.map(|bytes| bytes as f64 / MIB)),
+        "lost-kib": runs.iter().map(|run| run.lost).sum::<u64>() as f64 / 1024.0,
+        "short-of-space": runs.iter().map(|run| run.short_of_space).sum::<u64>(),
+        "groups": runs.iter().filter_map(|run| run.groups).max(),
+        "runs": runs,
+    })
 }
 
 /// A figure, or a stroke where there is none.
-fn known(figure: Option<f64>, decimals: usize) -> String {
+fn known(figure: &Value, decimals: usize) -> String {
+    let figure = figure.as_f64();
     figure.map_or("-".to_string(), |figure| format!("{figure:.decimals$}"))
 }
 
-/// Widths of the columns of names.
-pub struct Layout {
-    place: usize,
-    cell: usize,
+/// The columns for these places and cells.
+pub fn columns(places: &[String], cells: &[String]) -> TextColumns {
+    let names = TextColumns::default().names("fs", places);
+    names.names("cell", cells).numbers([
+        ("files", 5),
+        ("extents min/med/max", 20),
+        ("perfect", 7),
+        ("x med/max", 11),
+        ("MiB/extent", 10),
+        ("write MiB/s", 11),
+        ("read MiB/s", 10),
+        ("peak MiB", 8),
+        ("lost KiB", 8),
+        ("short", 5),
+        ("groups", 6),
+    ])
 }
 
-const COLUMNS: [(&str, usize); 11] = [
-    ("files", 5),
-    ("extents min/med/max", 20),
-    ("perfect", 7),
-    ("x med/max", 11),
-    ("MiB/extent", 10),
-    ("write MiB/s", 11),
-    ("read MiB/s", 10),
-    ("peak MiB", 8),
-    ("lost KiB", 8),
-    ("short", 5),
-    ("groups", 6),
-];
-
-impl Layout {
-    /// Returns the layout for these names.
-    pub fn new<'a>(
-        places: impl Iterator<Item = &'a str>,
-        cells: impl Iterator<Item = &'a str>,
-    ) -> Layout {
-        Layout {
-            place: places.map(str::len).max().unwrap_or(0).max(2),
-            cell: cells.map(str::len).max().unwrap_or(0).max(4),
-        }
-    }
-
-    /// The titles.
-    pub fn titles(&self) -> String {
-        let titles = COLUMNS.map(|(title, _)| title.to_string());
-        self.line("fs", "cell", &titles)
-    }
-
-    /// A row.
-    pub fn row(&self, row: &Row) -> String {
-        let Row {
-            extents,
-            perfect,
-            over_perfect,
-            ..
-        } = row;
-        let fields = [
-            row.files.to_string(),
-            format!(
-                "{:.0}/{:.0}/{:.0}",
-                extents.min, extents.median, extents.max
-            ),
-            format!("{:.0}", perfect.median),
-            format!("{:.1}/{:.1}", over_perfect.median, over_perfect.max),
-            format!("{:.2}", row.mean_extent_mib),
-            known(row.write_mib_s.map(|range| range.median), 0),
-            known(row.read_mib_s.map(|range| range.median), 0),
-            known(row.peak_unused_mib.map(|range| range.max), 1),
-            format!("{:.0}", row.lost_kib),
-            row.short_of_space.to_string(),
-            known(row.groups.map(|groups| groups as f64), 0),
-        ];
-        self.line(&row.filesystem, &row.cell, &fields)
-    }
-
-    fn line(&self, place: &str, cell: &str, fields: &[String]) -> String {
-        let mut line = format!("{place:0$}  {cell:1$}", self.place, self.cell);
-        for (field, (_, width)) in fields.iter().zip(COLUMNS) {
-            line += &format!("  {field:>width$}");
-        }
-        line.push('\n');
-        line
-    }
+/// The fields of a row.
+pub fn fields(row: &Value) -> Vec<String> {
+    let name = |name: &str| row[name].as_str().unwrap_or_default().to_string();
+    let number = |name: &str, decimals| known(&row[name], decimals);
+    let of = |name: &str, end: &str, decimals| known(&row[name][end], decimals);
+    let extents = ["min", "median", "max"].map(|end| of("extents", end, 0));
+    let over = ["median", "max"].map(|end| of("over-perfect", end, 1));
+    vec![
+        name("filesystem"),
+        name("cell"),
+        number("files", 0),
+        extents.join("/"),
+        of("perfect", "median", 0),
+        over.join("/"),
+        number("mean-extent-mib", 2),
+        of("write-mib-s", "median", 0),
+        of("read-mib-s", "median", 0),
+        of("peak-unused-mib", "max", 1),
+        number("lost-kib", 0),
+        number("short-of-space", 0),
+        number("groups", 0),
+    ]
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::measure::Layout as FileLayout;
     use super::*;
 
     #[test]
@@ -214,16 +117,24 @@ mod tests {
             short_of_space: 1,
             groups: Some(3),
         };
-        let row = Row::new("xfs", "a", vec![run([2, 3], 1.0), run([4, 9], 3.0)]);
-        assert_eq!((row.files, row.short_of_space, row.groups), (4, 2, Some(3)));
-        assert_eq!((row.extents.min, row.extents.median), (2.0, 3.5));
-        assert_eq!((row.over_perfect.max, row.lost_kib), (4.5, 8.0));
-        let rate = row.write_mib_s.unwrap();
-        assert_eq!((rate.min, rate.max), (2.0, 6.0));
-        assert!(row.read_mib_s.is_none());
-        let layout = Layout::new(["xfs"].into_iter(), ["a"].into_iter());
-        let (titles, line) = (layout.titles(), layout.row(&row));
-        assert_eq!(titles.len(), line.len(), "{titles}{line}");
+        let row = row("xfs", "a", &[run([2, 3], 1.0), run([4, 9], 3.0)]);
+        let counts = ["files", "short-of-space", "groups"].map(|name| row[name].as_u64());
+        assert_eq!(counts, [Some(4), Some(2), Some(3)]);
+        assert_eq!(
+            row["extents"],
+            json!({ "min": 2.0, "median": 3.5, "max": 9.0 })
+        );
+        assert_eq!(row["over-perfect"]["max"], 4.5);
+        assert_eq!(row["lost-kib"], 8.0);
+        assert_eq!(
+            row["write-mib-s"],
+            json!({ "min": 2.0, "median": 4.0, "max": 6.0 })
+        );
+        assert!(row["read-mib-s"].is_null());
+        let mut columns = columns(&["xfs".to_string()], &["a".to_string()]);
+        let text = columns.row(&fields(&row));
+        let (titles, line) = text.split_once('\n').unwrap();
+        assert_eq!(titles.len(), line.trim_end().len(), "{text}");
         assert!(line.contains("2/4/9") || line.contains("2/3/9"), "{line}");
         assert!(line.contains("  -  "), "{line}");
     }

@@ -24,7 +24,8 @@ const LAYERS: u64 = 5;
 const PREFIX: &str = "source";
 
 /// A source.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Source {
     /// A raw file, all of it data.
     Raw,
@@ -70,18 +71,9 @@ impl Source {
     /// Its format.
     pub fn format(self) -> &'static str {
         match self {
-            Source::Raw
-            | Source::SparseRaw
-            | Source::PiecesRaw
-            | Source::Compressible
-            | Source::Served
-            | Source::Distant(_) => "raw",
-            Source::Qcow2
-            | Source::SparseQcow2
-            | Source::Scattered
-            | Source::Chain
-            | Source::Zlib
-            | Source::Zstd => "qcow2",
+            Source::Qcow2 | Source::SparseQcow2 | Source::Scattered | Source::Chain => "qcow2",
+            Source::Zlib | Source::Zstd => "qcow2",
+            _ => "raw",
         }
     }
 

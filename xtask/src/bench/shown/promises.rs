@@ -2,8 +2,10 @@
 //! them.
 
 use std::fmt::{self, Display, Formatter};
+use std::rc::Rc;
 
 use cowslip_testbed::Spread;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Figures of one contestant in one cell.
@@ -75,6 +77,22 @@ impl Row {
     fn says(&self, word: &str) -> bool {
         self.cell.split(", ").any(|part| part == word)
     }
+
+    /// The row of another contestant in the same cell.
+    fn beside<'a>(&self, rows: &'a [Row], contestant: &str) -> Option<&'a Row> {
+        let cell = |row: &Row| (row.table, row.filesystem.clone(), row.cell.clone());
+        let mut others = rows.iter().filter(|other| cell(other) == cell(self));
+        others.find(|other| other.contestant == contestant)
+    }
+
+    /// Ours without subclusters: "64K, empty" of "64K/2K, empty". It is measured at another time,
+    /// so runs cannot be paired.
+    fn without_subclusters<'a>(&self, rows: &'a [Row]) -> Option<&'a Row> {
+        let (sizes, rest) = self.cell.split_once(", ")?;
+        let plain = format!("{}, {rest}", sizes.split('/').next()?);
+        let mut ours = rows.iter().filter(|other| other.contestant == "cowslip");
+        ours.find(|other| other.filesystem == self.filesystem && other.cell == plain)
+    }
 }
 
 fn bytes(text: &str) -> Option<u64> {
@@ -86,240 +104,91 @@ fn bytes(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok().map(|number| number * unit)
 }
 
-/// A promise: which cells of which table, what of them, how much.
+/// A promise: which rows of which table, what of them, how much. They are in `promises.json`.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
 struct Promise {
-    table: &'static str,
-    case: &'static str,
-    figure: &'static str,
+    table: String,
+    case: String,
+    figure: String,
     must_reach: f64,
-    applies: fn(&Row) -> bool,
-    value: fn(&Row, &[Row], Pick) -> Option<f64>,
-    /// The row to compare with, if it is in another cell: it is measured at another time, so runs
-    /// cannot be paired.
-    other: Option<OtherRow>,
+    rows: Rows,
+    value: Figure,
 }
 
-type OtherRow = for<'a> fn(&Row, &'a [Row]) -> Option<&'a Row>;
-
-fn ours(row: &Row) -> bool {
-    row.contestant == "cowslip"
+/// Which rows; of what is missing, all.
+#[derive(Deserialize)]
+struct Rows {
+    contestant: String,
+    /// A part of the cell's name, and one that it has not.
+    part: Option<String>,
+    without: Option<String>,
+    /// The least and the greatest size of a cluster in bytes.
+    cluster: Option<(u64, u64)>,
+    subclusters: Option<Subclusters>,
 }
 
-fn is_small(row: &Row) -> bool {
-    ours(row) && matches!(row.sizes(), Some((4096 | 8192, None)))
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Subclusters {
+    None,
+    /// Of at most this many bytes.
+    UpTo(u64),
 }
 
-fn has_subclusters(row: &Row, state: &str) -> bool {
-    ours(row) && row.says(state) && matches!(row.sizes(), Some((_, Some(_))))
+/// Figure of a row that is held against what it must reach.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Figure {
+    /// A ratio that the command has made.
+    Ratio(String),
+    /// A figure over that of another contestant in the same cell.
+    Over(String, String),
+    /// That of another contestant over its own.
+    Under(String, String),
+    /// A figure over that of the cell without subclusters.
+    OverPlain(String),
+    /// One over a figure: of space over live data, whose best is 1.
+    Inverse(String),
 }
 
-fn subclusters_empty(row: &Row) -> bool {
-    has_subclusters(row, "empty")
-}
-
-fn subclusters_backed(row: &Row) -> bool {
-    has_subclusters(row, "backed") && matches!(row.sizes(), Some((_, Some(0..=4096))))
-}
-
-fn plain(row: &Row, state: &str) -> bool {
-    ours(row) && row.says(state) && matches!(row.sizes(), Some((65536.., None)))
-}
-
-fn times_qemu(row: &Row, _: &[Row], pick: Pick) -> Option<f64> {
-    row.ratio("times-qemu-img", pick)
-}
-
-fn times_first(row: &Row, _: &[Row], pick: Pick) -> Option<f64> {
-    row.ratio("times-raw-first-touch", pick)
-}
-
-fn times_written(row: &Row, _: &[Row], pick: Pick) -> Option<f64> {
-    row.ratio("times-raw-written", pick)
-}
-
-/// The row of another contestant in the same cell.
-fn beside<'a>(row: &Row, rows: &'a [Row], contestant: &str) -> Option<&'a Row> {
-    rows.iter().find(|other| {
-        (other.table, &other.filesystem, &other.cell) == (row.table, &row.filesystem, &row.cell)
-            && other.contestant == contestant
-    })
-}
-
-/// The row without subclusters: "64K, empty" of "64K/2K, empty".
-fn without_subclusters<'a>(row: &Row, rows: &'a [Row]) -> Option<&'a Row> {
-    let (sizes, rest) = row.cell.split_once(", ")?;
-    let plain = format!("{}, {rest}", sizes.split('/').next()?);
-    rows.iter()
-        .find(|other| ours(other) && other.filesystem == row.filesystem && other.cell == plain)
-}
-
-fn on_against_off(row: &Row, rows: &[Row], pick: Pick) -> Option<f64> {
-    let plain = without_subclusters(row, rows)?;
-    Some(row.figure("iops", pick)? / plain.figure("iops", pick)?)
-}
-
-fn qemus_cpu_over_ours(row: &Row, rows: &[Row], pick: Pick) -> Option<f64> {
-    let theirs = beside(row, rows, "qemu-img")?;
-    Some(theirs.figure("CPU us", pick)? / row.figure("CPU us", pick)?)
-}
-
-fn over_sparse_raw(row: &Row, rows: &[Row], pick: Pick) -> Option<f64> {
-    let raw = beside(row, rows, "raw sparse")?;
-    Some(row.figure("iops", pick)? / raw.figure("iops", pick)?)
-}
-
-fn times_unlimited(row: &Row, _: &[Row], pick: Pick) -> Option<f64> {
-    row.ratio("times-unlimited", pick)
-}
-
-/// With 64 MiB for tables.
-fn laid_out(row: &Row, layout: &str) -> bool {
-    row.contestant == "cowslip 64M" && row.says(layout)
-}
-
-/// Live data over space: 1 is the best there is.
-fn live_over_space(row: &Row, _: &[Row], pick: Pick) -> Option<f64> {
-    Some(1.0 / row.figure("over live", pick)?)
-}
-
-const fn promise(
-    (table, case): (&'static str, &'static str),
-    (figure, must_reach): (&'static str, f64),
-    applies: fn(&Row) -> bool,
-    value: fn(&Row, &[Row], Pick) -> Option<f64>,
-) -> Promise {
-    Promise {
-        table,
-        case,
-        figure,
-        must_reach,
-        applies,
-        value,
-        other: None,
+impl Rows {
+    fn contain(&self, row: &Row) -> bool {
+        let (Some((cluster, sub)), has) = (row.sizes(), |part: &String| row.says(part)) else {
+            return false;
+        };
+        row.contestant == self.contestant
+            && self.part.as_ref().is_none_or(has)
+            && !self.without.as_ref().is_some_and(has)
+            && self
+                .cluster
+                .is_none_or(|(least, most)| (least..=most).contains(&cluster))
+            && match self.subclusters {
+                None => true,
+                Some(Subclusters::None) => sub.is_none(),
+                Some(Subclusters::UpTo(most)) => sub.is_some_and(|bytes| bytes <= most),
+            }
     }
 }
 
-const PROMISES: &[Promise] = &[
-    promise(
-        ("subclusters", "4K and 8K clusters"),
-        ("x QEMU", 15.0),
-        is_small,
-        times_qemu,
-    ),
-    promise(
-        ("subclusters", "4K and 8K clusters"),
-        ("x written raw", 1.0),
-        is_small,
-        times_written,
-    ),
-    promise(
-        ("subclusters", "16K to 2M, subclusters, empty"),
-        ("x first touch of raw", 0.9),
-        subclusters_empty,
-        times_first,
-    ),
-    promise(
-        ("subclusters", "16K to 2M, subclusters, empty"),
-        ("x QEMU", 1.5),
-        subclusters_empty,
-        times_qemu,
-    ),
-    promise(
-        ("subclusters", "subclusters up to 4K, backed"),
-        ("x first touch of raw", 0.9),
-        subclusters_backed,
-        times_first,
-    ),
-    promise(
-        ("subclusters", "subclusters up to 4K, backed"),
-        ("x QEMU", 1.5),
-        subclusters_backed,
-        times_qemu,
-    ),
-    promise(
-        ("subclusters", "64K to 2M, plain, empty"),
-        ("x first touch of raw", 0.9),
-        |row| plain(row, "empty"),
-        times_first,
-    ),
-    promise(
-        ("subclusters", "64K to 2M, plain, empty"),
-        ("x QEMU", 1.5),
-        |row| plain(row, "empty"),
-        times_qemu,
-    ),
-    promise(
-        ("subclusters", "64K to 2M, plain, backed"),
-        ("x QEMU", 1.5),
-        |row| plain(row, "backed"),
-        times_qemu,
-    ),
-    Promise {
-        other: Some(without_subclusters),
-        ..promise(
-            ("subclusters", "subclusters on against off"),
-            ("on / off", 0.97),
-            subclusters_empty,
-            on_against_off,
-        )
-    },
-    promise(
-        ("subclusters", "sparse policy, empty"),
-        ("x sparse raw", 0.9),
-        |row| row.contestant == "cowslip sparse" && row.says("empty"),
-        over_sparse_raw,
-    ),
-    promise(
-        ("steady", "overwrites and reads"),
-        ("x written raw", 0.97),
-        |row| ours(row) && row.says("filled"),
-        times_written,
-    ),
-    promise(
-        ("steady", "overwrites and reads"),
-        ("QEMU's CPU time / ours", 2.0),
-        |row| ours(row) && row.says("filled"),
-        qemus_cpu_over_ours,
-    ),
-    promise(
-        ("flush", "flush after every write"),
-        ("x QEMU", 1.5),
-        |row| ours(row) && row.says("flush every 1"),
-        times_qemu,
-    ),
-    promise(
-        ("metadata", "8 TiB, 64 MiB for tables, contiguous"),
-        ("x unlimited", 0.95),
-        |row| laid_out(row, "contiguous"),
-        times_unlimited,
-    ),
-    promise(
-        ("metadata", "8 TiB, 64 MiB, 30% scattered"),
-        ("x unlimited", 0.7),
-        |row| laid_out(row, "30% scattered"),
-        times_unlimited,
-    ),
-    promise(
-        ("served", "served over NBD, depth 32"),
-        ("x qemu-storage-daemon", 1.3),
-        |row| ours(row) && row.says("depth 32"),
-        times_qemu,
-    ),
-    promise(
-        ("served", "served over NBD, depth 128"),
-        ("x qemu-storage-daemon", 2.0),
-        |row| ours(row) && row.says("depth 128"),
-        times_qemu,
-    ),
-    promise(
-        ("discard", "half discarded, 1M clusters, sparse"),
-        ("live / space", 0.952),
-        |row| {
-            row.contestant == "cowslip sparse" && row.cell.starts_with("1M") && !row.says("churn")
-        },
-        live_over_space,
-    ),
-];
+impl Figure {
+    fn of(&self, row: &Row, rows: &[Row], pick: Pick) -> Option<f64> {
+        let over = |row: &Row, other: Option<&Row>, figure| {
+            Some(row.figure(figure, pick)? / other?.figure(figure, pick)?)
+        };
+        match self {
+            Figure::Ratio(name) => row.ratio(name, pick),
+            Figure::Over(figure, other) => over(row, row.beside(rows, other), figure),
+            Figure::Under(figure, other) => over(row.beside(rows, other)?, Some(row), figure),
+            Figure::OverPlain(figure) => over(row, row.without_subclusters(rows), figure),
+            Figure::Inverse(figure) => Some(1.0 / row.figure(figure, pick)?),
+        }
+    }
+}
+
+fn promises() -> Vec<Promise> {
+    serde_json::from_str(include_str!("promises.json")).expect("the file is one of promises")
+}
 
 /// How far apart the runs of the worst cell were, from the least to the most.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -337,11 +206,11 @@ impl Apart {
             return None;
         }
         let ends = |spread: Spread| (spread.least, spread.greatest);
-        if let Some(other) = promise.other {
-            let theirs = other(row, rows)?.spread("iops")?;
-            return Some(Apart::Iops([ends(row.spread("iops")?), ends(theirs)]));
+        if let Figure::OverPlain(figure) = &promise.value {
+            let theirs = row.without_subclusters(rows)?.spread(figure)?;
+            return Some(Apart::Iops([ends(row.spread(figure)?), ends(theirs)]));
         }
-        let ratios = (0..row.runs()).filter_map(|run| (promise.value)(row, rows, Pick::Run(run)));
+        let ratios = (0..row.runs()).filter_map(|run| promise.value.of(row, rows, Pick::Run(run)));
         let (least, greatest) = ends(Spread::of(ratios.collect())?);
         Some(Apart::Ratios(least, greatest))
     }
@@ -366,7 +235,7 @@ impl Display for Apart {
 /// The result of a promise on one file system.
 pub struct Verdict {
     filesystem: String,
-    promise: &'static Promise,
+    promise: Rc<Promise>,
     /// Cells that it is about.
     cells: usize,
     /// The middle of their ratios: of many cells with few runs the worst is below the truth.
@@ -377,17 +246,17 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    fn of(promise: &'static Promise, filesystem: &str, rows: &[Row]) -> Option<Verdict> {
+    fn of(promise: &Rc<Promise>, filesystem: &str, rows: &[Row]) -> Option<Verdict> {
         let about = |row: &&Row| {
-            row.filesystem == filesystem && row.table == promise.table && (promise.applies)(row)
+            row.filesystem == filesystem && row.table == promise.table && promise.rows.contain(row)
         };
-        let value = |row| Some(((promise.value)(row, rows, Pick::Median)?, row));
+        let value = |row| Some((promise.value.of(row, rows, Pick::Median)?, row));
         let values: Vec<(f64, &Row)> = rows.iter().filter(about).filter_map(value).collect();
         let (worst, row) = values.iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
         let median = Spread::of(values.iter().map(|(value, _)| *value).collect())?.median;
         Some(Verdict {
             filesystem: filesystem.to_string(),
-            promise,
+            promise: Rc::clone(promise),
             cells: values.len(),
             median,
             worst: *worst,
@@ -457,9 +326,9 @@ impl Display for Verdict {
 
 /// Of each promise on each file system that there are rows for.
 pub fn verdicts(filesystems: &[String], rows: &[Row]) -> Vec<Verdict> {
-    let pairs = filesystems
-        .iter()
-        .flat_map(|filesystem| PROMISES.iter().map(move |promise| (promise, filesystem)));
+    let promises: Vec<Rc<Promise>> = promises().into_iter().map(Rc::new).collect();
+    let on = |filesystem| promises.iter().map(move |promise| (promise, filesystem));
+    let pairs = filesystems.iter().flat_map(on);
     pairs
         .filter_map(|(promise, filesystem)| Verdict::of(promise, filesystem, rows))
         .collect()
@@ -497,7 +366,7 @@ mod tests {
     fn of<'a>(verdicts: &'a [Verdict], case: &str, figure: &str) -> &'a Verdict {
         let mut found = verdicts
             .iter()
-            .filter(|v| (v.promise.case, v.promise.figure) == (case, figure));
+            .filter(|v| (&*v.promise.case, &*v.promise.figure) == (case, figure));
         found.next().unwrap()
     }
 
@@ -520,13 +389,41 @@ mod tests {
             row("64K/2K, empty, depth 32", "qemu-img", 1.0),
             row("64K/2K, empty, depth 32", "raw sparse", 2.0),
         ];
-        let median = Pick::Median;
-        assert_eq!(on_against_off(&rows[1], &rows, median), Some(0.5));
-        assert_eq!(qemus_cpu_over_ours(&rows[1], &rows, median), Some(0.25));
-        assert_eq!(over_sparse_raw(&rows[1], &rows, median), Some(2.0));
-        assert_eq!(over_sparse_raw(&rows[0], &rows, median), None);
-        assert!(plain(&rows[0], "empty") && !plain(&rows[1], "empty"));
-        assert!(subclusters_empty(&rows[1]) && !subclusters_empty(&rows[2]));
+        let of = |index: usize, figure: Value| {
+            let figure: Figure = serde_json::from_value(figure).unwrap();
+            figure.of(&rows[index], &rows, Pick::Median)
+        };
+        assert_eq!(of(1, json!({ "over-plain": "iops" })), Some(0.5));
+        assert_eq!(
+            of(1, json!({ "under": ["CPU us", "qemu-img"] })),
+            Some(0.25)
+        );
+        assert_eq!(of(1, json!({ "over": ["iops", "raw sparse"] })), Some(2.0));
+        assert_eq!(of(0, json!({ "over": ["iops", "raw sparse"] })), None);
+        assert_eq!(of(1, json!({ "inverse": "CPU us" })), Some(0.25));
+        let contained = |which: Value| {
+            let which: Rows = serde_json::from_value(which).unwrap();
+            rows.each_ref().map(|row| which.contain(row))
+        };
+        let plain = json!({ "contestant": "cowslip", "part": "empty", "subclusters": "none" });
+        assert_eq!(contained(plain), [true, false, false, false]);
+        let small = json!({ "contestant": "cowslip", "subclusters": { "up-to": 2048 } });
+        assert_eq!(contained(small), [false, true, false, false]);
+        let large = json!({ "contestant": "cowslip", "cluster": [65537, 1 << 20] });
+        assert_eq!(contained(large), [false; 4]);
+        let others = json!({ "contestant": "cowslip", "without": "empty" });
+        assert_eq!(contained(others), [false; 4]);
+    }
+
+    /// A promise that no cell is about would be kept by saying nothing.
+    #[test]
+    fn the_promises_are_read() {
+        let all = promises();
+        assert_eq!(all.len(), 19);
+        assert!(
+            all.iter()
+                .all(|p| super::super::TABLES.contains(&&*p.table))
+        );
     }
 
     #[test]
