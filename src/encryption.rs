@@ -134,7 +134,7 @@ pub enum EncryptionOptions {
         /// The ID, if one is named.
         secret: Option<String>,
     },
-    /// LUKS.
+    /// LUKS, with its algorithms and the secret of the first key slot.
     Luks(KeyOptions),
 }
 

@@ -42,7 +42,7 @@ pub enum Name {
 /// An option and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The option.
+    /// The option, by its letter or its full name.
     pub name: Name,
     value: Option<String>,
 }

@@ -137,7 +137,7 @@ impl JobArgs {
         Ok(job)
     }
 
-    /// The same with another rate.
+    /// These options with another rate limit.
     pub fn with_rate(&self, rate_limit: Option<String>) -> JobArgs {
         JobArgs {
             rate_limit,
@@ -145,7 +145,7 @@ impl JobArgs {
         }
     }
 
-    /// The same, without progress if nothing is to be printed.
+    /// These options, without progress if `quiet`.
     pub fn unless(&self, quiet: bool) -> JobArgs {
         JobArgs {
             progress: self.progress.clone().filter(|_| !quiet),

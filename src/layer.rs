@@ -19,11 +19,11 @@ use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 use crate::error::CommandError;
 use crate::open::object;
 use crate::open::{
-    self, ImageSpec, NodeGate, OpenHow, Source, claim_file, is_description, local_name, open_file,
-    opening_reason, parse_format, probe,
+    self, ImageSpec, NodeGate, OpenSettings, Source, claim_file, is_description, local_name,
+    open_file, opening_reason, parse_format, probe,
 };
 use cowslip_filters::Breakpoints;
-use cowslip_nodes::driver::FileHow;
+use cowslip_nodes::driver::FileSettings;
 use cowslip_nodes::{Bottom, disk_bytes};
 
 const SECTOR_BYTES: u64 = 512;
@@ -70,7 +70,8 @@ pub enum Protocol {
     File,
     /// Another protocol, by the name of its driver.
     Named(&'static str),
-    /// The same, whose disk has no format over it.
+    /// Another protocol, by the name of its driver, whose bytes are the disk: no format stands over
+    /// it.
     Bare(&'static str),
 }
 
@@ -151,7 +152,7 @@ impl ImageFileInfo {
         match (uri, &source.bottom) {
             (Some((node, Some(uri), is_bare)), _) => {
                 let (host, breakpoints) = (HostOptions::default(), Breakpoints::default());
-                let opened = node.open(FileHow {
+                let opened = node.open(FileSettings {
                     name,
                     host: &host,
                     objects: &object::Defined,
@@ -171,11 +172,11 @@ impl ImageFileInfo {
                 ImageFileInfo::inspect(name, format, &InspectOptions { driver, ..*options }).await
             }
             _ => {
-                let how = OpenHow {
+                let settings = OpenSettings {
                     sharing: options.sharing,
-                    ..open::how()
+                    ..open::settings()
                 };
-                let file = open_file(source, &how).await?;
+                let file = open_file(source, &settings).await?;
                 ImageFileInfo::inspect_at(Ok(file), name, format, options).await
             }
         }
@@ -204,7 +205,7 @@ impl ImageFileInfo {
         options: &InspectOptions,
     ) -> Result<ImageFileInfo, CommandError> {
         let request = self.request(name, Role::Backing);
-        let (file, format_of_gate) = match gate(options).reach(&request).await {
+        let (file, format_of_gate) = match gate(options).open_async(&request).await {
             Ok(reached) => (Ok(reached.file), reached.format),
             Err(
                 cowslip::Error::Invalid(why)
@@ -357,10 +358,10 @@ fn gate(options: &InspectOptions) -> NodeGate {
             options: HostOptions::default(),
             policy: options.policy,
         },
-        how: OpenHow {
+        settings: OpenSettings {
             sharing: options.sharing,
             policy: options.policy,
-            ..open::how()
+            ..open::settings()
         },
     }
 }
@@ -378,7 +379,10 @@ pub async fn read_set(
         let Some(name) = layer.header().and_then(Header::data_file_name) else {
             continue;
         };
-        if let Ok(data) = gate(options).reach(&layer.request(name, Role::Data)).await {
+        if let Ok(data) = gate(options)
+            .open_async(&layer.request(name, Role::Data))
+            .await
+        {
             set.add(data.file.as_ref(), read_as);
         }
     }
@@ -397,7 +401,10 @@ pub async fn refuse_written_data(
         let Some(name) = layer.header().and_then(Header::data_file_name) else {
             continue;
         };
-        if let Ok(data) = gate(options).reach(&layer.request(name, Role::Data)).await {
+        if let Ok(data) = gate(options)
+            .open_async(&layer.request(name, Role::Data))
+            .await
+        {
             let claimed = claim_file(&data.file, Claim::DESCRIBE);
             claimed.map_err(|error| CommandError::new(opening_reason(name, &error)))?;
         }

@@ -81,7 +81,7 @@ struct CowslipLine {
     name = "qemu-img",
     version,
     about = "Disk image utility",
-    after_help = "Supported image formats:\n\n  blkdebug file host_cdrom host_device luks nbd null-aio null-co qcow2 raw",
+    after_help = supported_formats(),
     args_override_self = true,
     infer_long_args = true,
     disable_help_subcommand = true
@@ -94,6 +94,14 @@ struct QemuImgLine {
     objects: Objects,
     #[command(subcommand)]
     verb: QemuImgVerb,
+}
+
+/// The end of the help: the drivers of images and files.
+fn supported_formats() -> String {
+    format!(
+        "Supported image formats:\n\n  {}",
+        open::driver_names().join(" ")
+    )
 }
 
 /// Objects that all verbs may name by an ID.

@@ -7,8 +7,6 @@ use cowslip::file::host::BackingPolicy;
 use cowslip::file::{BlockFile, Claim, Protection};
 use cowslip::image::Format;
 use cowslip::{Image, Workers};
-use cowslip_nbd::remote::{self, ExportName};
-use cowslip_nodes::driver::Objects;
 use cowslip_nodes::{Environment, OpenError, drivers, open_source};
 
 use crate::error::CommandError;
@@ -26,16 +24,16 @@ pub mod tls;
 pub use cowslip_console::queue::block_on;
 pub use cowslip_nodes::options::{alloc_policy, detect_zeroes, parse_aio};
 pub use cowslip_nodes::{
-    Access, CacheMode, ImageSpec, NodeGate, OpenHow, Source, foreign, local_name, open_alone,
-    open_file, reopen_image, sharing,
+    Access, CacheMode, Destination, ImageSpec, NodeGate, OpenSettings, Source, foreign, local_name,
+    open_alone, open_file, reopen_image, sharing,
 };
 pub use image_args::{OneImage, only};
 pub use refusal::{opening_failed, opening_reason, refused};
 pub use snapshot_arg::{chosen_snapshot, parse_choice};
 
-/// Options for reading an image by this program, with the default for everything else.
-pub fn how() -> OpenHow {
-    OpenHow::new(Environment {
+/// Settings for reading an image by this program, with the default for everything else.
+pub fn settings() -> OpenSettings {
+    OpenSettings::new(Environment {
         registry: drivers::standard(),
         objects: Arc::new(object::Defined),
         warn: output::warn,
@@ -44,9 +42,27 @@ pub fn how() -> OpenHow {
     })
 }
 
+/// The names of all drivers of images and files.
+pub fn driver_names() -> Vec<&'static str> {
+    drivers::standard().driver_names()
+}
+
 /// Whether a name, as images have it, is not that of a file of the host.
 pub fn is_description(name: &str) -> bool {
     drivers::standard().is_description(name)
+}
+
+/// The file, device or node of this name, in which an image can be made.
+///
+/// # Errors
+/// As [`Destination::named`].
+pub fn destination(name: &str) -> cowslip::Result<Destination> {
+    Destination::named(name, &drivers::standard())
+}
+
+/// Whether a name is that of a node of a protocol, be it whole or not.
+pub fn is_node(name: &str) -> bool {
+    !matches!(drivers::standard().protocol_node(name), Ok(None))
 }
 
 /// The format of images of this name.
@@ -103,23 +119,27 @@ pub fn parse_policy(name: &str) -> Result<BackingPolicy, String> {
 ///
 /// # Errors
 /// `Could not open 'x': why`; `Failed to load snapshot: why`.
-pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image, CommandError> {
+pub async fn open_image(spec: &ImageSpec, settings: &OpenSettings) -> Result<Image, CommandError> {
     let source = spec.resolve()?;
-    if how.temporary && how.access == Access::Write {
-        return Box::pin(temporary::open_above(spec, (&source, how))).await;
+    if settings.temporary && settings.access == Access::Write {
+        return Box::pin(temporary::open_above(spec, (&source, settings))).await;
     }
-    match open_source(&source, how).await {
+    match open_source(&source, settings).await {
         Ok(image) => Ok(image),
         Err(OpenError::Refused(why)) => Err(why.into()),
-        Err(OpenError::Snapshot(why)) => Err(not_loaded(&source, how, &why).await),
+        Err(OpenError::Snapshot(why)) => Err(not_loaded(&source, settings, &why).await),
     }
 }
 
 /// Whether it is the image or its snapshot that cannot be opened: what scripts look for differs.
-async fn not_loaded(source: &Source, how: &OpenHow, why: &cowslip::Error) -> CommandError {
-    let without = OpenHow {
+async fn not_loaded(
+    source: &Source,
+    settings: &OpenSettings,
+    why: &cowslip::Error,
+) -> CommandError {
+    let without = OpenSettings {
         snapshot: None,
-        ..how.clone()
+        ..settings.clone()
     };
     let format = match open_source(source, &without).await {
         Err(error) => return cowslip::Error::from(error).into(),
@@ -133,20 +153,6 @@ async fn not_loaded(source: &Source, how: &OpenHow, why: &cowslip::Error) -> Com
         (_, _, why) => why.to_string(),
     };
     CommandError::loading_snapshot(why)
-}
-
-/// Opens an export; `name` is what users know it by.
-///
-/// # Errors
-/// As [`remote::open`]; the credentials for it cannot be used.
-pub async fn open_export(
-    export: &ExportName,
-    name: &str,
-    writable: bool,
-) -> Result<Arc<dyn BlockFile>, CommandError> {
-    let tls = export.tls.as_ref();
-    let tls = tls.map(|tls| object::Defined.tls_to(&export.server, tls));
-    Ok(remote::open(export, tls.transpose()?, name, writable).await?)
 }
 
 /// Claims a file, and warns if nothing protects it.
@@ -207,20 +213,20 @@ mod tests {
             ..HostOptions::default()
         };
         for mode in ["writeback", "none", "writethrough", "directsync", "unsafe"] {
-            let how = OpenHow {
+            let settings = OpenSettings {
                 access: Access::Write,
                 cache: CacheMode::parse(mode).unwrap(),
-                ..how()
+                ..settings()
             };
             let work = async {
                 let file = open_host_file(&path, &options)?;
                 let fresh = cowslip::qcow2::create::CreateOptions::new(1 << 20);
                 cowslip::qcow2::create::create(file, None, &fresh).await?;
-                let image = open_image(&ImageSpec::named(name, Some("qcow2")), &how).await?;
+                let image = open_image(&ImageSpec::named(name, Some("qcow2")), &settings).await?;
                 let data = cowslip::Buf::copy_of(&[7; 512]);
                 image.write(512, data, Default::default()).await?;
                 image.close().await?;
-                let image = open_image(&ImageSpec::named(name, None), &super::how()).await?;
+                let image = open_image(&ImageSpec::named(name, None), &super::settings()).await?;
                 let read = image.read(0, cowslip::BufMut::zeroed(1536)).await?;
                 Ok((image.size(), read.to_vec()))
             };

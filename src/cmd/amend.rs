@@ -20,7 +20,7 @@ use crate::encryption::{self, SlotOptions};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::open::{
-    self, Access, CacheMode, OneImage, OpenHow, alloc_policy, block_on, open_image,
+    self, Access, CacheMode, OneImage, OpenSettings, alloc_policy, block_on, open_image,
     warn_of_guessed_raw,
 };
 use crate::options::{self, Kind, Known};
@@ -101,7 +101,7 @@ struct Request {
     options: Vec<(String, String)>,
 }
 
-/// Amends an image.
+/// Runs `amend`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(amended(&args, program))
 }
@@ -129,17 +129,17 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     let spec = args.image.spec("amend", program)?;
     let cache = CacheMode::parse(&args.cache)
         .ok_or_else(|| CommandError::new(format!("Invalid cache option: {}", args.cache)))?;
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         cache,
         policy: args.change.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
     let job = args.change.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let mut done = 0;
     let outcome = block_on(Aio::Auto, async {
-        let image = open_image(&spec, &how).await?;
+        let image = open_image(&spec, &settings).await?;
         warn_of_guessed_raw(&image, &spec)?;
         let format = image.layers().first().map(|layer| layer.format);
         if asks_for_help {
@@ -157,7 +157,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         for pass in passes {
             let image = match image.take() {
                 Some(image) => image,
-                None => open_image(&spec, &how).await?,
+                None => open_image(&spec, &settings).await?,
             };
             let outcome = pass.carry_out(&image, &job, &mut done).await;
             if let Err(error) = outcome.and(image.close().await) {

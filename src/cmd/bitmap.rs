@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::error::CommandError;
 use crate::open::{
-    self, Access, ImageSpec, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw,
+    self, Access, ImageSpec, OpenSettings, Trust, block_on, open_image, warn_of_guessed_raw,
 };
 use crate::options::bytes_within;
 use crate::output::{DoneArgs, Program};
@@ -137,7 +137,8 @@ impl clap::FromArgMatches for Actions {
     }
 }
 
-/// Changes a bitmap.
+/// Runs `bitmap`: makes, removes, clears, switches or merges persistent bitmaps. Returns the exit
+/// code.
 pub fn run(args: &Args, program: &Program) -> u8 {
     program.exit_code(changed(args, program))
 }
@@ -172,15 +173,15 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
         args.image_opts,
         ("bitmap", program),
     )?;
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         // Bitmaps are the image's own.
         backing: BackingChoice::None,
         policy: args.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
     block_on(Aio::Auto, async {
-        let image = open_image(&spec, &how).await?;
+        let image = open_image(&spec, &settings).await?;
         warn_of_guessed_raw(&image, &spec)?;
         let changed = change_all(
             args,
@@ -242,13 +243,13 @@ async fn change_all(
 }
 
 async fn open_source(args: &Args, filename: &str) -> Result<Image, CommandError> {
-    let how = OpenHow {
+    let settings = OpenSettings {
         policy: args.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
     open_image(
         &ImageSpec::named(filename, args.source_format.as_deref()),
-        &how,
+        &settings,
     )
     .await
 }

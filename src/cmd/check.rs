@@ -19,8 +19,8 @@ use serde_json::{Map, Value};
 
 use crate::error::CommandError;
 use crate::open::{
-    self, Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, guessed_raw, open_alone,
-    opening_failed, sharing,
+    self, Access, CacheMode, OneImage, OpenSettings, Source, Trust, block_on, guessed_raw,
+    open_alone, opening_failed, sharing,
 };
 use crate::output::{self, OutputArgs, OutputFormat, Program, usage_error};
 use crate::repair_text::print_line;
@@ -210,7 +210,7 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
         .ok_or_else(|| CommandError::new(format!("Invalid source cache option: {}", args.cache)))?;
     let spec = args.image.spec("check", program)?;
     let source = spec.resolve()?;
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: match scope {
             Some(_) if !args.plan => Access::Write,
             _ => Access::Read,
@@ -218,17 +218,17 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
         cache,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
     if args.plan {
         let scope = scope.unwrap_or(Scope::All);
         return block_on(Aio::Auto, async {
-            let (file, _) = open_damaged(&source, &how).await?;
+            let (file, _) = open_damaged(&source, &settings).await?;
             repair::plan(&file, scope, (args, format)).await
         });
     }
     let (result, repaired) = block_on(Aio::Auto, async {
-        let (file, header) = open_damaged(&source, &how).await?;
+        let (file, header) = open_damaged(&source, &settings).await?;
         match scope {
             Some(scope) => repair::run(&file, scope, (args, format)).await,
             None => {
@@ -268,13 +268,13 @@ async fn check_file(
 /// Opens an image that may be damaged; refuses formats without checks.
 async fn open_damaged(
     source: &Source,
-    how: &OpenHow,
+    settings: &OpenSettings,
 ) -> Result<(Arc<dyn BlockFile>, Header), CommandError> {
     let name = source.given.as_str();
-    let (file, format) = open_alone(source, how).await?;
+    let (file, format) = open_alone(source, settings).await?;
     if format != Format::Qcow2 {
         let is_guessed = format == Format::Raw && source.format.is_none();
-        if is_guessed && how.access == Access::Write {
+        if is_guessed && settings.access == Access::Write {
             output::print_error(&guessed_raw(&source.filename));
         }
         let text = "This image format does not support checks";

@@ -20,7 +20,7 @@ use super::create::{NewFile, format_name};
 use crate::error::CommandError;
 use crate::job::JobArgs;
 use crate::layer::{self, ImageFileInfo, InspectOptions};
-use crate::open::{self, ImageSpec, OpenHow, Source, block_on, open_alone, sharing};
+use crate::open::{self, ImageSpec, OpenSettings, Source, block_on, open_alone, sharing};
 use crate::output::{DoneArgs, Program};
 
 /// Command line of `clone`.
@@ -64,7 +64,7 @@ impl Args {
     }
 }
 
-/// Clones an image.
+/// Runs `clone`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(cloned(&args))
 }
@@ -74,11 +74,11 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
     let spec = ImageSpec::named(&args.source, args.format.as_deref());
     let source = spec.resolve()?;
     block_on(Aio::Auto, async {
-        let how = OpenHow {
+        let settings = OpenSettings {
             sharing: sharing(args.force_share, Sharing::Frozen),
-            ..open::how()
+            ..open::settings()
         };
-        let (file, format) = open_alone(&source, &how).await?;
+        let (file, format) = open_alone(&source, &settings).await?;
         let header = match format {
             Format::Qcow2 => Some(usable_header(&file, args).await?),
             Format::Raw | Format::Luks | Format::Other(_) => None,
@@ -90,7 +90,7 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
             Format::Raw => Claim::CREATE_RAW,
         };
         let data = match header.as_ref().and_then(Header::data_file_name) {
-            Some(name) => Some(clone_data_file(name, &mut read, args, (&how, &job)).await?),
+            Some(name) => Some(clone_data_file(name, &mut read, args, (&settings, &job)).await?),
             None => None,
         };
         let (new, target) = NewFile::open(&args.target, &read, claim)?;
@@ -161,11 +161,11 @@ async fn clone_data_file(
     name: &str,
     read: &mut ReadSet,
     args: &Args,
-    (how, job): (&OpenHow, &Job),
+    (settings, job): (&OpenSettings, &Job),
 ) -> Result<NewFile, CommandError> {
     let target = args.data_file.as_deref().unwrap_or_default();
     let spec = ImageSpec::named(&resolve_name(&args.source, name), Some("raw"));
-    let (file, _) = open_alone(&spec.resolve()?, how).await?;
+    let (file, _) = open_alone(&spec.resolve()?, settings).await?;
     read.add(file.as_ref(), ReadAs::Source);
     let target = resolve_name(&args.target, target);
     let (new, target) = NewFile::open(&target, read, Claim::data_file(true))?;

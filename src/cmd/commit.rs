@@ -13,7 +13,8 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    self, Access, CacheMode, OneImage, OpenHow, Source, block_on, open_image, warn_of_guessed_raw,
+    self, Access, CacheMode, OneImage, OpenSettings, Source, block_on, open_image,
+    warn_of_guessed_raw,
 };
 use crate::options::bytes_within;
 use crate::output::{Program, is_called_as_qemu};
@@ -46,7 +47,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// Commits an image.
+/// Runs `commit`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(committed(&args, program))
 }
@@ -70,18 +71,18 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
     let cache = CacheMode::parse(&args.cache)
         .ok_or_else(|| CommandError::new(format!("Invalid cache option: {}", args.cache)));
     let spec = args.image.spec("commit", program)?;
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         cache: cache?,
         discard: DiscardPolicy::Unmap,
         policy: args.change.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
     let shown = args.shown()?;
     let job = shown.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let outcome = block_on(Aio::Auto, async {
-        let image = open_image(&spec, &how).await?;
+        let image = open_image(&spec, &settings).await?;
         warn_of_guessed_raw(&image, &spec)?;
         let source = spec.resolve()?;
         let commit = Commit {
@@ -91,19 +92,20 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
                 false => Afterwards::Empty,
             },
             base: OpenOptions {
-                write_policy: how.cache.write_policy(),
+                write_policy: settings.cache.write_policy(),
                 discard: DiscardPolicy::Unmap,
                 dirty: repaired_when_opened(),
                 // While data moves into a base, its length is ours, as QEMU's jobs have it.
                 sharing: Sharing::FixedLength,
-                passphrase: source.opened_by(source.image.backing_key_secret.as_ref(), &how)?,
+                passphrase: source
+                    .opened_by(source.image.backing_key_secret.as_ref(), &settings)?,
                 backing_passphrase: source
-                    .opened_by(source.image.backing_key_secret.as_ref(), &how)?,
+                    .opened_by(source.image.backing_key_secret.as_ref(), &settings)?,
                 ..OpenOptions::default()
             },
         };
         let base = image.layers()[commit.depth].name.clone();
-        let committed = image.commit(&commit, &source.gate(&how), &job).await;
+        let committed = image.commit(&commit, &source.gate(&settings), &job).await;
         let closed = image.close().await;
         // The first failure is the one to report.
         Ok(committed.and(closed).map(|()| base))

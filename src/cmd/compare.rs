@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::error::CommandError;
 use crate::job::JobArgs;
-use crate::open::{self, CacheMode, OpenHow, Trust, block_on, open_image, sharing};
+use crate::open::{self, CacheMode, OpenSettings, Trust, block_on, open_image, sharing};
 use crate::output::{Program, print, print_json, usage_error};
 
 /// Exit code: the disks differ.
@@ -174,15 +174,15 @@ fn compared(args: &Args, program: &Program) -> Result<bool, Failed> {
         open::only(filenames, format.as_deref(), args.image_opts, verb).map_err(not_opened)
     };
     let specs = [one(first, &args.a_format)?, one(second, &args.b_format)?];
-    let how = OpenHow {
+    let settings = OpenSettings {
         cache,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
     let outcome = block_on(Aio::Auto, async {
-        let first = open_image(&specs[0], &how).await.map_err(not_opened)?;
-        let second = open_image(&specs[1], &how).await.map_err(not_opened)?;
+        let first = open_image(&specs[0], &settings).await.map_err(not_opened)?;
+        let second = open_image(&specs[1], &settings).await.map_err(not_opened)?;
         let outcome = look(args, [&first, &second]).await;
         Ok(outcome.inspect_err(|_| args.job.unless(args.quiet).end_line()))
     })??;

@@ -25,8 +25,8 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    self, CacheMode, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, foreign, open_image,
-    sharing, workers,
+    self, CacheMode, ImageSpec, OpenSettings, Trust, block_on, chosen_snapshot, foreign,
+    open_image, sharing, workers,
 };
 use crate::options::{self, bytes_within, number_within};
 use crate::output::{Program, is_called_as_qemu, print_json};
@@ -173,14 +173,14 @@ struct Request<'a> {
     format: Option<Format>,
     format_name: &'a str,
     snapshot: Option<SnapshotChoice>,
-    /// Options of creation.
+    /// Options of the new image: names and values, checked one by one.
     created: Vec<(String, String)>,
     source_cache: CacheMode,
     target_cache: CacheMode,
     options: Options,
 }
 
-/// Converts.
+/// Runs `convert`. Returns the exit code.
 pub fn run(args: &Args, program: &Program) -> u8 {
     program.exit_code(converted(args, program))
 }
@@ -470,14 +470,14 @@ impl<'a> Request<'a> {
     async fn open_sources(&self) -> Result<Vec<Image>, CommandError> {
         let several = self.sources.len() > 1;
         let is_name = matches!(self.snapshot, Some(SnapshotChoice::IdOrName(_)));
-        let mut how = OpenHow {
+        let mut settings = OpenSettings {
             snapshot: self.snapshot.clone().filter(|_| !(several && is_name)),
             cache: self.source_cache,
             aio: Aio::Threads,
             sharing: sharing(self.args.force_share, Sharing::Frozen),
             policy: self.args.trust.backing_policy,
             workers: workers(),
-            ..open::how()
+            ..open::settings()
         };
         let mut images = Vec::new();
         for name in self.sources {
@@ -485,9 +485,9 @@ impl<'a> Request<'a> {
                 image_opts: self.args.image_opts,
                 ..ImageSpec::named(name, self.args.format.as_deref())
             };
-            images.push(open_image(&spec, &how).await?);
+            images.push(open_image(&spec, &settings).await?);
             // Said by its parts, it is a snapshot of the first one.
-            how.snapshot = None;
+            settings.snapshot = None;
         }
         if is_name && several {
             let text = "No support for concatenating multiple snapshot";

@@ -1,6 +1,6 @@
 //! `create`: makes an empty image, with QEMU's options, words and layout.
 //!
-//! All that can be checked is checked before the file is touched; a file that was made here and
+//! All that can be checked is checked before the file is touched; a new file of the host that
 //! could not be finished is removed.
 
 use clap::ArgAction;
@@ -18,16 +18,15 @@ use crate::encryption::{EncryptionOptions, KeyOptions};
 use crate::error::CommandError;
 use crate::job::JobArgs;
 use crate::layer::{self, ImageFileInfo, InspectOptions};
-use crate::open::{Trust, alloc_policy, block_on, foreign, parse_format};
+use crate::open::{self, Destination, Trust, alloc_policy, block_on, foreign, parse_format};
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, json_text, print};
 use crate::size::{self, SIZE_MAX, SizeError};
-use cowslip_nbd::remote::ExportName;
 
-mod place;
+mod new_file;
 
-use place::set_file_system_options;
-pub use place::{NewFile, Place};
+pub use new_file::NewFile;
+use new_file::set_file_system_options;
 
 /// Command line of `create`.
 #[derive(clap::Args)]
@@ -271,7 +270,7 @@ const BACKING_FORMATS: &[&str] = &[
     "vvfat",
 ];
 
-/// Makes an image.
+/// Runs `create`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     if let (Some(source), Some(target)) = (&args.reflink, &args.filename) {
         let clone = super::clone::Args::by_create(source.clone(), target.clone(), args.job);
@@ -286,9 +285,9 @@ pub fn run(args: Args, program: &Program) -> u8 {
 /// An image that is to be made, everything known and checked but what the files say.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// Where it is made.
-    pub(super) place: Place,
-    /// Its format.
+    /// The file or node in which it is made.
+    pub(super) destination: Destination,
+    /// The format of the new image.
     pub(super) format: Format,
     /// Names and values, checked one by one.
     pub(super) options: Vec<(String, String)>,
@@ -393,7 +392,7 @@ pub(super) fn print_help(
 ) -> Result<(), CommandError> {
     let format = creatable_format(name)?;
     if let Some(filename) = filename {
-        let known = Place::named(filename)?.options_of(format);
+        let known = options_at(&open::destination(filename)?, format);
         let text = options::help_text(&listed(known, program));
         print(&format!("Supported options:\n{text}"));
         return Ok(());
@@ -405,6 +404,20 @@ pub(super) fn print_help(
         options::help_text(&own)
     ));
     Ok(())
+}
+
+/// The options that an image of a format has at a destination.
+fn options_at(destination: &Destination, format: Format) -> Vec<Known> {
+    if !destination.is_fixed() {
+        return options_of(format);
+    }
+    let mut known = options_of_format(format);
+    for option in FIXED_OPTIONS {
+        if known.iter().all(|other| other.name != option.name) {
+            known.push(*option);
+        }
+    }
+    known
 }
 
 /// The refusal of `backing_file` or `backing_fmt` where a format has no backing files.
@@ -426,8 +439,8 @@ fn request(
     size: Option<u64>,
 ) -> Result<Request, CommandError> {
     let format = creatable_format(&args.format)?;
-    let place = Place::named(filename)?;
-    let mut given = options::normalise(given, &place.options_of(format))?;
+    let destination = open::destination(filename)?;
+    let mut given = options::normalise(given, &options_at(&destination, format))?;
     for (name, value) in [
         ("backing_file", &args.backing),
         ("backing_fmt", &args.backing_format),
@@ -456,7 +469,7 @@ fn request(
         return Err(same_as_backing());
     }
     Ok(Request {
-        place,
+        destination,
         format,
         options: given,
         size,
@@ -504,14 +517,15 @@ async fn look_at_backing(request: &mut Request, args: &Args) -> Result<ReadSet, 
 }
 
 /// How a backing chain is looked at, whatever other processes do with it: nothing is read but sizes
-/// and names. If the new image or its data file is an export, nobody knows which file is behind it.
-/// The locks of its server count, so no other process may be writing to the chain then.
+/// and names. If the new image or its data file is a node of a protocol, such as an export, the
+/// file behind it is not known. The locks of its server count, so no other process may be writing
+/// to the chain then.
 fn inspect_options(request: &Request, trust: &Trust) -> InspectOptions {
     let data_file = options::value(&request.options, "data_file");
-    let is_export = matches!(request.place, Place::Export(..))
-        || data_file.is_some_and(|name| ExportName::of_file_name(name).is_some());
+    let is_node =
+        matches!(request.destination, Destination::Node(_)) || data_file.is_some_and(open::is_node);
     InspectOptions {
-        sharing: match is_export {
+        sharing: match is_node {
             true => Sharing::Frozen,
             false => Sharing::Forced,
         },
@@ -532,7 +546,7 @@ pub(super) async fn openable_files(
         ..inspect_options(request, trust)
     };
     let format = format.and_then(|name| parse_format(name).ok());
-    let resolved = resolve_name(request.place.name(), name);
+    let resolved = resolve_name(request.destination.name(), name);
     match ImageFileInfo::inspect_resolved(&resolved, format, &inspect_options).await {
         Ok(first) => {
             let chain = layer::openable_chain(first, &inspect_options).await;
@@ -551,7 +565,7 @@ async fn open_chain(
 ) -> Result<(Vec<ImageFileInfo>, ReadSet), CommandError> {
     let inspect_options = inspect_options(request, trust);
     let format = format.map(parse_format).transpose()?;
-    let resolved = resolve_name(request.place.name(), name);
+    let resolved = resolve_name(request.destination.name(), name);
     let first = ImageFileInfo::inspect_resolved(&resolved, format, &inspect_options).await?;
     let chain = layer::chain(first, &inspect_options).await;
     let chain =
@@ -640,7 +654,7 @@ pub(super) fn preallocation(request: &Request) -> Result<Preallocation, CommandE
         Format::Qcow2 => not_accepted("preallocation", value),
     })?;
     let refused = match request.format {
-        Format::Raw if request.place.is_fixed() && mode != Preallocation::Off => {
+        Format::Raw if request.destination.is_fixed() && mode != Preallocation::Off => {
             format!("Unsupported preallocation mode '{value}'")
         }
         Format::Raw if mode == Preallocation::Metadata => {
@@ -774,31 +788,32 @@ pub(super) async fn make_files(
     mut read: ReadSet,
     job: &Job,
 ) -> Result<Vec<NewFile>, CommandError> {
-    let open = async |place: &Place, read: &ReadSet, claim| {
-        let (new, file) = place.make(read, claim, request.flush).await?;
+    let open = async |read: &ReadSet, claim| {
+        let destination = &request.destination;
+        let (new, file) = NewFile::create(destination, read, claim, request.flush).await?;
         set_file_system_options(request, &*file)?;
         Ok::<_, CommandError>((new, file))
     };
     if request.format == Format::Raw {
         let preallocation = preallocation(request)?;
         let size = request.size.unwrap_or(0);
-        let (new, file) = open(&request.place, &read, Claim::CREATE_RAW).await?;
+        let (new, file) = open(&read, Claim::CREATE_RAW).await?;
         create_raw(file, size, preallocation, job).await?;
         return Ok(vec![new]);
     }
     if request.format == Format::Luks {
         let volume = keys_of_luks(&request.options)?.make()?;
         let made = (&volume, preallocation(request)?);
-        let (new, file) = open(&request.place, &read, Claim::qcow2(true)).await?;
+        let (new, file) = open(&read, Claim::qcow2(true)).await?;
         create_luks(file, request.size.unwrap_or(0), made, job).await?;
         return Ok(vec![new]);
     }
     let options = qcow2_options(request)?;
-    let (new, file) = open(&request.place, &read, Claim::qcow2(true)).await?;
+    let (new, file) = open(&read, Claim::qcow2(true)).await?;
     let data = match &options.data_file {
         Some(name) => {
             read.add(file.as_ref(), ReadAs::Image);
-            let name = resolve_name(request.place.name(), name);
+            let name = resolve_name(request.destination.name(), name);
             let claim = Claim::data_file(true);
             Some(NewFile::open_with(&name, &read, claim, request.flush)?)
         }

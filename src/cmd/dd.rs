@@ -9,19 +9,19 @@ use cowslip::file::host::{Aio, FlushPolicy};
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 
-use super::create::{self, NewFile, Place, format_name};
+use super::create::{self, NewFile, format_name};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    self, Access, ImageSpec, OpenHow, Trust, block_on, foreign, open_image, sharing, workers,
+    self, Access, ImageSpec, OpenSettings, Trust, block_on, foreign, open_image, sharing, workers,
 };
 use crate::options::{bytes_within, number_within};
 use crate::output::Program;
 
 /// Bytes of a block where none are named.
 const BLOCK_BYTES: u64 = 512;
-/// The largest block.
+/// The largest value of `bs=`, in bytes.
 const BLOCK_BYTES_MAX: u64 = i32::MAX as u64;
 
 /// Command line of `dd`.
@@ -97,7 +97,7 @@ impl Operands {
     }
 }
 
-/// Copies.
+/// Runs `dd`. Returns the exit code.
 pub fn run(args: &Args, program: &Program) -> u8 {
     program.exit_code(copied(args, program))
 }
@@ -115,18 +115,18 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let work = async {
-        let how = OpenHow {
+        let settings = OpenSettings {
             aio: Aio::Threads,
             sharing: sharing(args.force_share, Sharing::Frozen),
             policy: args.trust.backing_policy,
             workers: workers(),
-            ..open::how()
+            ..open::settings()
         };
         let spec = ImageSpec {
             image_opts: args.image_opts,
             ..ImageSpec::named(input, args.format.as_deref())
         };
-        let image = open_image(&spec, &how).await?;
+        let image = open_image(&spec, &settings).await?;
         let format = output_format(args)?;
         let range = operands.range(image.size()).unwrap_or_else(|| {
             program.complain(format_args!("{input}: cannot skip to specified offset"));
@@ -168,7 +168,7 @@ async fn copy(
         return Err(refused(output, &CommandError::new(text)));
     }
     let wanted = create::Request {
-        place: Place::named(output)?,
+        destination: open::destination(output)?,
         format,
         options: Vec::new(),
         size: Some(sources.size()),
@@ -176,13 +176,17 @@ async fn copy(
     };
     let made = create::make_files(&wanted, read, job).await;
     let files = made.map_err(|error| refused(output, &error))?;
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         aio: Aio::Threads,
         policy: args.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
-    let target = open_image(&ImageSpec::named(output, Some(format_name(format))), &how).await?;
+    let target = open_image(
+        &ImageSpec::named(output, Some(format_name(format))),
+        &settings,
+    )
+    .await?;
     let options = Options {
         sparse_bytes: 0,
         unwritten: TargetContent::Zeroes,

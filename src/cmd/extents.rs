@@ -12,7 +12,7 @@ use cowslip_extents::{AlignedFile, ImageFile, Keep, Method, Opened, Show, Viewer
 use cowslip_queue::fiemap;
 
 use crate::error::CommandError;
-use crate::open::{self, ImageSpec, OpenHow, Source, Trust, block_on, claim_file, sharing};
+use crate::open::{self, ImageSpec, OpenSettings, Source, Trust, block_on, claim_file, sharing};
 use crate::output::{OutputArgs, Program};
 use crate::text_file;
 
@@ -118,12 +118,12 @@ fn open(name: &str, args: &Args) -> Result<Opened, CommandError> {
         return Err(CommandError::new(text));
     }
     let host = AlignedFile::open(&source.filename, args.by)?;
-    let how = OpenHow {
+    let settings = OpenSettings {
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
-    let image = block_on(Aio::Auto, open_image(&source, &how))?;
+    let image = block_on(Aio::Auto, open_image(&source, &settings))?;
     Ok((host, image))
 }
 
@@ -131,16 +131,19 @@ fn open(name: &str, args: &Args) -> Result<Opened, CommandError> {
 ///
 /// # Errors
 /// `Could not open 'x': why`.
-async fn open_image(source: &Source, how: &OpenHow) -> Result<Option<ImageFile>, CommandError> {
+async fn open_image(
+    source: &Source,
+    settings: &OpenSettings,
+) -> Result<Option<ImageFile>, CommandError> {
     if matches!(source.format, Some(Format::Raw | Format::Luks)) {
         return Ok(None);
     }
-    let opened = opened(source, how).await;
+    let opened = opened(source, settings).await;
     opened.map_err(|error| open::refused(source, &error))
 }
 
-async fn opened(source: &Source, how: &OpenHow) -> cowslip::Result<Option<ImageFile>> {
-    let options = source.host_options(how);
+async fn opened(source: &Source, settings: &OpenSettings) -> cowslip::Result<Option<ImageFile>> {
+    let options = source.host_options(settings);
     let file = open_host_file(source.filename.as_ref(), &options)?;
     let format = match source.format {
         Some(format) => format,
@@ -149,12 +152,12 @@ async fn opened(source: &Source, how: &OpenHow) -> cowslip::Result<Option<ImageF
     if format != Format::Qcow2 {
         return Ok(None);
     }
-    if source.sharing(how) != Sharing::Forced {
+    if source.sharing(settings) != Sharing::Forced {
         claim_file(&file, Claim::qcow2(false))?;
     }
     let header = inspect(&file).await?.header;
     let data_file = match header.has_data_file() {
-        true => Some(data_file(source, &header, how)?),
+        true => Some(data_file(source, &header, settings)?),
         false => None,
     };
     Ok(Some(ImageFile {
@@ -165,7 +168,7 @@ async fn opened(source: &Source, how: &OpenHow) -> cowslip::Result<Option<ImageF
 }
 
 /// The name of the data file, if the policy lets the image name it.
-fn data_file(source: &Source, header: &Header, how: &OpenHow) -> cowslip::Result<String> {
+fn data_file(source: &Source, header: &Header, settings: &OpenSettings) -> cowslip::Result<String> {
     let Some(name) = header.data_file_name() else {
         return Err(cowslip::Error::Invalid(
             "the image does not say which its data file is".to_string(),
@@ -173,7 +176,7 @@ fn data_file(source: &Source, header: &Header, how: &OpenHow) -> cowslip::Result
     };
     let gate = HostGate {
         options: HostOptions::default(),
-        policy: how.policy,
+        policy: settings.policy,
     };
     gate.open(&FileRequest {
         named_by: &source.filename,

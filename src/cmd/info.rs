@@ -45,7 +45,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// Describes an image.
+/// Runs `info`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(describe(&args, program))
 }
@@ -165,7 +165,7 @@ fn child_text(layer: &ImageFileInfo, detail: Detail, lines: &mut Vec<String>) {
     }
 }
 
-/// The protocol's name.
+/// The name of the protocol below an image's format, as QEMU shows it.
 fn child_format(layer: &ImageFileInfo) -> &'static str {
     match layer.protocol {
         Protocol::File => "file",
@@ -228,7 +228,8 @@ fn file_limits() -> Value {
     })
 }
 
-/// The same of an image: what it can discard and zero without moving bytes.
+/// Limits of requests to an image, as QEMU shows them: also the units of discards and of zeroes
+/// that move no bytes.
 fn image_limits(layer: &ImageFileInfo) -> Value {
     let mut limits = file_limits();
     let is_encrypted = |header: &Header| header.crypt_method != CryptMethod::None;

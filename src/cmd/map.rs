@@ -8,7 +8,7 @@ use cowslip::file::host::Aio;
 use cowslip::image::{Extent, Image};
 
 use crate::error::CommandError;
-use crate::open::{self, OneImage, OpenHow, Trust, block_on, open_image, sharing};
+use crate::open::{self, OneImage, OpenSettings, Trust, block_on, open_image, sharing};
 use crate::options::bytes_within;
 use crate::output::{self, OutputArgs, OutputFormat, Program};
 use crate::size;
@@ -216,13 +216,13 @@ fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
         None => None,
     };
     let spec = args.image.spec("map", program)?;
-    let how = OpenHow {
+    let settings = OpenSettings {
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
     block_on(Aio::Auto, async {
-        let image = open_image(&spec, &how).await?;
+        let image = open_image(&spec, &settings).await?;
         print_map(&image, start, max_length, format).await
     })
 }

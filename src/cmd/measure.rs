@@ -15,7 +15,7 @@ use super::create::{creatable_format, keys_of_luks, keys_of_qcow2, options_of};
 use crate::error::CommandError;
 use crate::layer::{ImageFileInfo, InspectOptions};
 use crate::open::{
-    self, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing,
+    self, ImageSpec, OpenSettings, Trust, block_on, chosen_snapshot, open_image, sharing,
 };
 use crate::options::{self, bytes_within};
 use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
@@ -69,7 +69,7 @@ struct Sizes {
     bitmaps: Option<u64>,
 }
 
-/// Measures.
+/// Runs `measure`. Returns the exit code.
 pub fn run(args: &Args, program: &Program) -> u8 {
     program.exit_code(measured(args, program))
 }
@@ -127,11 +127,11 @@ async fn find(
 ) -> Result<Sizes, CommandError> {
     let image = match &args.filenames[..] {
         [name] => {
-            let how = OpenHow {
+            let settings = OpenSettings {
                 snapshot,
                 sharing: sharing(args.force_share, Sharing::default()),
                 policy: args.trust.backing_policy,
-                ..open::how()
+                ..open::settings()
             };
             let spec = open::only(
                 std::slice::from_ref(name),
@@ -139,7 +139,7 @@ async fn find(
                 args.image_opts,
                 ("measure", program),
             )?;
-            Some((open_image(&spec, &how).await?, spec))
+            Some((open_image(&spec, &settings).await?, spec))
         }
         _ => None,
     };

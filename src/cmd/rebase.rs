@@ -18,8 +18,8 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::layer::{self, ImageFileInfo, InspectOptions};
 use crate::open::{
-    self, Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, block_on, foreign, format_named,
-    open_image, sharing, warn_of_guessed_raw,
+    self, Access, CacheMode, ImageSpec, OneImage, OpenSettings, Source, block_on, foreign,
+    format_named, open_image, sharing, warn_of_guessed_raw,
 };
 use crate::output::{Program, is_called_as_qemu, usage_error};
 
@@ -58,7 +58,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// Rebases an image.
+/// Runs `rebase`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(rebased(&args, program))
 }
@@ -109,7 +109,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
     let parse = |name: &str, what: &str| {
         CacheMode::parse(name).ok_or_else(|| CommandError::new(format!("Invalid {what}: {name}")))
     };
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         cache: parse(&args.cache, "cache option")?,
         backing: match args.backing_unsafe {
@@ -117,23 +117,23 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
             false => BackingChoice::AsNamed,
         },
         policy: args.change.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
-    let backing_how = OpenHow {
+    let backing_settings = OpenSettings {
         cache: parse(&args.backing_cache, "source cache option")?,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.change.trust.backing_policy,
         key_secret: spec.resolve()?.image.backing_key_secret,
-        ..open::how()
+        ..open::settings()
     };
     let shown = args.change.job.unless(args.change.quiet);
     let job = shown.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let outcome = block_on(Aio::Auto, async {
-        let image = open_image(&spec, &how).await?;
+        let image = open_image(&spec, &settings).await?;
         warn_of_guessed_raw(&image, &spec)?;
         let asked = (args, &spec.resolve()?);
-        let changed = change(&image, asked, &backing_how, &job).await;
+        let changed = change(&image, asked, &backing_settings, &job).await;
         let closed = image.close().await;
         // The first failure is the one to report.
         Ok(changed?.and(closed))
@@ -160,7 +160,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
 async fn change(
     image: &Image,
     (args, source): (&Args, &Source),
-    how: &OpenHow,
+    settings: &OpenSettings,
     job: &cowslip::Job,
 ) -> Result<cowslip::Result<()>, CommandError> {
     let format = args.backing_format()?;
@@ -176,7 +176,7 @@ async fn change(
     let resolved = resolve_name(&source.filename, args.name());
     let makes_loops = args.backing_unsafe && is_called_as_qemu();
     if !args.name().is_empty() && !makes_loops {
-        refuse_loop(image, (args, &resolved), format, how).await?;
+        refuse_loop(image, (args, &resolved), format, settings).await?;
     }
     if args.backing_unsafe {
         let amendment = Amendment::of_backing(args.header(format)?);
@@ -186,7 +186,7 @@ async fn change(
         "" => None,
         name => {
             let spec = ImageSpec::named(&resolved, args.backing_format.as_deref());
-            let opened = open_image(&spec, how).await;
+            let opened = open_image(&spec, settings).await;
             Some(opened.map_err(|error| {
                 let why = error.reason_not_to_open();
                 CommandError::new(format!("Could not open new backing file '{name}': {why}"))
@@ -215,11 +215,11 @@ async fn refuse_loop(
     image: &Image,
     (args, resolved): (&Args, &str),
     format: Option<Format>,
-    how: &OpenHow,
+    settings: &OpenSettings,
 ) -> Result<(), CommandError> {
     let inspect_options = InspectOptions {
         sharing: Sharing::Forced,
-        policy: how.policy,
+        policy: settings.policy,
         ..InspectOptions::default()
     };
     let Ok(first) = ImageFileInfo::inspect_resolved(resolved, format, &inspect_options).await

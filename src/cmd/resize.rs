@@ -11,7 +11,7 @@ use serde_json::json;
 use super::change::ChangeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
-use crate::open::{self, Access, OpenHow, block_on, open_image, warn_of_guessed_raw};
+use crate::open::{self, Access, OpenSettings, block_on, open_image, warn_of_guessed_raw};
 use crate::options;
 use crate::output::{Program, usage_error};
 
@@ -55,7 +55,7 @@ impl Wanted {
         Ok(options::size("size", digits).map(make)?)
     }
 
-    /// The new size.
+    /// The new size of a disk of `now` bytes, in bytes.
     fn of(self, now: u64) -> Result<u64, CommandError> {
         let size = match self {
             Wanted::Size(size) => Some(size),
@@ -67,7 +67,7 @@ impl Wanted {
     }
 }
 
-/// Resizes an image.
+/// Runs `resize`. Returns the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(resized(&args, program))
 }
@@ -82,7 +82,7 @@ pub fn preallocation(name: &str) -> Result<Preallocation, CommandError> {
 }
 
 fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let how = preallocation(&args.preallocation)?;
+    let preallocation = preallocation(&args.preallocation)?;
     let (filename, size) = match &args.words[..] {
         [filename, size] => (filename, size),
         [] | [_] => {
@@ -101,19 +101,19 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
         args.image_opts,
         ("resize", program),
     )?;
-    let open_how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         policy: args.change.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
     let job = args.change.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let outcome = block_on(Aio::Auto, async {
-        let image = open_image(&spec, &open_how).await?;
+        let image = open_image(&spec, &settings).await?;
         warn_of_guessed_raw(&image, &spec)?;
         let before = image.size();
-        let size = checked_size(&image, wanted, (args, how), program)?;
-        let resized = image.resize_as_job(size, how, &job).await;
+        let size = checked_size(&image, wanted, (args, preallocation), program)?;
+        let resized = image.resize_as_job(size, preallocation, &job).await;
         let closed = image.close().await;
         // The first failure is the one to report.
         Ok(resized.and(closed).map(|()| (before, size)))
@@ -147,12 +147,12 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
 fn checked_size(
     image: &Image,
     wanted: Wanted,
-    (args, how): (&Args, Preallocation),
+    (args, preallocation): (&Args, Preallocation),
     program: &Program,
 ) -> Result<u64, CommandError> {
     let now = image.size();
     let size = wanted.of(now)?;
-    if size <= now && how != Preallocation::Off {
+    if size <= now && preallocation != Preallocation::Off {
         let text = "Preallocation can only be used for growing images";
         return Err(CommandError::new(text));
     }

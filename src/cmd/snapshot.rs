@@ -20,7 +20,7 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{ImageFileInfo, InspectOptions};
 use crate::open::{
-    self, Access, ImageSpec, OneImage, OpenHow, Trust, block_on, open_image, sharing,
+    self, Access, ImageSpec, OneImage, OpenSettings, Trust, block_on, open_image, sharing,
     warn_of_guessed_raw,
 };
 use crate::output::{self, Program, print, print_json, usage_error};
@@ -165,17 +165,17 @@ fn change(
     action: Action<'_>,
     program: &Program,
 ) -> Result<(), CommandError> {
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         discard: DiscardPolicy::Unmap,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..open::how()
+        ..open::settings()
     };
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let (outcome, format) = block_on(Aio::Auto, async {
-        let image = open_image(spec, &how).await?;
+        let image = open_image(spec, &settings).await?;
         warn_of_guessed_raw(&image, spec)?;
         let format = image.layers()[0].format;
         let changed = perform(&image, action, &job).await;

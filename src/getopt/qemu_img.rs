@@ -128,7 +128,7 @@ const fn long_with_value(name: &'static str) -> Long {
 const HELP: Long = flag("help", 'h');
 const OBJECT: Long = long_with_value("object");
 
-/// Before the verb.
+/// Letters of the options that stand before the verb, as getopt(3) takes them.
 const STANDARD_LETTERS: &str = "hVT:";
 const STANDARD: &[Long] = &[HELP, flag("version", 'V'), with_value("trace", 'T')];
 

@@ -10,7 +10,7 @@ use cowslip::file::host::{HostOptions, open_unnamed_file};
 use cowslip::image::{BackingChoice, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 
-use super::{Access, ImageSpec, OpenHow, Source, open_image, refused};
+use super::{Access, ImageSpec, OpenSettings, Source, open_image, refused};
 use crate::error::CommandError;
 
 /// Opens a new image in an unnamed file over the one that is named, which is only read.
@@ -19,21 +19,21 @@ use crate::error::CommandError;
 /// As [`open_image`]; the temporary file could not be made.
 pub async fn open_above(
     spec: &ImageSpec,
-    (source, how): (&Source, &OpenHow),
+    (source, settings): (&Source, &OpenSettings),
 ) -> Result<Image, CommandError> {
     refuse_what_has_no_name(source)?;
-    let reading = OpenHow {
+    let reading = OpenSettings {
         access: Access::Read,
         temporary: false,
         copy_on_read: false,
-        ..how.clone()
+        ..settings.clone()
     };
     let below = open_image(spec, &reading).await?;
     let (size, format) = (below.size(), below.layers()[0].format);
     below.close().await?;
     let path = std::path::absolute(&source.filename);
     let path = path.map_err(|why| CommandError::new(format!("{}: {why}", source.filename)))?;
-    let file = unnamed_file(how)?;
+    let file = unnamed_file(settings)?;
     create(file.clone(), None, &CreateOptions::new(size)).await?;
     let options = OpenOptions {
         format: Some(Format::Qcow2),
@@ -45,11 +45,11 @@ pub async fn open_above(
         encrypt_format: None,
         passphrase: None,
         backing_passphrase: source
-            .opened_by(source.image.key_secret.as_ref(), how)
+            .opened_by(source.image.key_secret.as_ref(), settings)
             .unwrap_or_default(),
-        ..cowslip_nodes::engine_options(source, how)?
+        ..cowslip_nodes::engine_options(source, settings)?
     };
-    let opened = Image::open(file, options, &source.gate(how)).await;
+    let opened = Image::open(file, options, &source.gate(settings)).await;
     opened.map_err(|error| refused(source, &error))
 }
 
@@ -68,12 +68,12 @@ fn refuse_what_has_no_name(source: &Source) -> Result<(), CommandError> {
 }
 
 /// A file that nobody else can open, in `$TMPDIR` or where large temporary files belong.
-fn unnamed_file(how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
+fn unnamed_file(settings: &OpenSettings) -> Result<Arc<dyn BlockFile>, CommandError> {
     let directory = std::env::var_os("TMPDIR").filter(|value| !value.is_empty());
     let directory = directory.map_or(PathBuf::from("/var/tmp"), PathBuf::from);
     let options = HostOptions {
-        page_cache: how.cache.page_cache(),
-        aio: how.aio,
+        page_cache: settings.cache.page_cache(),
+        aio: settings.aio,
         ..HostOptions::default()
     };
     open_unnamed_file(&directory, &options).map_err(|error| not_made(&directory, &error))

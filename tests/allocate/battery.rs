@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use cowslip_queue::space::{Way, give};
+use cowslip_queue::space::{FillMethod, give};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -160,7 +160,7 @@ impl<'a> Battery<'a> {
         assert!(said.contains("writes one byte a block"), "{said}");
         self.remove("new");
         let file = File::create(self.path("new")).unwrap();
-        let calls = give(&file, 0..1 << 20, Way::Library).unwrap();
+        let calls = give(&file, 0..1 << 20, FillMethod::Library).unwrap();
         let block = rustix::fs::statvfs(self.dir).unwrap().f_bsize;
         assert_eq!(calls.writes, Some((1 << 20) / block), "blocks of {block}");
         assert_eq!(calls.fallocate, 1);
@@ -350,7 +350,7 @@ impl<'a> Battery<'a> {
         sparse.set_len(16 << 20).unwrap();
         self.leave("filler", 1 << 20);
         self.leave("rest", 0);
-        let refused = give(&sparse, 0..16 << 20, Way::Mapping).unwrap_err();
+        let refused = give(&sparse, 0..16 << 20, FillMethod::Mapping).unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull, "{refused}");
         let child = self.start("--size 16M --method mmap sparse");
         let text = complaint(&child.wait_with_output().unwrap());

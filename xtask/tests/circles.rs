@@ -14,7 +14,7 @@ const FILES_MAX: usize = 4;
 
 /// Crates that have larger ones yet: how many files, which may only become fewer.
 const LARGER: &[(&str, usize)] = &[
-    ("", 14),
+    ("", 8),
     ("crates/queue", 5),
     ("crates/sim", 22),
     ("xtask", 5),

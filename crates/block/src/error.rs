@@ -17,7 +17,7 @@ pub enum Error {
     Io {
         /// The attempted operation and the file, such as "Could not read 'a.qcow2'".
         context: String,
-        /// The system's error.
+        /// The error of the system, with its errno.
         source: io::Error,
     },
     /// The image contradicts the specification or itself. Nothing was changed.
@@ -28,14 +28,14 @@ pub enum Error {
         structure: &'static str,
         /// The structure's offset in the file, in bytes.
         offset: u64,
-        /// The fault found.
+        /// The contradiction that was found, in words.
         detail: String,
     },
     /// The image or the request needs something that is not supported.
     Unsupported {
         /// The file, as the user named it.
         file: String,
-        /// The feature.
+        /// The feature that is not supported.
         feature: Feature,
     },
     /// An image, or a file that an image names, could not be opened.

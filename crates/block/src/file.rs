@@ -30,7 +30,7 @@ mod storage;
 
 pub use aligned::{AlignedFile, Cipher, Numbering, PreparedWrite};
 pub use brake::Brake;
-pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
+pub use cowslip_queue::space::{Calls, FillMethod, Holes, HolesBy};
 
 pub use event::{Event, Observer};
 
@@ -102,7 +102,7 @@ impl Space {
 /// A run of a host file in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileExtent {
-    /// First byte.
+    /// Offset of the first byte in the file, in bytes.
     pub start: u64,
     /// Length in bytes; never 0.
     pub len: u64,
@@ -203,7 +203,7 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
 
     /// Allocates space for a hole by another method than `fallocate`. `ErrorKind::Unsupported`
     /// where there is none, as by default.
-    fn give_space(&self, _range: Range<u64>, _way: Way) -> Pending<io::Result<Calls>> {
+    fn give_space(&self, _range: Range<u64>, _way: FillMethod) -> Pending<io::Result<Calls>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
@@ -367,19 +367,19 @@ pub trait Gate: Send + Sync {
 
     /// Asynchronous [`Gate::open`]: the file may be behind a network, and its name may imply the
     /// format of the image in it. By default it is [`Gate::open`].
-    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
+    fn open_async<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
         let file = self.open(request);
         Box::pin(std::future::ready(file.map(OpenedFile::from)))
     }
 }
 
-/// A pending open.
+/// A file that is being opened.
 pub type OpenFuture<'a> = Pin<Box<dyn Future<Output = crate::Result<OpenedFile>> + Send + 'a>>;
 
-/// An opened file.
+/// A file that a [`Gate`] has opened.
 #[derive(Clone, Debug)]
 pub struct OpenedFile {
-    /// The file.
+    /// The file, which nothing has claimed so far.
     pub file: Arc<dyn BlockFile>,
     /// The format of the image in it, if its name implies one; the reference to the file may name
     /// another.

@@ -3,8 +3,8 @@
 //! The caller passes a job to the operation and keeps a handle of it. The operation waits for
 //! permission before each piece of work ([`Job::begin`]) and reports it when done ([`Job::done`]);
 //! the result is the operation's own. A job has no thread and no clock: the caller's [`Attendant`]
-//! shows the progress and sets the pace. Cancellation is a flag; the operation undoes its work
-//! before it fails with [`Error::Cancelled`].
+//! shows the progress and sets the pace. Cancellation is a flag; the operation fails with
+//! [`Error::Cancelled`] and leaves a sound state, which its documentation names.
 
 use std::fmt;
 use std::future::Future;
@@ -27,7 +27,7 @@ const IN_FLIGHT: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
-    /// Preparation.
+    /// Preparation: nothing has been written.
     Begin,
     /// Allocation of space.
     Allocate,
@@ -79,9 +79,9 @@ impl Stage {
 /// Progress of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Current stage.
+    /// The stage that the job is in.
     pub stage: Stage,
-    /// Bytes done.
+    /// Bytes that are done, out of `total_bytes`.
     pub done_bytes: u64,
     /// Bytes of the whole job, as far as known.
     pub total_bytes: u64,
@@ -133,7 +133,7 @@ impl Job {
         }))
     }
 
-    /// Requests cancellation. The operation undoes its work.
+    /// Requests cancellation. The operation ends at the next piece of its work.
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::Release);
     }
@@ -143,7 +143,7 @@ impl Job {
         self.0.cancelled.load(Ordering::Acquire)
     }
 
-    /// Current progress.
+    /// Stage and bytes, now.
     pub fn progress(&self) -> Progress {
         let stage = self.0.stage.load(Ordering::Acquire);
         Progress {

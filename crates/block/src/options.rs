@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::size::{self, SizeError};
 
-/// Names and values.
+/// Options as they are given: names and values, in order.
 pub type Pairs = Vec<(String, String)>;
 
 /// Type of an option's values.
@@ -37,7 +37,7 @@ impl Kind {
 /// An option that a format knows.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// Its name.
+    /// The name of the option.
     pub name: &'static str,
     /// Type of its values.
     pub kind: Kind,
@@ -120,7 +120,7 @@ impl Options {
         value(&self.0, name)
     }
 
-    /// Takes a value.
+    /// Takes the value of an option; the last of several counts.
     pub fn take(&mut self, name: &str) -> Option<String> {
         let taken = self.0.extract_if(.., |(given, _)| given == name).last();
         taken.map(|(_, value)| value)

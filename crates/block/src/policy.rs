@@ -24,7 +24,7 @@ impl Format {
         }
     }
 
-    /// Its name.
+    /// The name on command lines and in images.
     pub fn name(self) -> &'static str {
         match self {
             Format::Raw => "raw",
@@ -38,7 +38,7 @@ impl Format {
 /// Effect of a guest's discard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DiscardPolicy {
-    /// No effect.
+    /// Discards have no effect.
     #[default]
     Ignore,
     /// Frees clusters and deallocates their space on the host.
@@ -118,7 +118,7 @@ pub enum AllocPolicy {
 /// Data from lower layers that reads store in the image (`copy-on-read`), in whole subclusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CopyOnRead {
-    /// Nothing.
+    /// Reads store nothing.
     #[default]
     Off,
     /// All data, and also the absence of data.

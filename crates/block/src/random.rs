@@ -4,7 +4,7 @@
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next number.
+    /// The next number, of 64 random bits.
     // Tests ask for numbers one by one, and want no `Option`.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {

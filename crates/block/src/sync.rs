@@ -40,7 +40,7 @@ impl std::fmt::Debug for TurnQueue {
 }
 
 impl<T> Turn<T> {
-    /// An unlocked value.
+    /// A value that nobody holds.
     pub fn new(value: T) -> Turn<T> {
         let queue = Mutex::new(TurnQueue {
             taken: false,

@@ -68,7 +68,7 @@ impl CommandError {
         CommandError::new("")
     }
 
-    /// The same with another exit code.
+    /// The failure with another exit code of the process.
     #[must_use]
     pub fn with_exit_code(mut self, exit_code: u8) -> CommandError {
         self.exit_code = exit_code;

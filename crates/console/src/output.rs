@@ -62,7 +62,7 @@ pub fn warn(message: &str) {
 /// The name that the process was called by, which prefixes every error message.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// `qemu-img`, `cowslip` …
+    /// The name that the program was called by, such as `qemu-img`; messages begin with it.
     pub name: String,
 }
 
@@ -218,7 +218,7 @@ fn write_json(value: &Value, level: usize, out: &mut String) {
     out.push(close);
 }
 
-/// Flushes standard output.
+/// Flushes standard output. A failure becomes part of the exit code ([`exit_code`]).
 pub fn flush() {
     if has_failed() {
         return;
@@ -257,9 +257,9 @@ pub fn usage_error(text: &str, verb: &str, program: &Program) -> CommandError {
 /// The format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputFormat {
-    /// For people.
+    /// Text for people.
     Human,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 

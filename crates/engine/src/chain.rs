@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use crate::Result;
 use crate::backing::{self, Backing, BackingFuture, Decided};
 use crate::file::{self, AlignedFile, Event};
-use crate::formats::{self, Driver};
+use crate::formats::{self, FormatImage};
 use crate::policy::Format;
 use crate::qcow2::Qcow2;
 use crate::qcow2::header::CryptMethod;
@@ -32,14 +32,14 @@ pub use open::{Naming, open};
 pub enum Layer {
     /// Bytes as they are, or encrypted.
     Raw(Box<Raw>),
-    /// qcow2.
+    /// A qcow2 image.
     Qcow2(Box<Qcow2>),
     /// An image of a format that a caller has added; read-only.
-    Other(Format, Box<dyn Driver>),
+    Other(Format, Box<dyn FormatImage>),
 }
 
 impl Layer {
-    /// Its format.
+    /// Format of the layer's image.
     pub fn format(&self) -> Format {
         match self {
             Layer::Raw(raw) => raw.format(),
@@ -98,7 +98,7 @@ impl Layer {
         std::iter::once(file).chain(separate)
     }
 
-    /// Its own file.
+    /// The file that holds the layer's image.
     pub fn file(&self) -> &AlignedFile {
         match self {
             Layer::Raw(raw) => raw.file(),
@@ -127,7 +127,7 @@ impl Below {
         Below(layers.into())
     }
 
-    /// The layers.
+    /// Layers below the top, nearest first.
     pub fn layers(&self) -> &[Arc<Layer>] {
         &self.0
     }

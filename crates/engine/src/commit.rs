@@ -5,7 +5,7 @@
 //! | the base is opened for writing, and made longer if it is shorter than the disk | the disk is as it was: the image holds all that it held |
 //! | what the image, and those between, decide is written into the base | as before: where the base has changed, something above decides |
 //! | the base is flushed | as before |
-//! | the image becomes empty by one change of its header (`qcow2/empty.rs`) | the image is full or empty, and shows the same disk |
+//! | the image becomes empty by one change of its header (`qcow2/control/empty.rs`) | the image is full or empty, and shows the same disk |
 //!
 //! With images between, these stay as they are, and the image too: they are what it shows in any
 //! case.
@@ -79,7 +79,7 @@ impl Image {
             backing: BackingChoice::AsNamed,
             ..commit.base.clone()
         };
-        let file = gate.reach(&naming.request(true)).await?.file;
+        let file = gate.open_async(&naming.request(true)).await?.file;
         let between = &layers[..commit.depth - 1];
         let between = || between.iter().flat_map(|layer| layer.files());
         for file in between() {

@@ -19,7 +19,7 @@ use crate::{Error, Result};
 
 /// Bytes of each disk that are compared at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Pieces in flight.
+/// Pieces that are read at a time.
 const IN_FLIGHT: usize = 8;
 /// Unit in which differences are reported, counted from the start of the comparison, as qemu-img
 /// does.
@@ -38,7 +38,7 @@ pub enum Strictness {
 /// How two disks compare. The shorter one reads as zeroes beyond its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// They are equal.
+    /// The disks are equal.
     Identical,
     /// They are not; with the first sector that differs, in bytes.
     ContentDiffers(u64),

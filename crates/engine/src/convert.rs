@@ -28,7 +28,7 @@ mod run;
 mod survey;
 mod zeroes;
 
-pub use survey::Found;
+pub use survey::Totals;
 #[doc(hidden)]
 pub use survey::touched_bytes;
 
@@ -62,7 +62,7 @@ pub enum Form {
     /// As they are.
     #[default]
     Plain,
-    /// Compressed.
+    /// Data is stored compressed.
     Compressed,
 }
 
@@ -72,7 +72,7 @@ pub enum TargetContent {
     /// Zeroes: it is new.
     #[default]
     Zeroes,
-    /// Anything.
+    /// The target may hold any bytes.
     Unknown,
     /// The content of the source's backing file; the target's backing file is of this length in
     /// bytes. Only data in the source's own image is copied.
@@ -82,7 +82,7 @@ pub enum TargetContent {
 /// The reaction to a range of the source that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OnReadError {
-    /// The conversion fails.
+    /// The conversion fails at the first sector that cannot be read.
     #[default]
     Fails,
     /// Those sectors become zeroes, and are reported to [`Watch`].
@@ -156,7 +156,7 @@ pub enum Failure {
     Reading(u64, Error),
     /// The target could not be written at this offset.
     Writing(u64, Error),
-    /// It was cancelled.
+    /// The job was cancelled.
     Cancelled,
 }
 
@@ -278,7 +278,7 @@ impl<'a> Sources<'a> {
 pub struct Plan<'a> {
     sources: &'a Sources<'a>,
     options: Options,
-    found: Found,
+    found: Totals,
     feed: survey::Feed<'a>,
     watch: &'a Watch<'a>,
 }
@@ -307,7 +307,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns how much there is.
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> Totals {
         self.found
     }
 

@@ -2,9 +2,9 @@
 //!
 //! A format is one module and one line here, or one line of the caller's: [`Formats::with`]. The
 //! engine's own formats keep their types, so that requests to them are direct calls; another one
-//! answers through a [`Driver`], which says where the bytes of its disk are and does no I/O for
-//! guest data. Disks of such formats are read-only. Chains, conversion, comparison and servers take
-//! them like any other.
+//! answers through a [`FormatImage`], which says where the bytes of its disk are and does no I/O
+//! for guest data. Disks of such formats are read-only. Chains, conversion, comparison and servers
+//! take them like any other.
 
 use std::sync::Arc;
 
@@ -20,27 +20,27 @@ use crate::{Error, Result};
 mod built_in;
 mod driver;
 
-pub use driver::Driver;
+pub use driver::FormatImage;
 pub(crate) use driver::map;
 
 /// A backing file's name and format, as an image has them.
-pub(crate) type Backing = Option<(String, Option<String>)>;
+pub(crate) type BackingName = Option<(String, Option<String>)>;
 
 /// An image that has been opened, alone: the chain opens the backing file.
 #[derive(Debug)]
 pub struct Opened {
     pub(crate) layer: Layer,
-    pub(crate) backing: Backing,
+    pub(crate) backing: BackingName,
 }
 
 impl Opened {
     /// An image of a built-in format, and the backing file that it names.
-    pub(crate) fn new(layer: Layer, backing: Backing) -> Opened {
+    pub(crate) fn new(layer: Layer, backing: BackingName) -> Opened {
         Opened { layer, backing }
     }
 
     /// An image of a format of the caller's.
-    pub fn by(driver: Box<dyn Driver>, format: &'static FormatDriver) -> Opened {
+    pub fn by(driver: Box<dyn FormatImage>, format: &'static FormatDriver) -> Opened {
         Opened {
             layer: Layer::Other(format.format, driver),
             backing: None,
@@ -58,12 +58,12 @@ impl Opened {
 }
 
 /// An image that is about to be opened.
-pub struct Opening<'a> {
-    /// Its file.
+pub struct OpenRequest<'a> {
+    /// The file that holds the image.
     pub file: AlignedFile,
     /// The length of the file in bytes.
     pub file_len: u64,
-    /// The caller's options.
+    /// Options of the chain's user; those of a layer below differ in access.
     pub options: &'a OpenOptions,
     /// The way to its data file.
     pub(crate) gate: &'a dyn Gate,
@@ -74,7 +74,7 @@ pub struct Opening<'a> {
 }
 
 /// The way to open an image of a format.
-pub type Open = for<'a> fn(Opening<'a>) -> DiskFuture<'a, Opened>;
+pub type Open = for<'a> fn(OpenRequest<'a>) -> DiskFuture<'a, Opened>;
 
 /// An added format: its name, how its images begin, and how they are opened.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ pub struct FormatDriver {
     pub format: Format,
     /// Whether the first sector of a file is that of an image of the format.
     pub matches: fn(&[u8]) -> bool,
-    /// Opens an image.
+    /// The function that opens an image of the format.
     pub open: Open,
 }
 

@@ -31,7 +31,7 @@ mod options;
 mod vm_state;
 mod whole_clusters;
 
-use whole_clusters::{Content, WholeClusters};
+use whole_clusters::{WholeClusters, WriteContent};
 
 pub use crate::statistics::{CacheStatistics, WriteStatistics};
 #[doc(no_inline)]
@@ -48,7 +48,7 @@ pub use options::{
 pub struct LayerInfo {
     /// The file, by the name that it was opened by.
     pub name: String,
-    /// Its format.
+    /// Format of the layer.
     pub format: Format,
     /// Bytes of the disk that it holds.
     pub size: u64,
@@ -67,7 +67,7 @@ const OTHER_BLOCK_BYTES: u64 = 4096;
 /// The name of the feature in errors of [`Image::qcow2_for`] about compressed writes.
 const COMPRESSION: &str = "compression of";
 
-/// A disk, open.
+/// An open image, with its backing chain.
 #[derive(Debug)]
 pub struct Image {
     pub(crate) top: Layer,
@@ -305,7 +305,7 @@ impl Image {
         self.qcow2_for(COMPRESSION)?.pack(offset, data).await
     }
 
-    /// Stores compressed clusters.
+    /// Stores clusters that were compressed beforehand, as one allocation.
     pub(crate) async fn write_packed(&self, packed: Vec<Packed>) -> Result<()> {
         let image = self.qcow2_for(COMPRESSION)?;
         let written = image.write_packed(packed, &self.below).await;
@@ -442,7 +442,7 @@ impl Image {
                 if let Some(clusters) = &self.whole_clusters {
                     admitted();
                     let range = offset..offset + data.len() as u64;
-                    let content = Content::Bytes(data.to_buf());
+                    let content = WriteContent::Bytes(data.to_buf());
                     self.write_whole((image, clusters), range, content).await?;
                     return self.settle_whole(durability).await;
                 }
@@ -508,7 +508,7 @@ impl Image {
             Layer::Qcow2(image) => {
                 let range = offset..offset + len;
                 if let Some(clusters) = &self.whole_clusters {
-                    let content = Content::Zeroes(options);
+                    let content = WriteContent::Zeroes(options);
                     self.write_whole((image, clusters), range, content).await?;
                     return self.settle_whole(options.durability).await;
                 }

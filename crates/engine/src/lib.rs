@@ -138,9 +138,9 @@ pub mod file {
     };
     #[doc(hidden)]
     pub use cowslip_block::file::{
-        Brake, Calls, ChosenBy, Cipher, Claim, Conflict, Event, Gate, Holes, HolesBy, Numbering,
-        Observer, Permission, Permissions, PreparedWrite, Protection, ReadAs, ReadSet, Role,
-        Sharing, Side, Way,
+        Brake, Calls, ChosenBy, Cipher, Claim, Conflict, Event, FillMethod, Gate, Holes, HolesBy,
+        Numbering, Observer, Permission, Permissions, PreparedWrite, Protection, ReadAs, ReadSet,
+        Role, Sharing, Side,
     };
     #[doc(no_inline)]
     pub use cowslip_block::file::{Durability, Space};

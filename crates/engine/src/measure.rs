@@ -23,7 +23,7 @@ const BITMAP_ENTRY_BYTES: u64 = 24;
 pub struct Sizes {
     /// With the data that there is.
     pub required: u64,
-    /// With data everywhere.
+    /// File length in bytes if all of the disk were data.
     pub fully_allocated: u64,
 }
 

@@ -18,12 +18,12 @@ const EXTENTS_AT_ONCE: usize = 1024;
 pub enum Side {
     /// The one that was named first.
     First,
-    /// The other.
+    /// The second disk.
     Second,
 }
 
 impl Side {
-    /// Both, in order.
+    /// Both sides, in order.
     pub const BOTH: [Side; 2] = [Side::First, Side::Second];
 }
 

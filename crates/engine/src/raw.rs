@@ -20,7 +20,7 @@ use crate::sync::Turn;
 use crate::units::round_down;
 use crate::{Error, Result};
 
-/// A raw image.
+/// A raw image: the file's bytes are the disk's.
 #[derive(Debug)]
 pub struct Raw {
     file: AlignedFile,
@@ -96,7 +96,7 @@ impl Raw {
         self.size.load(Ordering::Acquire)
     }
 
-    /// The file.
+    /// The file that holds the disk.
     pub fn file(&self) -> &AlignedFile {
         &self.file
     }
@@ -159,12 +159,12 @@ impl Raw {
         vec![Run { range, source }]
     }
 
-    /// Reads.
+    /// Reads from the disk.
     pub async fn read(&self, offset: u64, buf: IoVecMut) -> Result<IoVecMut> {
         self.file.read(self.start + offset, buf).await
     }
 
-    /// Writes.
+    /// Writes to the disk.
     pub async fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Result<()> {
         self.will_change();
         self.file.reach(Event::WriteAio).await;
@@ -191,7 +191,7 @@ impl Raw {
         self.file.zero(self.start + offset, len, space).await
     }
 
-    /// Gives space back.
+    /// Punches a hole, so that the file system frees the space.
     #[boxed]
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
         if self.file.is_encrypted() {

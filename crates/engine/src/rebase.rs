@@ -3,7 +3,7 @@
 //! Where the image holds nothing of its own, what the disk shows comes from below. What the new
 //! backing file shows differently there is written into the image first, subcluster by subcluster,
 //! zeroes as zeroes; then one crash-safe change of the header makes the new file the backing file
-//! (`qcow2/amend.rs`).
+//! (`qcow2/control/amend.rs`).
 //!
 //! | the power fails, or the job is cancelled | what the image shows |
 //! | --- | --- |
@@ -41,9 +41,9 @@ pub enum Storage {
 enum Deed {
     /// Both chains show the same.
     Nothing,
-    /// It becomes zeroes.
+    /// The unit becomes zeroes.
     Zero,
-    /// It becomes data.
+    /// The unit is written as data.
     Write,
 }
 

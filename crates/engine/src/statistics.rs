@@ -7,7 +7,7 @@ pub struct CacheStatistics {
     pub budget_bytes: u64,
     /// Bytes of memory that they take.
     pub used_bytes: u64,
-    /// Slices in memory.
+    /// Number of slices in memory.
     pub slices: u64,
     /// Those of them that are kept as runs of entries.
     pub packed: u64,
@@ -41,7 +41,7 @@ pub struct WriteStatistics {
     /// The cluster had space, and parts of it became data: subclusters, or all of one that read as
     /// zeroes. So do those that join a write in the new space of their cluster.
     pub filled: u64,
-    /// Nothing was allocated.
+    /// Number of writes that allocated nothing.
     pub in_place: u64,
 }
 

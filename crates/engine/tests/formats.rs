@@ -8,7 +8,7 @@ use cowslip::convert::{Options, Plan, Sources};
 use cowslip::disk::DiskFuture;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{AlignedFile, BlockFile, FileRequest, Gate};
-use cowslip::formats::{Driver, FormatDriver, Formats, Opened, Opening};
+use cowslip::formats::{FormatDriver, FormatImage, Formats, OpenRequest, Opened};
 use cowslip::image::{BackingChoice, Durability, Extent, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::run::{HostOffset, Run, Source, push};
@@ -38,7 +38,7 @@ struct Toy {
     stored: Vec<u8>,
 }
 
-async fn open(opening: Opening<'_>) -> Result<Opened> {
+async fn open(opening: OpenRequest<'_>) -> Result<Opened> {
     let file = opening.file;
     let header = file.read(0, BufMut::zeroed(512)).await?;
     let size = u64::from_be_bytes(header[8..16].try_into().expect("eight bytes"));
@@ -57,7 +57,7 @@ async fn open(opening: Opening<'_>) -> Result<Opened> {
     })
 }
 
-impl Driver for Toy {
+impl FormatImage for Toy {
     fn size(&self) -> u64 {
         self.size
     }
@@ -236,12 +236,12 @@ fn it_is_not_written_and_a_gap_in_its_mapping_is_an_error() {
         matches: |sector| sector.starts_with(MAGIC),
         open: |opening| Box::pin(open_with_gaps(opening)),
     };
-    async fn open_with_gaps(opening: Opening<'_>) -> Result<Opened> {
+    async fn open_with_gaps(opening: OpenRequest<'_>) -> Result<Opened> {
         Ok(Opened::by(Box::new(Gaps(opening.file)), &GAPS))
     }
     #[derive(Debug)]
     struct Gaps(AlignedFile);
-    impl Driver for Gaps {
+    impl FormatImage for Gaps {
         fn size(&self) -> u64 {
             SIZE
         }

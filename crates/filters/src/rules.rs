@@ -53,7 +53,7 @@ enum Action {
     SetState(u64),
 }
 
-/// A rule.
+/// A rule: the event at which, and the state in which, it changes the state or injects an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     event: Event,
@@ -67,7 +67,7 @@ pub struct Rule {
 pub struct RuleText {
     /// `inject-error` or `set-state`.
     pub kind: String,
-    /// Names and values.
+    /// The settings of the rule, by name, as the options give them.
     pub settings: Vec<(String, String)>,
 }
 

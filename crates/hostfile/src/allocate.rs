@@ -39,7 +39,7 @@
 use std::io;
 use std::ops::Range;
 
-use crate::file::{AlignedFile, HolesBy, Way};
+use crate::file::{AlignedFile, FillMethod, HolesBy};
 use crate::job::{Job, PIECE_BYTES, Stage};
 use crate::space::{self, Account, CALL_BYTES};
 use crate::units::round_up;
@@ -341,9 +341,9 @@ impl Plan {
             (Method::Fallocate, End::Stays) => {
                 return self.file.allocate_keeping_end(range.start, len).await;
             }
-            (Method::PosixFallocate(_), _) => Way::Library,
-            (Method::Mmap, _) => Way::Mapping,
-            (Method::Write { chunk_bytes }, _) => Way::Writes {
+            (Method::PosixFallocate(_), _) => FillMethod::Library,
+            (Method::Mmap, _) => FillMethod::Mapping,
+            (Method::Write { chunk_bytes }, _) => FillMethod::Writes {
                 chunk_bytes: chunk_bytes.max(1),
             },
         };

@@ -227,10 +227,10 @@ impl Ahead {
 
     /// Marks the space behind the end as gone: it was deallocated, or the file was truncated to
     /// this length. After a truncation the steps start over.
-    pub fn trimmed(&mut self, file_bytes: u64, cut: Cut) {
+    pub fn trimmed(&mut self, file_bytes: u64, cut: CutPoint) {
         self.end_bytes = file_bytes;
         self.step_bytes = 0;
-        if cut == Cut::Shorter {
+        if cut == CutPoint::Shorter {
             self.grown_bytes = 0;
         }
     }
@@ -243,7 +243,7 @@ impl Ahead {
 
 /// Where a file was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum CutPoint {
     /// Cut at its end: only space behind is gone.
     AtEnd,
     /// Before its end.
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(ahead.held_bytes(12 << 20), 1 << 20);
         // Overtaken: the next step begins at the end of the file.
         assert_eq!(next(&ahead, 20 << 20), Some(20 << 20..23 << 20));
-        ahead.trimmed(1 << 20, Cut::Shorter);
+        ahead.trimmed(1 << 20, CutPoint::Shorter);
         assert_eq!(ahead.held_bytes(1 << 20), 0);
         let first = ahead.next(1 << 20, 4096, Refill::WhenUsedUp, None);
         assert_eq!(first, Some(1 << 20..(1 << 20) + (64 << 10)));

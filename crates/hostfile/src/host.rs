@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use crate::file::{
     BlockFile, Calls, Capabilities, ChosenBy, Claim, ContentId, Durability, FileExtent, FileId,
-    FileRequest, Gate, Holes, Protection, Space, Storage, Way,
+    FileRequest, FillMethod, Gate, Holes, Protection, Space, Storage,
 };
 use crate::lock::{Ask, Claims};
 use crate::policy::Beneath;
@@ -419,7 +419,7 @@ impl BlockFile for HostBlockFile {
         self.file.shape(offset, len, Shape::AllocateKeepingEnd)
     }
 
-    fn give_space(&self, range: Range<u64>, way: Way) -> Pending<io::Result<Calls>> {
+    fn give_space(&self, range: Range<u64>, way: FillMethod) -> Pending<io::Result<Calls>> {
         self.file.give_space(range, way)
     }
 
@@ -545,10 +545,15 @@ impl BlockFile for HostBlockFile {
             return self.claim(wanted);
         }
         // Others are asked through the predecessor, whose own locks are no obstacle to it.
-        let both = predecessor.claimed().joined(wanted);
-        drop(predecessor.claim(both)?);
+        let before = predecessor.claimed();
+        drop(predecessor.claim(before.joined(wanted))?);
         let wanted = (wanted, Ask::Nobody);
-        self.claims.change(&self.file.as_fd(), &self.name, wanted)
+        let changed = self.claims.change(&self.file.as_fd(), &self.name, wanted);
+        if changed.is_err() {
+            // A smaller claim is in no one's way, so that this succeeds but for the system's sake.
+            drop(predecessor.claim(before)?);
+        }
+        changed
     }
 
     fn claimed(&self) -> Claim {

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use cowslip_queue::fiemap::{self, Flags};
-use cowslip_queue::space::{Way, give};
+use cowslip_queue::space::{FillMethod, give};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -88,7 +88,7 @@ fn abilities(file: &OwnedFd, written: &OwnedFd) -> io::Result<Abilities> {
 }
 
 fn library_makes(file: &OwnedFd, fallocate: bool) -> io::Result<LibraryMakes> {
-    let calls = match give(file, 0..LIBRARY_BYTES, Way::Library) {
+    let calls = match give(file, 0..LIBRARY_BYTES, FillMethod::Library) {
         Ok(calls) => calls,
         Err(error) if is_full(&error) => return Err(error),
         Err(_) => return Ok(LibraryMakes::Nothing),
@@ -107,7 +107,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 fn zeroes_take(file: &OwnedFd) -> io::Result<ZeroesTake> {
-    let whole = Way::Writes {
+    let whole = FillMethod::Writes {
         chunk_bytes: TRIAL_BYTES as usize,
     };
     give(file, 0..TRIAL_BYTES, whole)?;

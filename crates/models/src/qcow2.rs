@@ -1,4 +1,4 @@
-//! The leases, joint space and epochs of the qcow2 engine, with the types of their parameters.
+//! The leases, joint clusters and epochs of the qcow2 engine, with the types of their parameters.
 
 #[path = "../../engine/src/qcow2/geometry.rs"]
 pub mod geometry;

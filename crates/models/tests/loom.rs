@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use cowslip_models::mailbox::{Mailbox, Scheduled};
 use cowslip_models::pending::{Pending, pending};
 use cowslip_models::primitives::Mutex;
-use cowslip_models::qcow2::inflight::{Epochs, Kind, LeaseRequest, Leases, Ticket};
+use cowslip_models::qcow2::inflight::{Epochs, LeaseKind, LeaseRequest, Leases, Ticket};
 use cowslip_models::sync::{Turn, Waiters, lock};
 use loom::future::block_on;
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -321,17 +321,17 @@ fn take_lease(leases: &Mutex<Leases>, want: &LeaseRequest) -> Ticket {
 }
 
 /// Threads that want these leases, each with what it found where it was.
-fn lease_model(wants: [(std::ops::Range<u64>, Kind); 3]) {
+fn lease_model(wants: [(std::ops::Range<u64>, LeaseKind); 3]) {
     model(Some(2), move || {
         let leases = Arc::new(Mutex::new(Leases::default()));
         let inside = Arc::new(AtomicUsize::new(0));
         let [own, others @ ..] = wants.clone();
-        let run = |(range, kind): (std::ops::Range<u64>, Kind)| {
+        let run = |(range, kind): (std::ops::Range<u64>, LeaseKind)| {
             let (leases, inside) = (Arc::clone(&leases), Arc::clone(&inside));
             move || {
                 let ticket = take_lease(&leases, &LeaseRequest { range, kind });
                 // Shared ones count by one, an exclusive one alone by a hundred.
-                let add = if kind == Kind::Exclusive { 100 } else { 1 };
+                let add = if kind == LeaseKind::Exclusive { 100 } else { 1 };
                 let before = inside.fetch_add(add, Ordering::SeqCst);
                 assert!(before < 100 && (add == 1 || before == 0), "{before} {add}");
                 inside.fetch_sub(add, Ordering::SeqCst);
@@ -349,18 +349,18 @@ fn lease_model(wants: [(std::ops::Range<u64>, Kind); 3]) {
 #[test]
 fn an_exclusive_lease_is_alone_and_everybody_gets_theirs() {
     lease_model([
-        (0..8, Kind::Exclusive),
-        (4..12, Kind::Exclusive),
-        (0..12, Kind::Exclusive),
+        (0..8, LeaseKind::Exclusive),
+        (4..12, LeaseKind::Exclusive),
+        (0..12, LeaseKind::Exclusive),
     ]);
 }
 
 #[test]
 fn shared_leases_go_together_and_keep_exclusive_ones_out() {
     lease_model([
-        (0..8, Kind::Shared),
-        (4..12, Kind::Exclusive),
-        (0..12, Kind::Shared),
+        (0..8, LeaseKind::Shared),
+        (4..12, LeaseKind::Exclusive),
+        (0..12, LeaseKind::Shared),
     ]);
 }
 

@@ -32,7 +32,7 @@ use crate::wire::Wire;
 mod negotiate;
 mod replies;
 
-use replies::{Slots, Wanted};
+use replies::{PendingReply, Slots};
 
 /// Why a connection or a request failed.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub enum ClientError {
     Protocol(Malformed),
     /// The server refused an option of the handshake.
     Refused {
-        /// Its answer.
+        /// The server's reply to the option.
         reply: OptionReplyCode,
         /// Its words, or nothing.
         message: String,
@@ -130,7 +130,7 @@ impl ConnectOptions {
 /// A server's description of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportDescription {
-    /// Its name.
+    /// The name by which clients choose the export.
     pub name: String,
     /// Its description, or nothing.
     pub description: String,
@@ -155,11 +155,11 @@ struct Outgoing {
 /// Format of the headers, agreed on with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Headers {
-    /// Simple replies.
+    /// Compact requests, simple replies.
     Simple,
-    /// Simple replies and structured ones.
+    /// Compact requests, simple and structured replies.
     Structured,
-    /// Extended headers only.
+    /// Extended requests and replies, with lengths of 64 bits.
     Extended,
 }
 
@@ -242,12 +242,12 @@ impl Client {
         listed
     }
 
-    /// The export.
+    /// The description of the export that was chosen.
     pub fn export(&self) -> &ExportDescription {
         &self.shared.export
     }
 
-    /// Its size in bytes.
+    /// The size of the export in bytes.
     pub fn size(&self) -> u64 {
         self.shared.export.size
     }
@@ -256,7 +256,7 @@ impl Client {
     pub fn read(&self, offset: u64, buf: BufMut) -> ClientPending<BufMut> {
         let len = buf.len() as u64;
         self.start(Command::Read, CommandFlags::empty(), (offset, len), |to| {
-            (Wanted::read(buf, to), None)
+            (PendingReply::read(buf, to), None)
         })
     }
 
@@ -264,21 +264,21 @@ impl Client {
     pub fn write(&self, offset: u64, data: Buf, durability: Durability) -> ClientPending<()> {
         let range = (offset, data.len() as u64);
         self.start(Command::Write, fua(durability), range, |to| {
-            (Wanted::Done(to), Some(data))
+            (PendingReply::Done(to), Some(data))
         })
     }
 
     /// Makes durable all writes that had completed when it was called.
     pub fn flush(&self) -> ClientPending<()> {
         self.start(Command::Flush, CommandFlags::empty(), (0, 0), |to| {
-            (Wanted::Done(to), None)
+            (PendingReply::Done(to), None)
         })
     }
 
     /// Gives a range up.
     pub fn trim(&self, offset: u64, len: u64, durability: Durability) -> ClientPending<()> {
         self.start(Command::Trim, fua(durability), (offset, len), |to| {
-            (Wanted::Done(to), None)
+            (PendingReply::Done(to), None)
         })
     }
 
@@ -288,14 +288,14 @@ impl Client {
             .with_if(CommandFlags::NO_HOLE, options.space == Space::Keep)
             .with_if(CommandFlags::FAST_ZERO, options.fast_only);
         self.start(Command::WriteZeroes, flags, (offset, len), |to| {
-            (Wanted::Done(to), None)
+            (PendingReply::Done(to), None)
         })
     }
 
     /// Makes the server load a range into its cache.
     pub fn cache(&self, offset: u64, len: u64) -> ClientPending<()> {
         self.start(Command::Cache, CommandFlags::empty(), (offset, len), |to| {
-            (Wanted::Done(to), None)
+            (PendingReply::Done(to), None)
         })
     }
 
@@ -303,7 +303,7 @@ impl Client {
     pub fn block_status(&self, offset: u64, len: u64) -> ClientPending<Vec<StatusDescriptor>> {
         let range = (offset, len);
         self.start(Command::BlockStatus, CommandFlags::empty(), range, |to| {
-            (Wanted::status(to), None)
+            (PendingReply::status(to), None)
         })
     }
 
@@ -332,7 +332,7 @@ impl Client {
         command: Command,
         flags: CommandFlags,
         (offset, len): (u64, u64),
-        parts: impl FnOnce(Completer<Result<T, ClientError>>) -> (Wanted, Option<Buf>),
+        parts: impl FnOnce(Completer<Result<T, ClientError>>) -> (PendingReply, Option<Buf>),
     ) -> ClientPending<T> {
         let shared = &*self.shared;
         let request = match shared.validate(command, flags, offset, len) {

@@ -79,7 +79,7 @@ pub struct StatusExtent {
     pub flags: AllocationFlags,
 }
 
-/// Access of clients.
+/// Access of clients to an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
     /// Reads only: the server refuses writes.

@@ -266,7 +266,7 @@ const ERROR_REPLY: u32 = 1 << 31;
 codes! {
     /// Answer of a server to an option.
     OptionReplyCode: u32 {
-        /// Done.
+        /// The option was carried out, or a list has ended.
         Ack = 1,
         /// An export's name.
         Server = 2,
@@ -321,9 +321,9 @@ codes! {
 codes! {
     /// Operation of a request.
     Command: u16 {
-        /// Read.
+        /// Read a range.
         Read = 0,
-        /// Write.
+        /// Write a range.
         Write = 1,
         /// End the session.
         Disconnect = 2,
@@ -356,7 +356,7 @@ codes! {
         OffsetHole = 2,
         /// Extents of a metadata context.
         BlockStatus = 5,
-        /// The same in 64 bits; with extended headers only, and then always.
+        /// Extents of a metadata context in 64 bits; with extended headers only, and then always.
         ExtendedStatus = 6,
         /// The request failed.
         Error = ERROR_CHUNK + 1,

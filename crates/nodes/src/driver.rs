@@ -9,8 +9,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use cowslip::file::BlockFile;
 use cowslip::file::host::HostOptions;
+use cowslip::file::{BlockFile, Storage};
 use cowslip::formats::FormatDriver;
 use cowslip::image::Format;
 use cowslip::limits::Limits;
@@ -55,9 +55,9 @@ impl Objects for NoObjects {
     }
 }
 
-/// Options of opening that all drivers of files get.
+/// Settings that all drivers of files get.
 #[derive(Clone, Copy, Debug)]
-pub struct FileHow<'a> {
+pub struct FileSettings<'a> {
     /// The name that users know it by.
     pub name: &'a str,
     /// Access, and options of files of the host.
@@ -105,6 +105,17 @@ pub trait Protocol: Sync {
     fn read(&self, driver: &str, options: &mut Options) -> Result<Arc<dyn ProtocolNode>>;
 }
 
+/// Support of a protocol for new images in its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Creation {
+    /// Its files hold no images that are made by name.
+    Unsupported,
+    /// Its files exist before, and keep their lengths: exports of a server, devices.
+    Existing,
+    /// It makes files, and they take any length.
+    New,
+}
+
 /// A file that a protocol can open.
 pub trait ProtocolNode: fmt::Debug + Send + Sync {
     /// The name of its driver.
@@ -120,16 +131,35 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Opens it.
-    fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a>;
+    /// Opens the file, for writing if `settings` say so. It claims nothing.
+    ///
+    /// # Errors
+    /// The failure of the system or the server; options that contradict the file.
+    fn open<'a>(&'a self, settings: FileSettings<'a>) -> Opening<'a>;
+
+    /// Its support for new images. By default none can be made in it.
+    fn creation(&self) -> Creation {
+        Creation::Unsupported
+    }
+
+    /// The storage of its bytes, as far as it is known before it is open. By default nothing is.
+    fn storage(&self) -> Storage {
+        Storage::default()
+    }
+
+    /// Opens it for a new image. With [`Creation::New`] it makes the file if there is none, and
+    /// leaves the bytes of one that exists; by default, the file has to exist.
+    fn create<'a>(&'a self, settings: FileSettings<'a>) -> Opening<'a> {
+        self.open(settings)
+    }
 }
 
 /// A driver that changes the view of another file, or watches it.
 pub trait Filter: Sync {
-    /// Its name.
+    /// The name in `driver=`.
     fn name(&self) -> &'static str;
 
-    /// Its options.
+    /// The options of the driver's own; [`OptionEntry`] says what each means.
     fn options(&self) -> &'static [OptionEntry];
 
     /// Its name for the file below: `file` or `image`.
@@ -182,15 +212,15 @@ pub trait FilterNode: fmt::Debug + Send + Sync {
     }
 
     /// Puts it over a file.
-    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, how: FileHow<'a>) -> Opening<'a>;
+    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, settings: FileSettings<'a>) -> Opening<'a>;
 }
 
 /// A driver over the disk of an image.
 pub trait ImageFilter: Sync {
-    /// Its name.
+    /// The name in `driver=`.
     fn name(&self) -> &'static str;
 
-    /// Its options.
+    /// The options of the driver's own; [`OptionEntry`] says what each means.
     fn options(&self) -> &'static [OptionEntry];
 
     /// Reads its options, and takes them.
@@ -202,7 +232,7 @@ pub trait ImageFilter: Sync {
 
 /// A format of images.
 pub trait ImageFormat: Sync {
-    /// The format.
+    /// The format that the driver stands for.
     fn format(&self) -> Format;
 
     /// The way to open its images, unless the engine has it built in.

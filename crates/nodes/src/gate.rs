@@ -8,9 +8,9 @@ use cowslip::file::host::{BackingPolicy, HostGate};
 use cowslip::file::{BlockFile, ChosenBy, FileRequest, Gate, OpenFuture, OpenedFile};
 use cowslip::{Error, Result};
 
-use crate::how::{Access, OpenHow};
 use crate::image_spec::ImageSpec;
 use crate::open::open_file;
+use crate::settings::{Access, OpenSettings};
 use crate::source::Source;
 
 /// Opens what images name, as far as the policy allows.
@@ -18,8 +18,8 @@ use crate::source::Source;
 pub struct NodeGate {
     /// The way to files of the host.
     pub host: HostGate,
-    /// Options of opening other nodes.
-    pub how: OpenHow,
+    /// Settings for other nodes.
+    pub settings: OpenSettings,
 }
 
 impl Gate for NodeGate {
@@ -27,8 +27,13 @@ impl Gate for NodeGate {
         self.host.open(request)
     }
 
-    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
-        if self.how.environment.registry.is_description(request.name) {
+    fn open_async<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
+        if self
+            .settings
+            .environment
+            .registry
+            .is_description(request.name)
+        {
             return Box::pin(self.described(request));
         }
         Box::pin(std::future::ready(self.open(request).map(OpenedFile::from)))
@@ -54,7 +59,7 @@ impl NodeGate {
                 other => other.to_string(),
             },
         };
-        let source = ImageSpec::named(name, None).resolve_by(&self.how.environment.registry);
+        let source = ImageSpec::named(name, None).resolve_by(&self.settings.environment.registry);
         let source = source.map_err(could_not)?;
         if let Some(option) = source.of_an_image() {
             return Err(Error::Unsupported {
@@ -62,14 +67,14 @@ impl NodeGate {
                 feature: format!("'{option}' in the description of its backing file").into(),
             });
         }
-        let how = OpenHow {
+        let settings = OpenSettings {
             access: match request.writable {
                 true => Access::Write,
                 false => Access::Read,
             },
-            ..self.how.clone()
+            ..self.settings.clone()
         };
-        let file = open_file(&source, &how).await;
+        let file = open_file(&source, &settings).await;
         Ok(OpenedFile {
             file: file.map_err(could_not)?,
             format: source.format,

@@ -15,7 +15,7 @@ use crate::spec::pairs_of_list;
 pub struct ImageSpec {
     /// File name, `json:{...}`, or options if `image_opts`.
     pub filename: String,
-    /// `-f`.
+    /// The name of the format (`-f`); `None` if it is guessed.
     pub format: Option<String>,
     /// `--image-opts`: the file name is a list of options.
     pub image_opts: bool,

@@ -2,8 +2,8 @@
 //!
 //! An [`ImageSpec`] is what a user says: a file name, a list of options, or JSON. It is read as a
 //! tree of nodes ([`spec::NodeSpec`]) by the tables of the drivers ([`driver`]), which a
-//! [`Registry`] finds by their names, and becomes a [`Source`]: one image, and the line of nodes
-//! that its bytes come through. [`open_image`] opens it.
+//! [`Registry`] finds by their names, and becomes a [`Source`]: one image, and the chain of nodes
+//! that its bytes come through. [`open_image`] opens it. New images are made in a [`Destination`].
 //!
 //! A new protocol, filter over files or format for reading is a file in `drivers/` and two lines in
 //! `drivers.rs`.
@@ -11,25 +11,26 @@
 //! May not know: options of a command line, printing.
 
 mod cache_sizes;
+mod destination;
 pub mod driver;
 pub mod drivers;
 pub mod foreign;
 mod gate;
-mod how;
 mod image_file;
 mod image_spec;
 pub mod json;
 mod open;
 pub mod options;
 mod registry;
+mod settings;
 mod source;
 pub mod spec;
 #[cfg(test)]
 mod tests;
 
+pub use destination::{Destination, NodeDestination};
 pub use foreign::local_name;
 pub use gate::NodeGate;
-pub use how::{Access, CacheMode, Environment, OpenHow};
 pub use image_file::ImageFile;
 pub use image_spec::ImageSpec;
 pub use open::{
@@ -37,4 +38,5 @@ pub use open::{
     reopen_image, sharing,
 };
 pub use registry::Registry;
+pub use settings::{Access, CacheMode, Environment, OpenSettings};
 pub use source::{Bottom, Source};

@@ -14,16 +14,16 @@ use cowslip::luks::Passphrase;
 use cowslip_block::{Error, Result};
 use cowslip_filters::Breakpoints;
 
-use crate::driver::{FileHow, Opening};
+use crate::driver::{FileSettings, Opening};
 use crate::gate::NodeGate;
-use crate::how::{Access, OpenHow};
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
+use crate::settings::{Access, OpenSettings};
 use crate::source::{Bottom, Source};
 
 /// Images at most of which each is the file of the one before, backing files that are described so
 /// included: an image may name itself in that way.
-const IMAGES_IN_LINE_MAX: usize = 16;
+const IMAGES_IN_CHAIN_MAX: usize = 16;
 
 /// A failure to open an image.
 #[derive(Debug)]
@@ -59,8 +59,8 @@ pub fn sharing(force_share: bool, usual: Sharing) -> Sharing {
 
 impl Source {
     /// `Could not open 'x': why`.
-    fn refused(&self, how: &OpenHow, error: &Error) -> Error {
-        let why = (how.environment.reason)(&self.filename, error);
+    fn refused(&self, settings: &OpenSettings, error: &Error) -> Error {
+        let why = (settings.environment.reason)(&self.filename, error);
         self.refused_because(&why)
     }
 
@@ -69,7 +69,7 @@ impl Source {
     }
 
     /// Options of opening the host's file.
-    pub fn host_options(&self, how: &OpenHow) -> HostOptions {
+    pub fn host_options(&self, settings: &OpenSettings) -> HostOptions {
         let direct = self.common.direct.map(|direct| match direct {
             true => PageCache::Bypass,
             false => PageCache::Use,
@@ -79,23 +79,23 @@ impl Source {
             false => FlushPolicy::Honour,
         });
         HostOptions {
-            writable: how.access == Access::Write && !self.common.read_only,
+            writable: settings.access == Access::Write && !self.common.read_only,
             create: CreateMode::OpenExisting,
-            page_cache: direct.unwrap_or(how.cache.page_cache()),
-            flush: flush.unwrap_or(how.cache.flush_policy()),
-            aio: self.host.aio.map_or(how.aio, |(aio, _)| aio),
+            page_cache: direct.unwrap_or(settings.cache.page_cache()),
+            flush: flush.unwrap_or(settings.cache.flush_policy()),
+            aio: self.host.aio.map_or(settings.aio, |(aio, _)| aio),
             locking: self.host.locking,
             driver: self.host.driver,
         }
     }
 
     /// Checks the options of the host's file, which is open.
-    fn check_host_file(&self, how: &OpenHow) -> Result<()> {
+    fn check_host_file(&self, settings: &OpenSettings) -> Result<()> {
         let native = self
             .host
             .aio
-            .map_or(how.aio_is_native, |(_, native)| native);
-        if native && self.host_options(how).page_cache == PageCache::Use {
+            .map_or(settings.aio_is_native, |(_, native)| native);
+        if native && self.host_options(settings).page_cache == PageCache::Use {
             return Err(Error::invalid(
                 "aio=native was specified, but it requires cache.direct=on, which was not specified.",
             ));
@@ -114,42 +114,49 @@ impl Source {
     }
 
     /// Access that other processes keep meanwhile.
-    pub fn sharing(&self, how: &OpenHow) -> Sharing {
-        sharing(self.common.force_share, how.sharing)
+    pub fn sharing(&self, settings: &OpenSettings) -> Sharing {
+        sharing(self.common.force_share, settings.sharing)
     }
 
     /// The ID of the secret that opens the image.
-    fn secret<'a>(&'a self, how: &'a OpenHow) -> Option<&'a String> {
-        self.image.key_secret.as_ref().or(how.key_secret.as_ref())
+    fn secret<'a>(&'a self, settings: &'a OpenSettings) -> Option<&'a String> {
+        self.image
+            .key_secret
+            .as_ref()
+            .or(settings.key_secret.as_ref())
     }
 
     /// The secret of this ID, if one is named.
     ///
     /// # Errors
     /// `Could not open 'x': No secret with id 'y'`.
-    pub fn opened_by(&self, id: Option<&String>, how: &OpenHow) -> Result<Option<Passphrase>> {
+    pub fn opened_by(
+        &self,
+        id: Option<&String>,
+        settings: &OpenSettings,
+    ) -> Result<Option<Passphrase>> {
         let found = id
-            .map(|id| how.environment.objects.passphrase(id))
+            .map(|id| settings.environment.objects.passphrase(id))
             .transpose();
-        found.map_err(|why| self.refused(how, &Error::Key(why.to_string())))
+        found.map_err(|why| self.refused(settings, &Error::Key(why.to_string())))
     }
 
     /// The way to the files that the image names.
-    pub fn gate(&self, how: &OpenHow) -> NodeGate {
+    pub fn gate(&self, settings: &OpenSettings) -> NodeGate {
         let host = HostGate {
             options: HostOptions {
                 // `file.locking` and `file.driver` are said of the image's file alone.
                 locking: Locking::Auto,
                 driver: Driver::Unsaid,
-                ..self.host_options(how)
+                ..self.host_options(settings)
             },
-            policy: how.policy,
+            policy: settings.policy,
         };
         NodeGate {
             host,
-            how: OpenHow {
+            settings: OpenSettings {
                 breakpoints: Breakpoints::default(),
-                ..how.of_another()
+                ..settings.of_another()
             },
         }
     }
@@ -159,25 +166,28 @@ impl Source {
 ///
 /// # Errors
 /// `Could not open 'x': why`.
-pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image> {
-    let source = spec.resolve_by(&how.environment.registry)?;
-    Ok(open_source(&source, how).await?)
+pub async fn open_image(spec: &ImageSpec, settings: &OpenSettings) -> Result<Image> {
+    let source = spec.resolve_by(&settings.environment.registry)?;
+    Ok(open_source(&source, settings).await?)
 }
 
 /// Opens an image, and its chain.
 ///
 /// # Errors
 /// `Could not open 'x': why`; the snapshot that was asked for cannot be read.
-pub async fn open_source(source: &Source, how: &OpenHow) -> std::result::Result<Image, OpenError> {
+pub async fn open_source(
+    source: &Source,
+    settings: &OpenSettings,
+) -> std::result::Result<Image, OpenError> {
     if source.image.backing_is_empty {
-        (how.environment.warn)(
+        (settings.environment.warn)(
             "Use of \"backing\": \"\" is deprecated; use \"backing\": null instead",
         );
     }
-    let (file, options, gate) = prepare(source, how).await?;
-    match (Image::open(file, options, &gate).await, &how.snapshot) {
+    let (file, options, gate) = prepare(source, settings).await?;
+    match (Image::open(file, options, &gate).await, &settings.snapshot) {
         (Err(why), Some(_)) => Err(OpenError::Snapshot(why)),
-        (opened, _) => Ok(finish((source, how), opened)?),
+        (opened, _) => Ok(finish((source, settings), opened)?),
     }
 }
 
@@ -186,33 +196,40 @@ pub async fn open_source(source: &Source, how: &OpenHow) -> std::result::Result<
 ///
 /// # Errors
 /// `Could not open 'x': why`.
-pub async fn reopen_image(image: &Image, spec: &ImageSpec, how: &OpenHow) -> Result<Image> {
-    let source = spec.resolve_by(&how.environment.registry)?;
+pub async fn reopen_image(
+    image: &Image,
+    spec: &ImageSpec,
+    settings: &OpenSettings,
+) -> Result<Image> {
+    let source = spec.resolve_by(&settings.environment.registry)?;
     if source.image_below().is_some() {
         let text = "a node over the disk of another image cannot be reopened";
         return Err(source.refused_because(text));
     }
-    let (file, options, gate) = prepare(&source, how).await?;
-    finish((&source, how), image.reopen(file, options, &gate).await)
+    let (file, options, gate) = prepare(&source, settings).await?;
+    finish(
+        (&source, settings),
+        image.reopen(file, options, &gate).await,
+    )
 }
 
 async fn prepare(
     source: &Source,
-    how: &OpenHow,
+    settings: &OpenSettings,
 ) -> Result<(Arc<dyn BlockFile>, OpenOptions, NodeGate)> {
-    let gate = source.gate(how);
-    let mut options = engine_options(source, how)?;
+    let gate = source.gate(settings);
+    let mut options = engine_options(source, settings)?;
     if source.image.copy_on_read.is_some() && !options.writable {
         return Err(source.refused_because("Block node is read-only"));
     }
-    if how.access == Access::Write && source.sharing(how) == Sharing::Forced {
+    if settings.access == Access::Write && source.sharing(settings) == Sharing::Forced {
         return Err(source.refused_because(FORCED_FOR_WRITING));
     }
     if let Some(data_file) = &source.data_file {
-        options.data_file = Some(open_node(data_file, how).await?);
+        options.data_file = Some(open_node(data_file, settings).await?);
     }
-    let file = open_file(source, how).await?;
-    if how.copy_on_read && !options.writable && how.images_above == 0 {
+    let file = open_file(source, settings).await?;
+    if settings.copy_on_read && !options.writable && settings.images_above == 0 {
         let text = "Can't use copy-on-read on read-only device";
         return Err(source.refused_because(text));
     }
@@ -222,34 +239,34 @@ async fn prepare(
 const FORCED_FOR_WRITING: &str = "force-share=on can only be used with read-only images";
 
 /// A node below another one, as a file: the file itself, or the disk of an image in it.
-fn open_node<'a>(source: &'a Source, how: &'a OpenHow) -> Opening<'a> {
+fn open_node<'a>(source: &'a Source, settings: &'a OpenSettings) -> Opening<'a> {
     let is_file = source.format == Some(Format::Raw) && source.image.copy_on_read.is_none();
     // Events reach a filter from the image right above it.
     let observes = source.filters.iter().any(|filter| filter.observes_image());
     if is_file && !observes && !source.image.compress {
-        return Box::pin(open_file(source, how));
+        return Box::pin(open_file(source, settings));
     }
     Box::pin(async move {
-        if how.images_above >= IMAGES_IN_LINE_MAX {
+        if settings.images_above >= IMAGES_IN_CHAIN_MAX {
             return Err(source.refused_because(&format!(
-                "more than {IMAGES_IN_LINE_MAX} images that are files of one another are not supported"
+                "more than {IMAGES_IN_CHAIN_MAX} images that are files of one another are not supported"
             )));
         }
-        let how = OpenHow {
-            copy_on_read: how.copy_on_read,
-            images_above: how.images_above + 1,
-            ..how.of_another()
+        let settings = OpenSettings {
+            copy_on_read: settings.copy_on_read,
+            images_above: settings.images_above + 1,
+            ..settings.of_another()
         };
-        let image = open_source(source, &how).await?;
+        let image = open_source(source, &settings).await?;
         Ok(Arc::new(ImageFile::new(image)) as Arc<dyn BlockFile>)
     })
 }
 
 /// Data that reads store in an image. `-C` over a disk without layers applies to the image that has
 /// the disk.
-fn copy_on_read(source: &Source, how: &OpenHow) -> CopyOnRead {
+fn copy_on_read(source: &Source, settings: &OpenSettings) -> CopyOnRead {
     let is_passed_on = source.format == Some(Format::Raw) && source.image_below().is_some();
-    match (source.image.copy_on_read, how.copy_on_read) {
+    match (source.image.copy_on_read, settings.copy_on_read) {
         (Some(kept), _) => kept,
         (None, true) if !is_passed_on => CopyOnRead::All,
         (None, _) => CopyOnRead::Off,
@@ -260,49 +277,49 @@ fn copy_on_read(source: &Source, how: &OpenHow) -> CopyOnRead {
 ///
 /// # Errors
 /// The secret of an image below cannot be used.
-pub fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions> {
+pub fn engine_options(source: &Source, settings: &OpenSettings) -> Result<OpenOptions> {
     let (common, image) = (&source.common, &source.image);
     Ok(OpenOptions {
-        dirty: (how.environment.dirty)(),
+        dirty: (settings.environment.dirty)(),
         format: source.format,
-        formats: how.environment.registry.engine_formats(),
+        formats: settings.environment.registry.engine_formats(),
         guessed: false,
-        writable: source.host_options(how).writable,
-        write_policy: how.cache.write_policy(),
-        discard: common.discard.unwrap_or(how.discard),
+        writable: source.host_options(settings).writable,
+        write_policy: settings.cache.write_policy(),
+        discard: common.discard.unwrap_or(settings.discard),
         discard_no_unref: image.discard_no_unref,
-        detect_zeroes: common.detect_zeroes.unwrap_or(how.detect_zeroes),
+        detect_zeroes: common.detect_zeroes.unwrap_or(settings.detect_zeroes),
         zero_method: image.zero_method,
-        alloc_policy: image.alloc_policy.unwrap_or(how.alloc_policy),
-        copy_on_read: copy_on_read(source, how),
+        alloc_policy: image.alloc_policy.unwrap_or(settings.alloc_policy),
+        copy_on_read: copy_on_read(source, settings),
         compress: image.compress,
         limits: image.limits,
         data_file: None,
-        backing: image.backing.clone().unwrap_or(how.backing.clone()),
-        metadata_only: how.metadata_only,
+        backing: image.backing.clone().unwrap_or(settings.backing.clone()),
+        metadata_only: settings.metadata_only,
         bitmap_piece_bytes: 0,
-        cache_bytes: image.cache.budget().unwrap_or(how.cache_bytes),
-        sharing: source.sharing(how),
-        read_besides: how.read_besides.clone(),
-        workers: how.workers.clone(),
-        snapshot: how.snapshot.clone().or(image.snapshot.clone()),
+        cache_bytes: image.cache.budget().unwrap_or(settings.cache_bytes),
+        sharing: source.sharing(settings),
+        read_besides: settings.read_besides.clone(),
+        workers: settings.workers.clone(),
+        snapshot: settings.snapshot.clone().or(image.snapshot.clone()),
         encrypt_format: image.encrypt_format.clone(),
         // A missing one is an error only if the image needs it.
         passphrase: source
-            .opened_by(source.secret(how), how)
+            .opened_by(source.secret(settings), settings)
             .unwrap_or_default(),
-        backing_passphrase: source.opened_by(image.backing_key_secret.as_ref(), how)?,
+        backing_passphrase: source.opened_by(image.backing_key_secret.as_ref(), settings)?,
     })
 }
 
-fn finish((source, how): (&Source, &OpenHow), opened: Result<Image>) -> Result<Image> {
+fn finish((source, settings): (&Source, &OpenSettings), opened: Result<Image>) -> Result<Image> {
     if let Err(Error::Key(_)) = &opened {
-        source.opened_by(source.secret(how), how)?;
+        source.opened_by(source.secret(settings), settings)?;
     }
-    let image = opened.map_err(|error| source.refused(how, &error))?;
+    let image = opened.map_err(|error| source.refused(settings, &error))?;
     let format = image.layers()[0].format;
     let checked = source.check_image_options(format);
-    checked.map_err(|why| source.refused(how, &why))?;
+    checked.map_err(|why| source.refused(settings, &why))?;
     if let Some(header) = image
         .layers()
         .first()
@@ -317,7 +334,7 @@ fn finish((source, how): (&Source, &OpenHow), opened: Result<Image>) -> Result<I
         checked.map_err(|why| source.refused_because(&why))?;
     }
     for file in image.unprotected() {
-        warn_unprotected(file, how);
+        warn_unprotected(file, settings);
     }
     Ok(image)
 }
@@ -326,27 +343,35 @@ fn finish((source, how): (&Source, &OpenHow), opened: Result<Image>) -> Result<I
 ///
 /// # Errors
 /// `Could not open 'x': why`.
-pub async fn open_file(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>> {
-    let host = source.host_options(how);
-    let file_how = FileHow {
+pub async fn open_file(source: &Source, settings: &OpenSettings) -> Result<Arc<dyn BlockFile>> {
+    let host = source.host_options(settings);
+    let file_settings = FileSettings {
         name: &source.filename,
         host: &host,
-        objects: &*how.environment.objects,
-        breakpoints: &how.breakpoints,
+        objects: &*settings.environment.objects,
+        breakpoints: &settings.breakpoints,
     };
     let refused = |why: Error| source.refused_because(&why.to_string());
-    let mut file = open_bottom(source, how, file_how).await?;
+    let mut file = open_bottom(source, settings, file_settings).await?;
     for filter in source.filters.iter().rev() {
-        file = filter.open(file, file_how).await.map_err(refused)?;
+        file = filter.open(file, file_settings).await.map_err(refused)?;
     }
     Ok(file)
 }
 
-fn open_bottom<'a>(source: &'a Source, how: &'a OpenHow, file_how: FileHow<'a>) -> Opening<'a> {
+fn open_bottom<'a>(
+    source: &'a Source,
+    settings: &'a OpenSettings,
+    file_settings: FileSettings<'a>,
+) -> Opening<'a> {
     match &source.bottom {
-        Bottom::Host => Box::pin(std::future::ready(open_host(source, how, file_how))),
+        Bottom::Host => Box::pin(std::future::ready(open_host(
+            source,
+            settings,
+            file_settings,
+        ))),
         Bottom::Protocol { node, .. } => {
-            let opening = node.open(file_how);
+            let opening = node.open(file_settings);
             Box::pin(async move {
                 let opened = opening.await;
                 opened.map_err(|why| source.refused_because(&why.to_string()))
@@ -354,20 +379,24 @@ fn open_bottom<'a>(source: &'a Source, how: &'a OpenHow, file_how: FileHow<'a>) 
         }
         Bottom::Image(image) => {
             let passes_on = source.format == Some(Format::Raw);
-            let how = OpenHow {
-                copy_on_read: how.copy_on_read && passes_on,
-                ..how.clone()
+            let settings = OpenSettings {
+                copy_on_read: settings.copy_on_read && passes_on,
+                ..settings.clone()
             };
-            Box::pin(async move { open_node(image, &how).await })
+            Box::pin(async move { open_node(image, &settings).await })
         }
     }
 }
 
-fn open_host(source: &Source, how: &OpenHow, file_how: FileHow<'_>) -> Result<Arc<dyn BlockFile>> {
-    let file = open_host_file(Path::new(file_how.name), file_how.host);
-    let file = file.map_err(|error| source.refused(how, &error))?;
-    let checked = source.check_host_file(how);
-    checked.map_err(|why| source.refused(how, &why))?;
+fn open_host(
+    source: &Source,
+    settings: &OpenSettings,
+    file_settings: FileSettings<'_>,
+) -> Result<Arc<dyn BlockFile>> {
+    let file = open_host_file(Path::new(file_settings.name), file_settings.host);
+    let file = file.map_err(|error| source.refused(settings, &error))?;
+    let checked = source.check_host_file(settings);
+    checked.map_err(|why| source.refused(settings, &why))?;
     Ok(file)
 }
 
@@ -375,13 +404,16 @@ fn open_host(source: &Source, how: &OpenHow, file_how: FileHow<'_>) -> Result<Ar
 ///
 /// # Errors
 /// `Could not open 'x': why`.
-pub async fn open_alone(source: &Source, how: &OpenHow) -> Result<(Arc<dyn BlockFile>, Format)> {
-    let writable = how.access == Access::Write;
-    if writable && source.sharing(how) == Sharing::Forced {
+pub async fn open_alone(
+    source: &Source,
+    settings: &OpenSettings,
+) -> Result<(Arc<dyn BlockFile>, Format)> {
+    let writable = settings.access == Access::Write;
+    if writable && source.sharing(settings) == Sharing::Forced {
         return Err(source.refused_because(FORCED_FOR_WRITING));
     }
-    let refused = |error: Error| source.refused(how, &error);
-    let file = open_file(source, how).await?;
+    let refused = |error: Error| source.refused(settings, &error);
+    let file = open_file(source, settings).await?;
     let format = match source.format {
         Some(format) => format,
         None => {
@@ -391,13 +423,13 @@ pub async fn open_alone(source: &Source, how: &OpenHow) -> Result<(Arc<dyn Block
             probed.map_err(refused)?
         }
     };
-    let claim = match (source.sharing(how), format) {
+    let claim = match (source.sharing(settings), format) {
         (Sharing::Forced, _) => Claim::FORCED,
         (_, Format::Qcow2 | Format::Luks | Format::Other(_)) => Claim::qcow2(writable),
         (sharing, Format::Raw) => Claim::raw(writable, sharing),
     };
     if let Protection::Unprotected(why) = file.claim(claim).map_err(refused)? {
-        warn_unprotected(&format!("'{}' ({why})", file.name()), how);
+        warn_unprotected(&format!("'{}' ({why})", file.name()), settings);
     }
     Ok((file, format))
 }
@@ -409,10 +441,10 @@ pub async fn open_alone(source: &Source, how: &OpenHow) -> Result<(Arc<dyn Block
 pub async fn disk_bytes(file: &Arc<dyn BlockFile>, format: Format, gate: &NodeGate) -> Result<u64> {
     let options = OpenOptions {
         format: Some(format),
-        formats: gate.how.environment.registry.engine_formats(),
+        formats: gate.settings.environment.registry.engine_formats(),
         backing: BackingChoice::None,
         metadata_only: true,
-        sharing: gate.how.sharing,
+        sharing: gate.settings.sharing,
         ..OpenOptions::default()
     };
     let image = Image::open(Arc::clone(file), options, gate).await?;
@@ -421,8 +453,8 @@ pub async fn disk_bytes(file: &Arc<dyn BlockFile>, format: Format, gate: &NodeGa
     Ok(size)
 }
 
-fn warn_unprotected(file: &str, how: &OpenHow) {
-    (how.environment.warn)(&format!(
+fn warn_unprotected(file: &str, settings: &OpenSettings) {
+    (settings.environment.warn)(&format!(
         "the file system has no locks: nothing keeps other processes from {file}"
     ));
 }

@@ -31,24 +31,24 @@ pub const fn option(
 /// Options of every node. Those of a filter apply to the image, unless the image has its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommonOptions {
-    /// `read-only=on`.
+    /// The node refuses writes (`read-only=on`).
     pub read_only: bool,
-    /// `read-only=off`.
+    /// The node is said to take writes (`read-only=off`).
     pub read_write: bool,
-    /// `force-share=on`.
+    /// Other processes may write to it meanwhile (`force-share=on`).
     pub force_share: bool,
-    /// `cache.direct=`.
+    /// Whether the page cache is bypassed (`cache.direct=`).
     pub direct: Option<bool>,
-    /// `cache.no-flush=`.
+    /// Whether flushes are ignored (`cache.no-flush=`).
     pub no_flush: Option<bool>,
-    /// `discard=`.
+    /// Effect of discards (`discard=`).
     pub discard: Option<DiscardPolicy>,
-    /// `detect-zeroes=`.
+    /// Treatment of writes whose bytes are all zero (`detect-zeroes=`).
     pub detect_zeroes: Option<DetectZeroes>,
 }
 
 impl CommonOptions {
-    /// The table.
+    /// The table of these options.
     pub const OPTIONS: &[OptionEntry] = &[
         option("read-only", Kind::Switch, "off", "Never write"),
         option("force-share", Kind::Switch, "off", "Let others write it"),
@@ -87,7 +87,7 @@ impl CommonOptions {
 /// Options of a file of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileOptions {
-    /// `locking=`.
+    /// Locks against other processes (`locking=`).
     pub locking: Locking,
     /// The kind of file that is accepted.
     pub driver: Driver,
@@ -108,15 +108,16 @@ impl Default for FileOptions {
 /// Options of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageOptions {
-    /// `backing=` or `backing.file.filename=`.
+    /// The backing file to use instead of the one that the image names (`backing=`,
+    /// `backing.file.filename=`).
     pub backing: Option<BackingChoice>,
     /// `backing=` with an empty name, which QEMU deprecates.
     pub backing_is_empty: bool,
-    /// `discard-no-unref=on`.
+    /// Discarded clusters stay allocated (`discard-no-unref=on`).
     pub discard_no_unref: bool,
-    /// `zero-method=`.
+    /// The system's call by which ranges of the file are zeroed (`zero-method=`).
     pub zero_method: ZeroMethod,
-    /// `alloc-policy=`.
+    /// Allocation of space (`alloc-policy=`); `None` is the program's choice.
     pub alloc_policy: Option<AllocPolicy>,
     /// `cache-size=` and its parts.
     pub cache: CacheSizes,
@@ -126,7 +127,8 @@ pub struct ImageOptions {
     pub encrypt_format: Option<String>,
     /// `encrypt.key-secret=`, or `key-secret=` of a LUKS volume: the ID of what opens the image.
     pub key_secret: Option<String>,
-    /// The same of the encrypted images below it.
+    /// `backing.encrypt.key-secret=`: the ID of the secret that opens the encrypted images below
+    /// it.
     pub backing_key_secret: Option<String>,
     /// Data that reads store in the image, if a filter above it asks for that.
     pub copy_on_read: Option<CopyOnRead>,
@@ -264,7 +266,7 @@ pub struct Above {
 /// Layers whose data is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Copies {
-    /// All.
+    /// All layers.
     All,
     /// Those down to the node of this name (`bottom=`).
     DownTo(String),

@@ -7,22 +7,23 @@ use cowslip::file::host::Driver;
 use cowslip::foreign::probe;
 use cowslip::formats::Formats;
 use cowslip::image::Format;
-use cowslip_block::options::Pairs;
+use cowslip_block::options::{Options, Pairs};
 use cowslip_block::{Error, Result};
 
 use crate::driver::{Filter, ImageFilter, ImageFormat, Protocol, ProtocolNode};
+use crate::drivers::file;
 use crate::foreign;
 
-/// The drivers that there are.
+/// Drivers by their names. Of several of one name the first is found.
 #[derive(Clone, Default)]
 pub struct Registry {
     /// Drivers that store bytes.
     pub protocols: Vec<&'static dyn Protocol>,
-    /// Files over files.
+    /// Drivers that change the view of another file.
     pub filters: Vec<&'static dyn Filter>,
     /// Filters over the disk of an image.
     pub image_filters: Vec<&'static dyn ImageFilter>,
-    /// Formats of images.
+    /// Formats of images, the built-in ones of the engine too.
     pub formats: Vec<&'static dyn ImageFormat>,
 }
 
@@ -38,6 +39,18 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
+    /// The names of all drivers, those of files of the host too, in the order of the alphabet.
+    pub fn driver_names(&self) -> Vec<&'static str> {
+        let protocols = self.protocols.iter().flat_map(|driver| driver.names());
+        let mut names: Vec<&'static str> = file::NAMES.iter().chain(protocols).copied().collect();
+        names.extend(self.filters.iter().map(|driver| driver.name()));
+        names.extend(self.image_filters.iter().map(|driver| driver.name()));
+        names.extend(self.formats.iter().map(|driver| driver.format().name()));
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
     /// The protocol of this name.
     pub fn protocol(&self, name: &str) -> Option<&'static dyn Protocol> {
         let mut protocols = self.protocols.iter();
@@ -136,10 +149,54 @@ impl Registry {
         Ok(None)
     }
 
+    /// The node of a protocol that a file name stands for, as a URI or by its driver's options.
+    ///
+    /// # Errors
+    /// It is a driver's, and not whole.
+    pub fn protocol_node(&self, name: &str) -> Result<Option<Arc<dyn ProtocolNode>>> {
+        if let Some(node) = self.node_of_name(name)? {
+            return Ok(Some(node));
+        }
+        for driver in &self.protocols {
+            let Some(pairs) = driver.options_of_name(name)? else {
+                continue;
+            };
+            let (named, pairs): (Pairs, Pairs) = pairs
+                .into_iter()
+                .partition(|(option, _)| option == "driver");
+            let named = named.first().map(|(_, name)| name.as_str());
+            let named = named.unwrap_or(driver.names()[0]);
+            let mut options = Options::new(pairs);
+            let node = options.read(driver.options(), |own| driver.read(named, own))?;
+            return Ok(Some(node));
+        }
+        Ok(None)
+    }
+
     /// Whether a name, as images have it, is not that of a file of the host.
     pub fn is_description(&self, name: &str) -> bool {
         name.starts_with("json:")
             || !matches!(self.node_of_name(name), Ok(None))
             || !matches!(self.options_of_name(name), Ok(None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn names_are_those_by_which_drivers_are_found() {
+        let registry = crate::drivers::standard();
+        let names = registry.driver_names();
+        assert!(names.is_sorted_by(|a, b| a < b), "{names:?}");
+        for of_each_kind in ["blkdebug", "compress", "file", "nbd", "qcow2"] {
+            assert!(names.contains(&of_each_kind), "{of_each_kind}");
+        }
+        for name in names {
+            let is_found = registry.protocol(name).is_some()
+                || registry.filter(name).is_some()
+                || registry.image_filter(name).is_some()
+                || registry.format(name).is_ok();
+            assert!(is_found, "{name}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Source`]: an image as a tree of options describes it, with the line of nodes between it and
+//! [`Source`]: an image as a tree of options describes it, with the chain of nodes between it and
 //! its bytes.
 //!
 //! Nothing is opened here. An option that is not understood is refused: silently dropping one would
@@ -20,12 +20,13 @@ use crate::options::{Above, CommonOptions, Copies, FileOptions, ImageOptions};
 use crate::registry::Registry;
 use crate::spec::{NODES_MAX, NodeSpec, too_many_nodes};
 
-/// An image, and the line of nodes down to its bytes.
+/// An image, and the chain of nodes down to its bytes.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The name as given, for messages.
     pub given: String,
-    /// The file.
+    /// The name of the file in which the image is; that of the innermost image, if there are
+    /// several.
     pub filename: String,
     /// The name that says all of it, if the file's alone does not.
     pub full_name: Option<String>,
@@ -57,7 +58,7 @@ pub enum Bottom {
     Host,
     /// A file that a protocol opens.
     Protocol {
-        /// The node.
+        /// The node, as its driver has read it.
         node: Arc<dyn ProtocolNode>,
         /// Its driver, if no format stands over it.
         bare: Option<String>,
@@ -66,9 +67,9 @@ pub enum Bottom {
     Image(Box<Source>),
 }
 
-/// Options that a line of nodes has besides those of its drivers.
+/// Options given to a chain of nodes besides those of its drivers.
 #[derive(Default)]
-struct Line {
+struct ChainOptions {
     /// Options of all nodes, given to filters. They apply unless the image has its own.
     of_filters: Pairs,
     /// Options of the image, given to a file that no format stands over.
@@ -77,17 +78,17 @@ struct Line {
     of_file: Pairs,
 }
 
-/// Whether a line of nodes has a format over it.
+/// Whether a chain of nodes has a format over it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Top {
-    /// It has, and the line begins with its file.
+    /// It has, and the chain begins with its file.
     Format,
-    /// It has none, and the line begins with what was described.
+    /// It has none, and the chain begins with what was described.
     Bare,
 }
 
 impl Source {
-    /// The image that a list describes, at a depth in the line of nodes.
+    /// The image that a list describes, at a depth in the tree of nodes.
     ///
     /// # Errors
     /// An option or a driver that is not known, or a value that cannot be.
@@ -201,7 +202,7 @@ impl Source {
         Ok(below)
     }
 
-    /// Reads an image's own node, and the line below it.
+    /// Reads an image's own node, and the chain below it.
     fn read(&mut self, mut root: NodeSpec, depth: usize) -> Result<()> {
         let registry = Arc::clone(&self.registry);
         let has_format_below = |root: &NodeSpec, filter: &dyn Filter| {
@@ -236,34 +237,34 @@ impl Source {
             self.filters.extend(read?);
         }
         let file = root.take_child("file").unwrap_or_default();
-        let mut line = self.read_line(file, Top::Format, depth)?;
+        let mut chain = self.read_chain(file, Top::Format, depth)?;
         if let Some(driver) = &root.driver {
             self.format = Some(registry.format(driver)?);
             self.host.driver = Driver::from_name(driver).unwrap_or(self.host.driver);
         }
         root.driver = None;
-        line.of_image = root.into_pairs();
-        self.apply(line)
+        chain.of_image = root.into_pairs();
+        self.apply(chain)
     }
 
-    /// Reads a line that has no format over it: its bytes are the disk.
+    /// Reads a chain that has no format over it: its bytes are the disk.
     fn read_bare(&mut self, root: NodeSpec, depth: usize) -> Result<()> {
         self.format = Some(Format::Raw);
-        let line = self.read_line(root, Top::Bare, depth)?;
-        self.apply(line)
+        let chain = self.read_chain(root, Top::Bare, depth)?;
+        self.apply(chain)
     }
 
-    fn apply(&mut self, line: Line) -> Result<()> {
-        for (name, value) in line.of_filters {
+    fn apply(&mut self, chain: ChainOptions) -> Result<()> {
+        for (name, value) in chain.of_filters {
             self.common.take(&name, &value)?;
         }
-        for (name, value) in line.of_image {
+        for (name, value) in chain.of_image {
             match name.strip_prefix("file.") {
                 Some(own) => self.file_option(own, &value)?,
                 None => self.image_option(&name, &value)?,
             }
         }
-        for (own, value) in line.of_file {
+        for (own, value) in chain.of_file {
             self.file_option(&own, &value)?;
         }
         match self.bottom {
@@ -296,10 +297,10 @@ impl Source {
         Ok(below)
     }
 
-    /// Reads a line of nodes down to what has the bytes.
-    fn read_line(&mut self, mut node: NodeSpec, top: Top, depth: usize) -> Result<Line> {
+    /// Reads a chain of nodes down to the one that stores the bytes.
+    fn read_chain(&mut self, mut node: NodeSpec, top: Top, depth: usize) -> Result<ChainOptions> {
         let registry = Arc::clone(&self.registry);
-        let mut line = Line::default();
+        let mut chain = ChainOptions::default();
         let mut is_top = top == Top::Bare;
         for nodes in depth.. {
             if nodes >= NODES_MAX {
@@ -308,7 +309,7 @@ impl Source {
             expand_name(&mut node, &registry)?;
             let driver = node.driver().to_string();
             if let Some(filter) = registry.filter(&driver) {
-                node = self.through(filter, (node, is_top), &mut line)?;
+                node = self.through(filter, (node, is_top), &mut chain)?;
                 is_top = false;
                 continue;
             }
@@ -318,9 +319,9 @@ impl Source {
                 self.filename.clone_from(&image.filename);
                 self.bottom = Bottom::Image(Box::new(image));
             } else {
-                self.end_of_line((node, is_top), &mut line)?;
+                self.read_bottom((node, is_top), &mut chain)?;
             }
-            return Ok(line);
+            return Ok(chain);
         }
         Err(too_many_nodes())
     }
@@ -330,7 +331,7 @@ impl Source {
         &mut self,
         filter: &dyn Filter,
         (mut node, is_top): (NodeSpec, bool),
-        line: &mut Line,
+        chain: &mut ChainOptions,
     ) -> Result<NodeSpec> {
         let name = filter.take_child_name(&mut node.options);
         let name = name.or_else(|| match is_top {
@@ -345,21 +346,25 @@ impl Source {
         let below = node.take_child(filter.child());
         node.driver = None;
         match filter.passes_options_on() {
-            true => line.of_file.extend(node.into_pairs()),
+            true => chain.of_file.extend(node.into_pairs()),
             false => {
                 let of_image = others(filter.name(), node)?;
-                line.of_filters.splice(0..0, of_image.into_iter().rev());
+                chain.of_filters.splice(0..0, of_image.into_iter().rev());
             }
         }
         below.ok_or_else(|| nothing_below(filter.child()))
     }
 
-    /// Reads what has the bytes.
-    fn end_of_line(&mut self, (mut node, is_top): (NodeSpec, bool), line: &mut Line) -> Result<()> {
+    /// Reads the node that stores the bytes.
+    fn read_bottom(
+        &mut self,
+        (mut node, is_top): (NodeSpec, bool),
+        chain: &mut ChainOptions,
+    ) -> Result<()> {
         let driver = node.driver.take().unwrap_or_default();
         let said = match is_top {
-            true => &mut line.of_image,
-            false => &mut line.of_file,
+            true => &mut chain.of_image,
+            false => &mut chain.of_file,
         };
         if let Some(protocol) = self.registry.protocol(&driver) {
             let name = node.options.get("filename").unwrap_or_default();
@@ -385,7 +390,7 @@ impl Source {
                 said.extend(node.into_pairs());
             } else {
                 let of_image = others(&driver, node)?;
-                line.of_filters.splice(0..0, of_image.into_iter().rev());
+                chain.of_filters.splice(0..0, of_image.into_iter().rev());
             }
             return Ok(());
         }

@@ -4,7 +4,7 @@
 use cowslip_block::options::{self, Options, Pairs};
 use cowslip_block::{Error, Result};
 
-/// Limit of nodes in a line. Each is a call within a call.
+/// Limit of nodes in a chain. Each is a call within a call.
 pub const NODES_MAX: usize = 64;
 
 /// The names that nodes have for those below them. Options of a child stand behind its name and a
@@ -14,18 +14,18 @@ pub const CHILDREN: [&str; 4] = ["file", "image", "backing", "data-file"];
 /// A node: its driver, its options, and the nodes below it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// `driver=`.
+    /// The name of the driver (`driver=`).
     pub driver: Option<String>,
-    /// Its own options.
+    /// The options of this node alone, not of those below it.
     pub options: Options,
     /// The nodes below, by the names that this one has for them.
     pub children: Vec<(&'static str, NodeSpec)>,
 }
 
-/// The refusal of a line that has no end.
+/// The refusal of a chain that has no end.
 pub fn too_many_nodes() -> Error {
     Error::invalid(format!(
-        "more than {NODES_MAX} nodes in a line are not supported"
+        "more than {NODES_MAX} nodes in a chain are not supported"
     ))
 }
 
@@ -33,7 +33,7 @@ impl NodeSpec {
     /// The tree that a flat list describes.
     ///
     /// # Errors
-    /// There are too many nodes in a line.
+    /// There are too many nodes in a chain.
     pub fn of_pairs(pairs: Pairs) -> Result<NodeSpec> {
         let mut root = NodeSpec::default();
         for (name, value) in pairs {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_refused() {
+    fn a_chain_without_end_is_refused() {
         let endless = vec![(format!("{}driver", "file.".repeat(200)), "raw".to_string())];
         let why = NodeSpec::of_pairs(endless).unwrap_err().to_string();
         assert!(why.contains("more than 64 nodes"), "{why}");

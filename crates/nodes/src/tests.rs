@@ -1,4 +1,5 @@
-//! A protocol that these tests alone add: an image opens over it by name. In `format.rs` a format.
+//! A protocol that these tests alone add: an image opens over it by name. In `filter.rs` a filter
+//! over files, in `format.rs` a format, in `destination.rs` a protocol that stores new images.
 
 use std::io;
 use std::sync::Arc;
@@ -8,10 +9,12 @@ use cowslip_block::options::{Kind, OptionEntry, Options};
 use cowslip_block::{BufMut, IoVec, IoVecMut, Result};
 use cowslip_queue::{Backend, Pending, Queue};
 
-use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
+use crate::driver::{FileSettings, Opening, Protocol, ProtocolNode};
 use crate::options::option;
-use crate::{Environment, ImageSpec, OpenHow, Registry, drivers, open_image};
+use crate::{Environment, ImageSpec, OpenSettings, Registry, drivers, open_image};
 
+mod destination;
+mod filter;
 mod format;
 
 /// `ramp`: bytes that are computed from their offsets.
@@ -54,9 +57,9 @@ impl ProtocolNode for Node {
         "ramp"
     }
 
-    fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
+    fn open<'a>(&'a self, settings: FileSettings<'a>) -> Opening<'a> {
         let file = RampFile {
-            name: how.name.to_string(),
+            name: settings.name.to_string(),
             node: *self,
             capabilities: Capabilities {
                 alignment_bytes: 1,
@@ -141,8 +144,8 @@ impl BlockFile for RampFile {
     }
 }
 
-fn how_with(registry: Registry) -> OpenHow {
-    OpenHow::new(Environment {
+fn settings_with(registry: Registry) -> OpenSettings {
+    OpenSettings::new(Environment {
         registry: Arc::new(registry),
         ..Environment::default()
     })
@@ -150,10 +153,10 @@ fn how_with(registry: Registry) -> OpenHow {
 
 /// The first byte of each of some sectors of the disk of an image by these drivers.
 fn sectors_of(spec: ImageSpec, registry: Registry, sectors: &[u64]) -> Result<Vec<u8>> {
-    let how = how_with(registry);
+    let settings = settings_with(registry);
     let queue = Queue::new(Backend::Auto).unwrap();
     queue.block_on(async {
-        let image = open_image(&spec, &how).await?;
+        let image = open_image(&spec, &settings).await?;
         let mut bytes = Vec::new();
         for sector in sectors {
             let read = image.read(sector * 512, BufMut::zeroed(512)).await?;

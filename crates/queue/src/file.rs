@@ -287,7 +287,7 @@ impl File {
     pub fn give_space(
         self: &Arc<Self>,
         range: Range<u64>,
-        way: space::Way,
+        way: space::FillMethod,
     ) -> Pending<io::Result<space::Calls>> {
         let file = Arc::clone(self);
         blocking(move || space::give(file.as_fd(), range, way))

@@ -295,10 +295,10 @@ impl IoVec {
     ///
     /// # Safety
     /// While `owner` lives, the aligned words (of the size of `usize`) that the range lies in are
-    /// mapped and readable by this pointer. Writers that change them meanwhile are outside of this
-    /// process, or does it by relaxed atomic operations on such words, as [`SharedMemory`] does, or
-    /// by the kernel. Where memory of one owner lies side by side it is one mapping or allocation,
-    /// and each pointer is good for all of it: such segments become one.
+    /// mapped and readable by this pointer. They are changed meanwhile by the kernel, by other
+    /// processes, or by relaxed atomic operations on such words, as of [`SharedMemory`]. Where
+    /// memory of one owner lies side by side it is one mapping or allocation, and each pointer is
+    /// good for all of it: such segments become one.
     pub unsafe fn foreign(
         start: NonNull<u8>,
         len: usize,

@@ -18,7 +18,7 @@ use crate::fiemap;
 
 /// How a hole gets its space; it reads as zeroes before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum FillMethod {
     /// libc's `posix_fallocate`, which asks the kernel, or else writes by itself where there is a
     /// hole. The end of file moves up to the end of the range.
     Library,
@@ -56,12 +56,12 @@ impl Calls {
 ///
 /// # Errors
 /// The file system's; `EFBIG` beyond what an offset can be; `EINVAL` for a mapping of nothing.
-pub fn give(file: impl AsFd, range: Range<u64>, way: Way) -> io::Result<Calls> {
+pub fn give(file: impl AsFd, range: Range<u64>, way: FillMethod) -> io::Result<Calls> {
     let file = file.as_fd();
     match way {
-        Way::Library => by_library(file, range),
-        Way::Mapping => by_mapping(file, range),
-        Way::Writes { chunk_bytes } => by_writes(file, range, chunk_bytes),
+        FillMethod::Library => by_library(file, range),
+        FillMethod::Mapping => by_mapping(file, range),
+        FillMethod::Writes { chunk_bytes } => by_writes(file, range, chunk_bytes),
     }
 }
 
@@ -355,9 +355,9 @@ mod tests {
     #[test]
     fn each_way_gives_space_and_keeps_what_is_beside_it() {
         for way in [
-            Way::Library,
-            Way::Mapping,
-            Way::Writes { chunk_bytes: 5000 },
+            FillMethod::Library,
+            FillMethod::Mapping,
+            FillMethod::Writes { chunk_bytes: 5000 },
         ] {
             let file = scratch();
             file.write_all_at(&[7; 10], 0).unwrap();
@@ -382,12 +382,17 @@ mod tests {
     #[test]
     fn calls_are_those_that_were_made() {
         let file = scratch();
-        let written = give(&file, 0..10 * BLOCK, Way::Writes { chunk_bytes: 4096 }).unwrap();
+        let written = give(
+            &file,
+            0..10 * BLOCK,
+            FillMethod::Writes { chunk_bytes: 4096 },
+        )
+        .unwrap();
         assert_eq!(written.writes, Some(10));
         assert_eq!(written.total(), 10);
         let file = scratch();
         file.set_len(10 * BLOCK).unwrap();
-        let mapped = give(&file, 0..10 * BLOCK, Way::Mapping).unwrap();
+        let mapped = give(&file, 0..10 * BLOCK, FillMethod::Mapping).unwrap();
         assert_eq!((mapped.mappings, mapped.writes), (1, Some(0)));
         assert!(mapped.reads >= 1);
     }
@@ -397,7 +402,7 @@ mod tests {
         // A page that cannot be had: a store would be answered by SIGBUS.
         let file = scratch();
         file.set_len(2 * BLOCK).unwrap();
-        let calls = give(&file, 0..4 * BLOCK, Way::Mapping).unwrap();
+        let calls = give(&file, 0..4 * BLOCK, FillMethod::Mapping).unwrap();
         assert!(calls.writes.unwrap() > 0, "{calls:?}");
         assert_eq!(file.metadata().unwrap().len(), 4 * BLOCK);
     }

@@ -2,10 +2,9 @@
 //! which builds on the earlier. Each has runs that are made to cross it again and again.
 //!
 //! Where a barrier is missing, the next flush covers the later write beside the earlier one. So a
-//! run that is aimed at a barrier is looked at ([`look`](crate::look)) at each flush that covers
-//! the later write: with all else lost, with each kind of structure lost alone, and so on. Where
-//! the barrier is in its place these looks find nothing, since the earlier write is no longer at
-//! risk.
+//! run that is aimed at a barrier is looked at (`look.rs`) at each flush that covers the later
+//! write: with all else lost, with each kind of structure lost alone, and so on. Where the barrier
+//! is in its place these looks find nothing, since the earlier write is no longer at risk.
 //!
 //! The barriers are those of `docs/durability.md`. Rebases, commits and changes of the header are
 //! crossed by the runs about chains ([`chains`](crate::chains)), which are looked at likewise.

@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::cmd::serve::cache_report;
 use crate::error::CommandError;
 use crate::open::{
-    self, Access, CacheMode, ImageSpec, OneImage, OpenHow, Trust, alloc_policy, block_on,
+    self, Access, CacheMode, ImageSpec, OneImage, OpenSettings, Trust, alloc_policy, block_on,
     open_image, parse_aio, sharing, warn_of_guessed_raw,
 };
 use crate::options::{bytes_within, number_within};
@@ -138,7 +138,7 @@ pub fn run_image(args: &ImageArgs, program: &Program) -> u8 {
 
 fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
     let load = args.load()?;
-    let how = args.how()?;
+    let settings = args.settings()?;
     let spec = args.image.spec("bench", program)?;
     if load.flush_interval > 0 && load.direction == Direction::Read {
         let text = "--flush-interval is only available in write tests";
@@ -149,10 +149,10 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
         return Err(CommandError::new(text));
     }
     args.refuse_native_without_direct(&spec)?;
-    block_on(how.aio, async {
+    block_on(settings.aio, async {
         let opening = Instant::now();
-        let image = open_image(&spec, &how).await?;
-        if how.access == Access::Write {
+        let image = open_image(&spec, &settings).await?;
+        if settings.access == Access::Write {
             warn_of_guessed_raw(&image, &spec)?;
         }
         let opened = opening.elapsed();
@@ -309,15 +309,15 @@ impl ImageArgs {
         })
     }
 
-    fn how(&self) -> Result<OpenHow, CommandError> {
+    fn settings(&self) -> Result<OpenSettings, CommandError> {
         let aio = match &self.aio {
             Some(name) => parse_aio(name)
                 .ok_or_else(|| CommandError::new(format!("Invalid aio option: {name}")))?,
-            None => open::how().aio,
+            None => open::settings().aio,
         };
         let cache =
             CacheMode::parse(&self.cache).ok_or_else(|| CommandError::new("Invalid cache mode"))?;
-        Ok(OpenHow {
+        Ok(OpenSettings {
             access: match self.write {
                 true => Access::Write,
                 false => Access::Read,
@@ -327,7 +327,7 @@ impl ImageArgs {
             alloc_policy: alloc_policy("alloc-policy", &self.alloc_policy)?,
             sharing: sharing(self.force_share, Sharing::AsFormat),
             policy: self.trust.backing_policy,
-            ..open::how()
+            ..open::settings()
         })
     }
 

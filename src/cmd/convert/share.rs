@@ -7,8 +7,9 @@ use cowslip::file::host::{HostOptions, open_host_file, reflink};
 use cowslip::file::{BlockFile, Claim, ReadSet};
 use cowslip::{Error, Image, Job};
 
-use super::super::create::{NewFile, Place};
+use super::super::create::NewFile;
 use crate::error::CommandError;
+use crate::open::{Destination, destination};
 
 /// The unit of a disk's size.
 const SECTOR_BYTES: u64 = 512;
@@ -20,7 +21,7 @@ pub async fn share(
     target: &str,
     job: &Job,
 ) -> Result<Option<Converted>, CommandError> {
-    let Place::Host(name) = Place::named(target)? else {
+    let Destination::Host(name) = destination(target)? else {
         return Ok(None);
     };
     let layer = &source.layers()[0];

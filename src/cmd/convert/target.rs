@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use cowslip::convert::{Converted, Found, TargetContent};
+use cowslip::convert::{Converted, TargetContent, Totals};
 use cowslip::file::host::{Aio, FlushPolicy, HostOptions, open_host_file};
 use cowslip::file::{ReadSet, Sharing};
 use cowslip::image::{DiscardPolicy, Format};
 use cowslip::{Image, Job};
 
-use super::super::create::{self, NewFile, Place, format_name};
+use super::super::create::{self, NewFile, format_name};
 use super::{Form, Request, too_small};
 use crate::error::CommandError;
-use crate::open::{self, Access, ImageSpec, OpenHow, open_image, workers};
+use crate::open::{self, Access, ImageSpec, OpenSettings, open_image, workers};
 use crate::options;
 use crate::output::is_called_as_qemu;
 
@@ -50,12 +50,12 @@ impl Target {
     pub async fn make(
         request: &Request<'_>,
         (read, size): (&ReadSet, u64),
-        (found, job): (Found, &Job),
+        (found, job): (Totals, &Job),
     ) -> Result<Target, CommandError> {
         let format = request.format.unwrap_or(Format::Raw);
-        let place = Place::named(request.target)?;
+        let destination = open::destination(request.target)?;
         let wanted = create::Request {
-            place: place.clone(),
+            destination: destination.clone(),
             format,
             options: request.created.clone(),
             size: Some(size),
@@ -68,10 +68,10 @@ impl Target {
                 request.target
             ))
         };
-        if let Some(path) = place.path() {
+        if let Some(path) = destination.path() {
             check_room(request, path, found)?;
         }
-        let was_there = place.path().is_some_and(Path::is_file);
+        let was_there = destination.path().is_some_and(Path::is_file);
         // Preallocation takes long enough for progress of its own; the creation of a few tables
         // does not, and would show up as several per cent.
         let allocates = options_value(request, "preallocation");
@@ -88,11 +88,11 @@ impl Target {
         Ok(Target {
             image,
             files,
-            overwritten: was_there.then(|| place.name().to_string()),
+            overwritten: was_there.then(|| destination.name().to_string()),
         })
     }
 
-    /// The image.
+    /// The image that is written.
     pub fn image(&self) -> &Image {
         &self.image
     }
@@ -154,7 +154,7 @@ pub fn unwritten_when_made(
     if let Some(bytes) = backing_bytes {
         return Ok(TargetContent::Backing(bytes));
     }
-    let is_fixed = Place::named(request.target)?.is_fixed();
+    let is_fixed = open::destination(request.target)?.is_fixed();
     Ok(match request.format {
         // Clusters that were never written decrypt to anything.
         Some(Format::Luks) => TargetContent::Unknown,
@@ -187,13 +187,14 @@ async fn open_backing(
     name: &str,
     format: Option<&str>,
 ) -> Result<Image, CommandError> {
-    let resolved = cowslip::file::host::resolve_name(Place::named(request.target)?.name(), name);
-    let how = OpenHow {
+    let resolved =
+        cowslip::file::host::resolve_name(open::destination(request.target)?.name(), name);
+    let settings = OpenSettings {
         policy: request.args.trust.backing_policy,
         sharing: cowslip::file::Sharing::Forced,
-        ..open::how()
+        ..open::settings()
     };
-    let opened = open_image(&ImageSpec::named(&resolved, format), &how).await;
+    let opened = open_image(&ImageSpec::named(&resolved, format), &settings).await;
     opened.map_err(|why| {
         let target = request.target;
         CommandError::new(format!(
@@ -212,7 +213,7 @@ async fn open_for_writing(
         Some(Format::Luks) => options::value(&request.created, "key-secret"),
         _ => options::value(&request.created, "encrypt.key-secret"),
     };
-    let how = OpenHow {
+    let settings = OpenSettings {
         access: Access::Write,
         cache: request.target_cache,
         aio: Aio::Threads,
@@ -222,17 +223,17 @@ async fn open_for_writing(
         key_secret: key.map(str::to_string),
         sharing,
         read_besides: read.clone(),
-        ..open::how()
+        ..open::settings()
     };
     let spec = ImageSpec {
         image_opts: request.args.target_image_opts,
         ..ImageSpec::named(request.target, request.format.map(format_name))
     };
-    open_image(&spec, &how).await
+    open_image(&spec, &settings).await
 }
 
 /// Refuses, under our own name, what may not fit; qemu-img begins, and ends on a full disk.
-fn check_room(request: &Request<'_>, path: &Path, found: Found) -> Result<(), CommandError> {
+fn check_room(request: &Request<'_>, path: &Path, found: Totals) -> Result<(), CommandError> {
     if is_called_as_qemu()
         || request.args.no_space_check
         || request.options.form == Form::Compressed

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use cowslip::growth::{Ahead, AtClose, Cut, Refill, Rule, at_close};
+use cowslip::growth::{Ahead, AtClose, CutPoint, Refill, Rule, at_close};
 use rustix::fs::fstat;
 
 use super::report::Event;
@@ -23,7 +23,7 @@ const LEAP_BYTES: u64 = 16 << 20;
 /// Pause after the file system was full.
 const FULL_WAIT: Duration = Duration::from_secs(5);
 
-/// A file.
+/// A file that is watched, with the space that was allocated behind its end.
 #[derive(Debug)]
 pub struct Entry {
     /// Identity of the file.
@@ -141,7 +141,7 @@ impl Entry {
         self.space = space;
         if size < self.size {
             // A truncation by another program has freed the space behind the end, too.
-            self.ahead.trimmed(size, Cut::Shorter);
+            self.ahead.trimmed(size, CutPoint::Shorter);
             self.closes = 0;
             self.is_kept = false;
         }
@@ -324,7 +324,7 @@ impl Entry {
                 }),
                 _,
             )) => {
-                self.ahead.trimmed(size, Cut::AtEnd);
+                self.ahead.trimmed(size, CutPoint::AtEnd);
                 self.size = size;
                 self.space = self.space.saturating_sub(given_back);
                 self.owes = false;

@@ -41,7 +41,7 @@ pub struct Settings {
     pub idle: Duration,
 }
 
-/// All of them.
+/// All files that are watched, with the totals of their space.
 #[derive(Debug)]
 pub struct Files {
     settings: Settings,
@@ -65,7 +65,7 @@ fn name(watch: &Watch, key: &Key) -> String {
 }
 
 impl Files {
-    /// None so far.
+    /// Files of these settings; there are none so far.
     pub fn new(settings: Settings) -> Files {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let held = (descriptors / 2 / DESCRIPTORS).clamp(1, HELD_MAX);

@@ -12,7 +12,7 @@ use crate::size::human;
 /// The amount and format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportStyle {
-    /// Lines for people.
+    /// Lines of text for people.
     Lines,
     /// A line of JSON for each event.
     Json,
@@ -29,7 +29,7 @@ pub enum Event {
     Allocated {
         /// Offset of the space.
         start: u64,
-        /// How much.
+        /// Bytes that were allocated.
         bytes: u64,
         /// The file's length then.
         size: u64,
@@ -37,7 +37,7 @@ pub enum Event {
     /// Space that was left behind its end is free again.
     #[serde(rename_all = "kebab-case")]
     GivenBack {
-        /// How much.
+        /// Bytes that were given back.
         bytes: u64,
         /// The file's length.
         size: u64,
@@ -47,7 +47,7 @@ pub enum Event {
     /// The file is opened and closed all the time: its space stays for now.
     #[serde(rename_all = "kebab-case")]
     Kept {
-        /// How much.
+        /// Bytes that stay allocated behind its end.
         bytes: u64,
         /// The file's length.
         size: u64,
@@ -61,7 +61,7 @@ pub enum Event {
     /// Space behind its end could not be given back.
     #[serde(rename_all = "kebab-case")]
     Left {
-        /// How much.
+        /// Bytes that stay allocated behind its end.
         bytes: u64,
         /// Reason, in words.
         why: String,
@@ -74,7 +74,7 @@ pub enum Event {
 pub struct Summary {
     /// Files that were given space.
     pub files: u64,
-    /// Allocations.
+    /// Number of allocations.
     pub steps: u64,
     /// Bytes allocated behind ends of files.
     pub allocated: u64,
@@ -86,11 +86,11 @@ pub struct Summary {
     pub held_max: u64,
 }
 
-/// Says it.
+/// Reports events on standard output, and sums them up.
 #[derive(Debug)]
 pub struct Reporter {
     style: ReportStyle,
-    /// Totals so far.
+    /// Totals of the events so far, in bytes and numbers.
     pub summary: Summary,
 }
 
@@ -152,7 +152,7 @@ impl Reporter {
         }
     }
 
-    /// The end.
+    /// Reports the totals, at the end of the run.
     pub fn end(&self) {
         let Summary {
             files,

@@ -79,7 +79,7 @@ pub fn id(stat: &Stat) -> Id {
     (stat.st_dev, stat.st_ino)
 }
 
-/// Its length in bytes.
+/// The length of a file in bytes.
 pub fn size(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
 }
@@ -166,7 +166,7 @@ impl Handle {
         }
     }
 
-    /// Its status.
+    /// The status of the file, now.
     ///
     /// # Errors
     /// The file system's.

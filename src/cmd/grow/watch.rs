@@ -60,7 +60,7 @@ pub struct Change {
 /// Changes since the last batch.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// Changes by file.
+    /// Changes since the last batch, by file.
     pub changes: HashMap<Key, Change>,
     /// Whether some events were lost: all files have to be looked at.
     pub has_lost: bool,

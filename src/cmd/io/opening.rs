@@ -10,7 +10,7 @@ use super::shell::{Complaint, Outcome, Shell};
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
 use crate::getopt::{Name, Scanner};
-use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Source};
+use crate::open::{self, Access, CacheMode, ImageSpec, OpenSettings, Source};
 use crate::options;
 use cowslip_filters::Breakpoints;
 use cowslip_nodes::Bottom;
@@ -18,13 +18,13 @@ use cowslip_nodes::Bottom;
 /// Image to open, and how.
 #[derive(Clone, Debug)]
 pub struct ImageRequest {
-    /// The file's name.
+    /// The name of the file; `None` if a list of options names it.
     pub filename: Option<String>,
     /// A list of options: `-o`, `--image-opts`.
     pub options: Option<String>,
-    /// `-f`.
+    /// The name of the format (`-f`); `None` if it is guessed.
     pub format: Option<String>,
-    how: OpenHow,
+    settings: OpenSettings,
 }
 
 impl Default for ImageRequest {
@@ -33,11 +33,11 @@ impl Default for ImageRequest {
             filename: None,
             options: None,
             format: None,
-            how: OpenHow {
+            settings: OpenSettings {
                 access: Access::Write,
                 // qemu-io's default, unlike that of other programs.
                 discard: DiscardPolicy::Unmap,
-                ..open::how()
+                ..open::settings()
             },
         }
     }
@@ -51,7 +51,7 @@ impl ImageRequest {
 
     /// Sets the breakpoints at which requests stop, if a filter can stop them.
     pub fn stopping_at(mut self, breakpoints: &Breakpoints) -> ImageRequest {
-        self.how.breakpoints = breakpoints.clone();
+        self.settings.breakpoints = breakpoints.clone();
         self
     }
 
@@ -61,25 +61,25 @@ impl ImageRequest {
     /// The complaint.
     pub fn take(&mut self, name: Name, value: &str) -> Result<(), String> {
         match name {
-            Name::Letter('r') => self.how.access = Access::Read,
-            Name::Letter('n') => self.how.cache = CacheMode::None,
-            Name::Letter('U') => self.how.sharing = Sharing::Forced,
-            Name::Long("backing-policy") => self.how.policy = open::parse_policy(value)?,
+            Name::Letter('r') => self.settings.access = Access::Read,
+            Name::Letter('n') => self.settings.cache = CacheMode::None,
+            Name::Letter('U') => self.settings.sharing = Sharing::Forced,
+            Name::Long("backing-policy") => self.settings.policy = open::parse_policy(value)?,
             Name::Letter('k') => self.take(Name::Letter('i'), "native")?,
-            Name::Letter('s') => self.how.temporary = true,
-            Name::Letter('C') => self.how.copy_on_read = true,
+            Name::Letter('s') => self.settings.temporary = true,
+            Name::Letter('C') => self.settings.copy_on_read = true,
             Name::Letter('t') => {
-                self.how.cache = CacheMode::parse(value)
+                self.settings.cache = CacheMode::parse(value)
                     .ok_or_else(|| format!("Invalid cache option: {value}"))?;
             }
             Name::Letter('d') => {
-                self.how.discard = discard_policy(value)
+                self.settings.discard = discard_policy(value)
                     .ok_or_else(|| format!("Invalid discard option: {value}"))?;
             }
             Name::Letter('i') => {
-                self.how.aio =
+                self.settings.aio =
                     open::parse_aio(value).ok_or_else(|| format!("Invalid aio option: {value}"))?;
-                self.how.aio_is_native = value == "native";
+                self.settings.aio_is_native = value == "native";
             }
             _ => {}
         }
@@ -109,10 +109,10 @@ impl ImageRequest {
 
     /// Returns the contradiction in the options, found before a file is opened, in QEMU's words.
     fn contradiction(&self, source: Option<&Source>) -> Option<&'static str> {
-        let writable = self.how.access == Access::Write && !self.how.temporary;
+        let writable = self.settings.access == Access::Write && !self.settings.temporary;
         let option = |is_set: fn(&Source) -> bool| source.is_some_and(is_set);
         let forced =
-            self.how.sharing == Sharing::Forced || option(|source| source.common.force_share);
+            self.settings.sharing == Sharing::Forced || option(|source| source.common.force_share);
         if !self.names_an_image() {
             Some("Must specify either driver or file")
         } else if self.filename.as_deref() == Some("") {
@@ -125,9 +125,9 @@ impl ImageRequest {
     }
 }
 
-/// An open image.
+/// An open image, and the request that opened it.
 pub struct Opened {
-    /// The image.
+    /// The image, shared with requests that are under way.
     pub image: Rc<Image>,
     /// Whether it was opened for writing.
     pub writable: bool,
@@ -189,23 +189,23 @@ impl Opened {
         }
         let source = spec.resolve().map_err(|why| reason(why.into()))?;
         if source.common.read_write {
-            request.how.access = Access::Write;
+            request.settings.access = Access::Write;
         }
         if let Some(why) = request.contradiction(Some(&source)) {
             return Err(why.to_string());
         }
-        if before.is_some() && request.how.temporary {
+        if before.is_some() && request.settings.temporary {
             return Err("A temporary snapshot (-s) cannot be reopened".to_string());
         }
         let image = match before {
             Some(image) => {
-                let reopened = open::reopen_image(image, &spec, &request.how).await;
+                let reopened = open::reopen_image(image, &spec, &request.settings).await;
                 reopened.map_err(CommandError::from)
             }
-            None => open::open_image(&spec, &request.how).await,
+            None => open::open_image(&spec, &request.settings).await,
         };
         let image = image.map_err(reason)?;
-        let writable = request.how.access == Access::Write;
+        let writable = request.settings.access == Access::Write;
         if source.common.read_only && writable {
             // Reported last, after all other errors.
             image.close().await.map_err(|why| why.to_string())?;
@@ -336,8 +336,8 @@ impl Shell {
             }
             request.add_options(options);
         }
-        request.how.access = access.unwrap_or(request.how.access);
-        request.how.cache = cache.unwrap_or(request.how.cache);
+        request.settings.access = access.unwrap_or(request.settings.access);
+        request.settings.cache = cache.unwrap_or(request.settings.cache);
         self.reopen(request).await
     }
 

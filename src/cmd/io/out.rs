@@ -76,7 +76,7 @@ impl Out {
         }
     }
 
-    /// Writes what waits.
+    /// Writes the text that is buffered, and notes of breakpoints, to standard output.
     pub fn flush(&self) {
         if self.program.is_none() {
             return;

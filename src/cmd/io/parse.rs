@@ -26,7 +26,7 @@ pub fn size(text: &str) -> Result<u64, String> {
     size_shown_as(text, text)
 }
 
-/// The same; the complaint shows another text.
+/// Parses a size, as [`size()`] does; the complaint shows `shown` for it.
 ///
 /// # Errors
 /// The complaint.

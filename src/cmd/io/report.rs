@@ -16,7 +16,7 @@ pub enum Style {
     Quiet,
 }
 
-/// A finished request.
+/// A finished request: its range, and the time that it took.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     /// Verb of the request: "read", "wrote", "discard".
@@ -30,7 +30,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The lines.
+    /// The lines in which the request is reported.
     pub fn text(&self, style: Style) -> String {
         // A clock too coarse to see the request must not divide by zero.
         let seconds = self.elapsed.as_secs_f64().max(1e-9);

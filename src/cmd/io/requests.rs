@@ -43,7 +43,7 @@ enum Target {
     VmState,
 }
 
-/// A read.
+/// A command that reads, with its options.
 #[derive(Debug)]
 struct Reading {
     offset: u64,
@@ -87,7 +87,7 @@ impl Bytes {
     }
 }
 
-/// A write.
+/// A command that writes, with its options.
 #[derive(Debug)]
 struct Writing {
     offset: u64,

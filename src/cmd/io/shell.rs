@@ -56,7 +56,7 @@ enum Flow {
     Quit,
 }
 
-/// The shell's state.
+/// The shell: its open image, requests under way, and whether a command has failed.
 pub struct Shell {
     pub(super) out: Out,
     opened: Option<Opened>,
@@ -79,7 +79,7 @@ impl Shell {
         }
     }
 
-    /// The same, in which `open` is given lists of options, if so.
+    /// A shell in which `open` takes a list of options (true), or a file name (false).
     pub fn with_image_options(self, image_options: bool) -> Shell {
         Shell {
             image_options,

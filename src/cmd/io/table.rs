@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// A command.
+/// The action of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Ends the process as a crash does.
@@ -20,11 +20,11 @@ pub enum Verb {
     Break,
     /// Closes the image.
     Close,
-    /// Discards.
+    /// Discards a range.
     Discard,
-    /// Flushes.
+    /// Flushes the image.
     Flush,
-    /// Explains.
+    /// Prints the usage of commands.
     Help,
     /// Prints facts about the image.
     Info,
@@ -34,9 +34,9 @@ pub enum Verb {
     Map,
     /// Opens an image.
     Open,
-    /// Ends.
+    /// Ends the shell.
     Quit,
-    /// Reads.
+    /// Reads a range.
     Read,
     /// Reads into several buffers.
     Readv,
@@ -48,13 +48,13 @@ pub enum Verb {
     Resume,
     /// Raises a signal.
     Sigraise,
-    /// Waits.
+    /// Waits for a time in milliseconds.
     Sleep,
     /// Changes the size of the disk.
     Truncate,
     /// Waits for a request at a breakpoint.
     WaitBreak,
-    /// Writes.
+    /// Writes a range.
     Write,
     /// Writes from several buffers.
     Writev,
@@ -65,9 +65,9 @@ pub enum Verb {
 /// Conditions of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// No image.
+    /// The command needs no image.
     Nothing,
-    /// An open image.
+    /// The command needs an open image.
     Image,
     /// An image open for writing.
     WritableImage,
@@ -84,16 +84,16 @@ pub enum Count {
     Between(usize, usize),
 }
 
-/// A command.
+/// A command of the shell, declared: name, arguments, usage and help.
 #[derive(Debug)]
 pub struct Command {
-    /// The command.
+    /// The action.
     pub verb: Verb,
-    /// Its name.
+    /// The name in the shell.
     pub name: &'static str,
-    /// Second name.
+    /// A second, shorter name.
     pub alias: Option<&'static str>,
-    /// Its conditions.
+    /// Conditions that hold before the command runs.
     pub needs: Needs,
     /// How many arguments it takes.
     pub count: Count,

@@ -10,11 +10,19 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use super::Daemonize;
 use crate::output::Program;
 
 /// Set in the environment of a server that a parent has started.
 const SERVER_VARIABLE: &str = "COWSLIP_DETACHED_SERVER";
+
+/// Whether the server leaves the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Daemonize {
+    #[default]
+    No,
+    /// In a process of its own, detached from the terminal.
+    Yes,
+}
 
 /// Role of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +36,8 @@ pub enum Role {
 }
 
 /// The role of this process.
-pub fn role(ground: Daemonize) -> Role {
-    match (ground, env::var_os(SERVER_VARIABLE)) {
+pub fn role(daemonize: Daemonize) -> Role {
+    match (daemonize, env::var_os(SERVER_VARIABLE)) {
         (Daemonize::No, _) => Role::Only,
         (Daemonize::Yes, None) => Role::Parent,
         (Daemonize::Yes, Some(_)) => Role::Server,

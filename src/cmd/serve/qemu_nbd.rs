@@ -8,14 +8,18 @@ use cowslip::image::{DetectZeroes, DiscardPolicy};
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::tls::{ClientTls, ServerTls};
 
-use super::{Address, DEFAULT_PORT, Daemonize, Service, Verbosity, list, sandbox, start};
+use super::detach::Daemonize;
+use super::nbd::{self, DEFAULT_PORT, Nbd, list};
+use super::sandbox;
+use super::service::Service;
+use super::transport::Verbosity;
 use crate::cmd::discard_policy;
 use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
 use crate::open::{self, Access, CacheMode, ImageSpec};
 use crate::output::{self, Program};
-use cowslip_nbd::remote::{ClientSide, TlsName};
+use cowslip_nbd::remote::{Address, ClientSide, TlsName};
 use cowslip_nodes::driver::Objects;
 
 /// The longest string that the protocol carries.
@@ -85,7 +89,7 @@ const fn only_long(name: &'static str, value: Value) -> Long {
 
 /// Request of the command line.
 enum Wish {
-    Serve(Box<Service>),
+    Serve(Box<(Service, Nbd)>),
     List(Address, Option<ClientTls>),
     Help,
     Version,
@@ -119,7 +123,10 @@ pub fn run_args(args: &[OsString], program: &Program) -> u8 {
         .map(|arg| arg.to_string_lossy().into_owned())
         .collect();
     match wish(&args, program) {
-        Ok(Wish::Serve(service)) => start(&service, program),
+        Ok(Wish::Serve(wanted)) => {
+            let (service, nbd) = *wanted;
+            service.start(&[&nbd], program)
+        }
         Ok(Wish::List(address, tls)) => program.exit_code(list::list(&address, tls.as_ref())),
         Ok(Wish::Help) => {
             output::print(&help(&program.name));
@@ -157,6 +164,7 @@ pub fn run_args(args: &[OsString], program: &Program) -> u8 {
 /// The command line as it is read, before the image is known.
 struct Line {
     service: Service,
+    nbd: Nbd,
     format: Option<String>,
     image_options: bool,
     host: Option<String>,
@@ -207,6 +215,7 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, Refusal> {
     let mut scanner = Scanner::new(args, LETTERS, LONGS).with_own(OWN);
     let mut line = Line {
         service: Service::of(ImageSpec::named("", None)),
+        nbd: Nbd::default(),
         format: None,
         image_options: false,
         host: None,
@@ -248,7 +257,7 @@ impl Line {
             Name::Letter('x' | 'f' | 'l' | 'A' | 'B' | 'D' | 'n')
                 | Name::Long("aio" | "discard" | "cache")
         );
-        let service = &mut self.service;
+        let (service, nbd) = (&mut self.service, &mut self.nbd);
         match name {
             Name::Letter('b') => self.host = Some(value),
             Name::Letter('p') => self.port = Some(value),
@@ -257,14 +266,14 @@ impl Line {
             Name::Letter('f') => self.format = Some(value),
             Name::Long("image-opts") => self.image_options = true,
             Name::Letter('L') => self.lists = true,
-            Name::Letter('A') => service.has_depth_context = true,
-            Name::Letter('B') => service.bitmaps.push(value),
+            Name::Letter('A') => nbd.has_depth_context = true,
+            Name::Letter('B') => nbd.bitmaps.push(value),
             Name::Long("tls-creds") => self.tls.credentials = Some(value),
             Name::Long("tls-hostname") => self.tls.hostname = Some(value),
             Name::Long("tls-authz") => self.tls.authorization = Some(value),
-            Name::Letter('r') => service.how.access = Access::Read,
-            Name::Letter('s') => service.how.temporary = true,
-            Name::Letter('t') => service.lifetime = Lifetime::UntilStopped,
+            Name::Letter('r') => service.settings.access = Access::Read,
+            Name::Letter('s') => service.settings.temporary = true,
+            Name::Letter('t') => nbd.lifetime = Lifetime::UntilStopped,
             Name::Letter('v') => service.verbosity = Verbosity::Everything,
             Name::Long("fork") => service.daemonize = Daemonize::Yes,
             Name::Long("sandbox") => match sandbox::Mode::parse(&value) {
@@ -272,25 +281,25 @@ impl Line {
                 None => return complaint(format!("Invalid sandbox mode '{value}'")),
             },
             Name::Long("pid-file") => service.pid_file = Some(PathBuf::from(value)),
-            Name::Letter('x') => service.export_name = limited("export name", value)?,
-            Name::Letter('D') => service.description = limited("export description", value)?,
+            Name::Letter('x') => nbd.export_name = limited("export name", value)?,
+            Name::Letter('D') => nbd.description = limited("export description", value)?,
             // An offset beyond the image, also a negative one, is refused when the image is open.
             Name::Letter('o') => match number(&value) {
                 Some(offset) => service.offset = offset as u64,
                 None => return complaint(format!("Invalid offset '{value}'")),
             },
             Name::Letter('e') => match number(&value).map(i32::try_from) {
-                Some(Ok(0)) => service.clients_max = None,
+                Some(Ok(0)) => nbd.clients_max = None,
                 Some(Ok(clients)) if clients > 0 => {
-                    service.clients_max = usize::try_from(clients).ok();
+                    nbd.clients_max = usize::try_from(clients).ok();
                 }
                 _ => return complaint(format!("Invalid shared device number '{value}'")),
             },
             Name::Long("handshake-limit") => match number(&value).map(u32::try_from) {
                 // QEMU's 0 is no limit; ten years are as good.
-                Some(Ok(0)) => service.handshake_timeout = Duration::from_secs(10 * 365 * 86400),
+                Some(Ok(0)) => nbd.handshake_timeout = Duration::from_secs(10 * 365 * 86400),
                 Some(Ok(seconds)) => {
-                    service.handshake_timeout = Duration::from_secs(seconds.into());
+                    nbd.handshake_timeout = Duration::from_secs(seconds.into());
                 }
                 _ => return complaint(format!("Invalid handshake limit '{value}'")),
             },
@@ -302,18 +311,18 @@ impl Line {
     }
 
     fn take_image_option(&mut self, name: Name, value: String) -> Result<(), Refusal> {
-        let how = &mut self.service.how;
+        let settings = &mut self.service.settings;
         match name {
             Name::Letter('n') | Name::Long("cache") if self.cache_given => {
                 return complaint("-n and --cache can only be specified once");
             }
             Name::Letter('n') => {
                 self.cache_given = true;
-                how.cache = CacheMode::None;
+                settings.cache = CacheMode::None;
             }
             Name::Long("cache") => {
                 self.cache_given = true;
-                how.cache = CacheMode::parse(&value)
+                settings.cache = CacheMode::parse(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid cache mode `{value}'")))?;
             }
             Name::Long("aio") if self.aio_given => {
@@ -323,27 +332,27 @@ impl Line {
                 return complaint("--discard can only be specified once");
             }
             Name::Long("aio") => {
-                how.aio = open::parse_aio(&value)
+                settings.aio = open::parse_aio(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid aio mode '{value}'")))?;
-                how.aio_is_native = value == "native";
+                settings.aio_is_native = value == "native";
                 self.aio_given = true;
             }
             Name::Long("backing-policy") => {
-                how.policy = open::parse_policy(&value).map_err(Refusal::Complaint)?;
+                settings.policy = open::parse_policy(&value).map_err(Refusal::Complaint)?;
             }
             Name::Long("discard") => {
                 self.discard_given = true;
-                how.discard = discard_policy(&value)
+                settings.discard = discard_policy(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid discard mode `{value}'")))?;
             }
             Name::Long("detect-zeroes") => {
-                how.detect_zeroes = DetectZeroes::from_name(&value).ok_or_else(|| {
+                settings.detect_zeroes = DetectZeroes::from_name(&value).ok_or_else(|| {
                     let text = "Failed to parse detect_zeroes mode: invalid parameter value";
                     Refusal::Complaint(format!("{text}: {value}"))
                 })?;
                 // The discards that were asked for so far.
-                let unmaps = how.discard == DiscardPolicy::Unmap;
-                if how.detect_zeroes == DetectZeroes::Unmap && !unmaps {
+                let unmaps = settings.discard == DiscardPolicy::Unmap;
+                if settings.detect_zeroes == DetectZeroes::Unmap && !unmaps {
                     let text = "setting detect-zeroes to unmap is not allowed without setting discard \
                                 operation to unmap";
                     return complaint(text);
@@ -354,8 +363,8 @@ impl Line {
                     let of = format!("Failed in parsing snapshot param `{value}'");
                     Refusal::Complaints([why, of])
                 })?;
-                how.snapshot = Some(choice);
-                how.access = Access::Read;
+                settings.snapshot = Some(choice);
+                settings.access = Access::Read;
             }
             Name::Long("object") => open::object::define(&value)
                 .map_err(|error| Refusal::Complaint(error.to_string()))?,
@@ -365,7 +374,7 @@ impl Line {
     }
 
     fn finish(mut self, operands: &[&str]) -> Result<Wish, Refusal> {
-        self.service.address = match self.socket {
+        self.nbd.address = match self.socket {
             Some(path) => Address::Unix(PathBuf::from(path)),
             None => Address::Tcp {
                 host: self.host.unwrap_or_else(|| "0.0.0.0".to_string()),
@@ -383,14 +392,14 @@ impl Line {
                 return complaint("List mode is incompatible with forking");
             }
             self.tls.validate(self.lists)?;
-            let tls = self.tls.for_listing(&self.service.address)?;
-            return Ok(Wish::List(self.service.address, tls));
+            let tls = self.tls.for_listing(&self.nbd.address)?;
+            return Ok(Wish::List(self.nbd.address, tls));
         }
         let [file] = operands else {
             return Err(Refusal::Count);
         };
         self.tls.validate(self.lists)?;
-        self.service.tls = self.tls.for_serving()?;
+        self.nbd.tls = self.tls.for_serving()?;
         if let Some(kernel) = self.kernel {
             return complaint(kernel.refusal());
         }
@@ -401,7 +410,7 @@ impl Line {
             image_opts: self.image_options,
             ..ImageSpec::named(file, self.format.as_deref())
         };
-        Ok(Wish::Serve(Box::new(self.service)))
+        Ok(Wish::Serve(Box::new((self.service, self.nbd))))
     }
 }
 
@@ -440,7 +449,7 @@ impl TlsWords {
     }
 
     fn for_serving(self) -> Result<Option<ServerTls>, Refusal> {
-        let tls = super::tls(self.credentials.as_deref(), self.authorization.as_deref());
+        let tls = nbd::tls(self.credentials.as_deref(), self.authorization.as_deref());
         tls.map_err(|why| Refusal::Complaint(format!("Failed to get TLS creds: {why}")))
     }
 }

@@ -1,5 +1,6 @@
-//! Rights that a server gives up once its files are open and its socket listens: all that answering
-//! requests does not need. docs/security.md says what that leaves to an attacker.
+//! Rights that a server gives up once its files are open and clients can connect: all but those
+//! that answering requests needs, and those of its transports ([`Rights`]). docs/security.md says
+//! what that leaves to an attacker.
 //!
 //! Landlock takes away the file system, TCP, and signals to others; a seccomp filter takes away all
 //! system calls but those in `ALLOWED`. What is not allowed fails with EPERM rather than ending the
@@ -9,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use landlock::{
@@ -21,7 +22,7 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
-/// `--sandbox`.
+/// Extent of the sandbox (`--sandbox`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
     /// As much of the sandbox as the system has.
@@ -41,6 +42,26 @@ impl Mode {
             "on" => Mode::On,
             "off" => Mode::Off,
             _ => return None,
+        })
+    }
+}
+
+/// Rights that a transport needs beyond those of answering requests.
+#[derive(Clone, Debug, Default)]
+pub struct Rights {
+    /// Paths of files that it removes when it ends. Names in their directories may be removed.
+    pub removed: Vec<PathBuf>,
+    /// Numbers of system calls.
+    pub calls: Vec<i64>,
+}
+
+impl FromIterator<Rights> for Rights {
+    /// All of them together.
+    fn from_iter<I: IntoIterator<Item = Rights>>(all: I) -> Rights {
+        all.into_iter().fold(Rights::default(), |mut sum, rights| {
+            sum.removed.extend(rights.removed);
+            sum.calls.extend(rights.calls);
+            sum
         })
     }
 }
@@ -85,15 +106,15 @@ impl fmt::Display for Report {
     }
 }
 
-/// Confines this process for good. `socket` is the name that it removes when it ends.
-pub fn enter(socket: Option<&Path>) -> Report {
+/// Confines this process for good; `rights` are what its transports need.
+pub fn enter(rights: &Rights) -> Report {
     // Landlock is a thread's, and its children's. What remains idle of opening the image goes
     // first.
     cowslip_queue::retire_idle_threads();
     let other_threads = other_threads();
     Report {
-        landlock: confine_files(socket).map_err(|error| error.to_string()),
-        seccomp: confine_calls().map_err(|error| error.to_string()),
+        landlock: confine_files(&rights.removed).map_err(|error| error.to_string()),
+        seccomp: confine_calls(&rights.calls).map_err(|error| error.to_string()),
         other_threads,
     }
 }
@@ -113,7 +134,7 @@ fn other_threads() -> usize {
     count()
 }
 
-fn confine_files(socket: Option<&Path>) -> Result<RulesetStatus, landlock::RulesetError> {
+fn confine_files(removed: &[PathBuf]) -> Result<RulesetStatus, landlock::RulesetError> {
     // Best effort: rights that this kernel does not know are left out, and reported.
     let abi = ABI::V9;
     let mut ruleset = Ruleset::default()
@@ -121,18 +142,18 @@ fn confine_files(socket: Option<&Path>) -> Result<RulesetStatus, landlock::Rules
         .handle_access(AccessNet::from_all(abi))?
         .scope(Scope::from_all(abi))?
         .create()?;
-    // Removing the name of a socket needs the right to remove names in its directory.
-    let directory = socket.map(|path| match path.parent() {
+    // Removing a name needs the right to remove names in its directory.
+    let directories = removed.iter().map(|path| match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     });
-    if let Some(Ok(directory)) = directory.map(PathFd::new) {
+    for directory in directories.flat_map(PathFd::new) {
         ruleset = ruleset.add_rule(PathBeneath::new(directory, AccessFs::RemoveFile))?;
     }
     Ok(ruleset.restrict_self()?.ruleset)
 }
 
-fn confine_calls() -> Result<(), seccompiler::Error> {
+fn confine_calls(calls: &[i64]) -> Result<(), seccompiler::Error> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     let filter = |rules, otherwise, then| -> Result<BpfProgram, seccompiler::Error> {
         Ok(SeccompFilter::new(rules, otherwise, then, arch)?.try_into()?)
@@ -147,7 +168,7 @@ fn confine_calls() -> Result<(), seccompiler::Error> {
             errno(libc::ENOSYS),
         )?,
         filter(plain(FATAL), allow.clone(), SeccompAction::KillProcess)?,
-        filter(allowed()?, errno(libc::EPERM), allow)?,
+        filter(allowed(calls)?, errno(libc::EPERM), allow)?,
     ];
     for filter in &filters {
         seccompiler::apply_filter_all_threads(filter)?;
@@ -161,8 +182,9 @@ fn errno(number: i32) -> SeccompAction {
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-fn allowed() -> Result<Rules, seccompiler::Error> {
-    let mut rules: Rules = ALLOWED.iter().map(|&call| (call, Vec::new())).collect();
+fn allowed(calls: &[i64]) -> Result<Rules, seccompiler::Error> {
+    let calls = ALLOWED.iter().chain(calls);
+    let mut rules: Rules = calls.map(|&call| (call, Vec::new())).collect();
     let when = |index, operator, value| {
         let length = SeccompCmpArgLen::Dword;
         SeccompCondition::new(index, length, operator, value)
@@ -195,7 +217,8 @@ fn allowed() -> Result<Rules, seccompiler::Error> {
 /// `<linux/fs.h>`, `<linux/fiemap.h>`, `<asm-generic/ioctls.h>`.
 const IOCTLS: &[u64] = &[0xc020_660b, 0x1277, 0x8008_1272, 0x5421];
 
-/// System calls that answering requests needs. Some have rules of their own in `allowed`.
+/// System calls that answering requests needs, whatever the transport: those of a transport are in
+/// its [`Rights`]. Some have rules of their own in `allowed`.
 const ALLOWED: &[i64] = &[
     // Files that are open.
     libc::SYS_read,
@@ -221,19 +244,13 @@ const ALLOWED: &[i64] = &[
     // Also locks of open files.
     libc::SYS_fcntl,
     libc::SYS_close,
-    // The end: the socket's name, and the lock of its directory. Landlock says where.
-    libc::SYS_flock,
-    libc::SYS_unlinkat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_unlink,
     // Leaving the terminal, with `--fork`.
     libc::SYS_setsid,
     libc::SYS_dup,
     libc::SYS_dup3,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_dup2,
-    // Connections that are accepted; new ones cannot be made.
-    libc::SYS_accept4,
+    // Connections that are open: those of clients, and those to servers of images.
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_sendto,
@@ -315,6 +332,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::cmd::serve::socket_name::REMOVING;
 
     const CHILD: &str = "COWSLIP_TEST_SANDBOX";
 
@@ -352,7 +370,7 @@ mod tests {
         std::fs::write(&other, "kept").unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-        let status = confine_files(Some(&socket));
+        let status = confine_files(std::slice::from_ref(&socket));
         let refused = Some(libc::EACCES);
         match status {
             Ok(RulesetStatus::NotEnforced) | Err(_) => eprintln!("SKIPPED: no Landlock here"),
@@ -364,7 +382,7 @@ mod tests {
                 assert_eq!(errno_of(std::fs::remove_file(elsewhere)), refused);
             }
         }
-        confine_calls().unwrap();
+        confine_calls(REMOVING).unwrap();
         let refused = Some(libc::EPERM);
         assert_eq!(errno_of(std::fs::read("/etc/passwd")), refused);
         assert_eq!(errno_of(std::fs::read(&other)), refused);
@@ -401,7 +419,7 @@ mod tests {
             assert_eq!(outcome.status.signal(), Some(libc::SIGSYS), "{outcome:?}");
             return;
         };
-        confine_calls().unwrap();
+        confine_calls(REMOVING).unwrap();
         use std::os::unix::process::CommandExt;
         let error = Command::new("/bin/true").exec();
         panic!("still here: {error}");
@@ -417,7 +435,7 @@ mod tests {
             assert!(said.contains("the child has looked"), "{said}");
             return;
         };
-        confine_calls().unwrap();
+        confine_calls(REMOVING).unwrap();
         assert_eq!(
             errno_of(Command::new("/bin/true").spawn()),
             Some(libc::EPERM)

@@ -27,12 +27,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cowslip::error::system_words;
 use cowslip_queue::Listener;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::words;
 use crate::error::CommandError;
 
 /// How often, and how long apart, a socket that answers is looked at before it is believed.
@@ -45,8 +45,17 @@ const REFUSALS: u32 = 3;
 const TURN_TRIES: u32 = 400;
 const TURN_PAUSE: Duration = Duration::from_millis(25);
 
+/// System calls that removing a name makes: the lock of its directory, and the removal itself. The
+/// sandbox says where names may be removed.
+pub const REMOVING: &[i64] = &[
+    libc::SYS_flock,
+    libc::SYS_unlinkat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+];
+
 /// The name of a socket; it vanishes when the server ends.
-pub(super) struct SocketName {
+pub struct SocketName {
     path: PathBuf,
     directory: Directory,
     socket: Option<Socket>,
@@ -57,7 +66,7 @@ impl SocketName {
     ///
     /// # Errors
     /// `Failed to bind socket to PATH: why`.
-    pub(super) fn bind(path: &Path) -> Result<(Listener, SocketName), CommandError> {
+    pub fn bind(path: &Path) -> Result<(Listener, SocketName), CommandError> {
         SocketName::bind_within(path, TURN_TRIES)
     }
 
@@ -81,7 +90,7 @@ impl SocketName {
                 ),
                 _ => String::new(),
             };
-            let (path, why) = (path.display(), words(&error));
+            let (path, why) = (path.display(), system_words(&error));
             CommandError::new(format!("Failed to bind socket to {path}: {why}{hint}"))
         })?;
         let socket = Socket::at(path);
@@ -97,8 +106,8 @@ impl SocketName {
         ))
     }
 
-    /// The path.
-    pub(super) fn path(&self) -> &Path {
+    /// The path, as it was given.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -138,7 +147,7 @@ impl std::fmt::Display for NoTurn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             NoTurn::Busy => f.write_str("another program keeps it locked"),
-            NoTurn::Impossible(why) => f.write_str(&words(&(*why).into())),
+            NoTurn::Impossible(why) => f.write_str(&system_words(&(*why).into())),
         }
     }
 }

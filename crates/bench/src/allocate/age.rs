@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cowslip_console::error::{CommandError, failed};
-use cowslip_queue::space::{Way, give};
+use cowslip_queue::space::{FillMethod, give};
 use cowslip_testbed::Random;
 
 const SEED: u64 = 0x5EED_0003;
@@ -66,7 +66,7 @@ fn fill(home: &Path, random: &mut Random) -> io::Result<Vec<PathBuf>> {
         let file = File::create(&path)?;
         files.push(path);
         let chunk_bytes = 2 << 20;
-        match give(&file, 0..size, Way::Writes { chunk_bytes }) {
+        match give(&file, 0..size, FillMethod::Writes { chunk_bytes }) {
             Ok(_) => {}
             // btrfs says so before its figures do.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(files),

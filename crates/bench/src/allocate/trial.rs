@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use cowslip_console::error::{CommandError, failed};
-use cowslip_queue::space::{Calls, Way, give};
+use cowslip_queue::space::{Calls, FillMethod, give};
 use rustix::fs::FallocateFlags;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -27,11 +27,11 @@ impl Method {
                 };
                 return Ok(one);
             }
-            Method::PosixFallocate => (0, Some(Way::Library)),
-            Method::Mmap => (1, Some(Way::Mapping)),
+            Method::PosixFallocate => (0, Some(FillMethod::Library)),
+            Method::Mmap => (1, Some(FillMethod::Mapping)),
             Method::Write(bytes) => {
                 let chunk_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-                (0, Some(Way::Writes { chunk_bytes }))
+                (0, Some(FillMethod::Writes { chunk_bytes }))
             }
             Method::Ftruncate => (1, None),
         };

@@ -12,7 +12,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use cowslip::Buf;
-use cowslip::growth::{Ahead, AtClose, Cut, Refill, Rule, at_close};
+use cowslip::growth::{Ahead, AtClose, CutPoint, Refill, Rule, at_close};
 use cowslip_testbed::Random;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
@@ -256,7 +256,7 @@ impl<'a> Writer<'a> {
             self.file()?.set_len(self.at)?;
             self.shared.held.fetch_sub(held, Ordering::Relaxed);
         }
-        self.ahead.trimmed(self.at, Cut::AtEnd);
+        self.ahead.trimmed(self.at, CutPoint::AtEnd);
         Ok(())
     }
 
@@ -287,7 +287,7 @@ impl<'a> Writer<'a> {
         self.shared.held.fetch_sub(held, Ordering::Relaxed);
         self.file()?.set_len(0)?;
         self.at = 0;
-        self.ahead.trimmed(0, Cut::Shorter);
+        self.ahead.trimmed(0, CutPoint::Shorter);
         Ok(())
     }
 

@@ -76,7 +76,7 @@ impl MemoryDisk {
         }
     }
 
-    /// The same disk, read-only.
+    /// This disk, refusing writes.
     #[must_use]
     pub fn read_only(mut self) -> MemoryDisk {
         self.features.writable = false;

@@ -36,7 +36,8 @@ use cowslip_queue::file::MemoryAlignment;
 use cowslip_queue::{Buf, BufMut, Completer, IoVec, IoVecMut, Pending, pending};
 
 use super::{
-    BlockFile, Brake, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way,
+    BlockFile, Brake, Capabilities, Durability, Event, FileExtent, FillMethod, Holes, Observer,
+    Space,
 };
 use crate::foreign::Signature;
 use crate::sync::{Mutex, lock};
@@ -63,7 +64,7 @@ pub struct AlignedFile {
     cipher: Option<Arc<Ciphered>>,
     /// Guest offset minus file offset in bytes, modulo 2^64; `None` until stated. Used only for
     /// sectors that are numbered by guest offsets.
-    ahead: Option<u64>,
+    guest_minus_file: Option<u64>,
     observer: Option<Arc<dyn Observer>>,
     brake: Brake,
 }
@@ -115,12 +116,13 @@ enum Ends {
 
 /// Whether the file supports the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
+enum Support {
     Yes,
     No,
 }
 
-/// Writes under way and waiting, in order of arrival; only kept for files with an alignment.
+/// Writes under way and waiting, in order of arrival; kept for files with an alignment or
+/// a guarded first sector.
 #[derive(Default)]
 struct Writes {
     active: Vec<(u64, Range<u64>, Ends)>,
@@ -236,7 +238,7 @@ impl Wake for Abandoned {
 }
 
 impl AlignedFile {
-    /// Wraps a file.
+    /// A view of a file that takes requests of any alignment.
     pub fn new(file: Arc<dyn BlockFile>) -> AlignedFile {
         let (alignment, space_alignment) = alignments(file.as_ref());
         AlignedFile {
@@ -249,7 +251,7 @@ impl AlignedFile {
             writes: Arc::default(),
             space_changes: Arc::default(),
             cipher: None,
-            ahead: None,
+            guest_minus_file: None,
             brake: Brake::default(),
         }
     }
@@ -338,7 +340,7 @@ impl AlignedFile {
         match self.is_keyed_by_guest() {
             false => Cow::Borrowed(self),
             true => Cow::Owned(AlignedFile {
-                ahead: Some(guest.wrapping_sub(host)),
+                guest_minus_file: Some(guest.wrapping_sub(host)),
                 ..self.clone()
             }),
         }
@@ -352,8 +354,8 @@ impl AlignedFile {
             // decrypted of them is encrypted again as it was.
             Numbering::Place(base) => offset.wrapping_sub(base),
             Numbering::Guest => {
-                let ahead = self.ahead.expect("the user of the file sets it");
-                offset.wrapping_add(ahead)
+                let shift = self.guest_minus_file.expect("the user of the file sets it");
+                offset.wrapping_add(shift)
             }
         };
         from_first / SECTOR_BYTES
@@ -433,7 +435,8 @@ impl AlignedFile {
         Ok(self.read_otherwise(offset, target).await?.into())
     }
 
-    /// The same where bytes are decrypted, or the file takes the request only in other memory.
+    /// Reads bytes that are decrypted, or that the file reads only into other memory: through a
+    /// buffer.
     async fn read_otherwise(&self, offset: u64, mut target: IoVecMut) -> Result<IoVecMut> {
         let len = target.len() as u64;
         if !self.is_aligned(offset, len) {
@@ -613,14 +616,14 @@ impl AlignedFile {
         }
         self.write_zeroes(offset..inner.start).await?;
         let rest = match self.zero_blocks(inner.clone(), space).await? {
-            Taken::Yes => inner.end..end,
-            Taken::No => inner.start..end,
+            Support::Yes => inner.end..end,
+            Support::No => inner.start..end,
         };
         self.write_zeroes(rest).await
     }
 
     /// Zeroes whole blocks by one call.
-    async fn zero_blocks(&self, blocks: Range<u64>, space: Space) -> Result<Taken> {
+    async fn zero_blocks(&self, blocks: Range<u64>, space: Space) -> Result<Support> {
         let change = Change::Zeroes(blocks.clone());
         let admitted = self.admit(blocks.clone(), Ends::Whole, change).await?;
         self.reach(Event::PwritevZero).await;
@@ -629,8 +632,8 @@ impl AlignedFile {
             .file
             .zero(blocks.start, blocks.end - blocks.start, space);
         match admitted.until(zeroed).await {
-            Ok(()) => Ok(Taken::Yes),
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Taken::No),
+            Ok(()) => Ok(Support::Yes),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Support::No),
             Err(error) => Err(self.failed("write", error)),
         }
     }
@@ -692,7 +695,7 @@ impl AlignedFile {
     }
 
     /// Allocates space for a hole by another method than `fallocate`.
-    pub async fn give_space(&self, range: Range<u64>, way: Way) -> Result<()> {
+    pub async fn give_space(&self, range: Range<u64>, way: FillMethod) -> Result<()> {
         self.unstopped()?;
         let given = self.file.give_space(range, way).await;
         self.space_changed(given)

@@ -1,8 +1,8 @@
 //! Claims on files: the permissions that a program holds and those that it shares, as in QEMU.
 //!
 //! Pure. The claim that each use of a file needs is decided here; publishing it to other processes
-//! is the driver's task (for host files: locks on single bytes, `host_lock.rs`). The table of
-//! claims with their reasons is in `docs/locking.md`.
+//! is the driver's task (for host files: locks on single bytes, `hostfile/src/lock.rs`). The table
+//! of claims with their reasons is in `docs/locking.md`.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use std::fmt;
 pub enum Permission {
     /// Consistent reads: writes of others are seen whole and in order.
     ConsistentRead,
-    /// Writing.
+    /// Writing bytes.
     Write,
     /// Writing the bytes that are there already.
     WriteUnchanged,
-    /// Changing the length.
+    /// Changing the length of the file.
     Resize,
 }
 
@@ -64,9 +64,9 @@ impl Permission {
 pub struct Permissions(u8);
 
 impl Permissions {
-    /// None.
+    /// No permission.
     pub const NONE: Permissions = Permissions(0);
-    /// All.
+    /// Every permission.
     pub const ALL: Permissions = Permissions(0b1111);
 
     /// The set with `permission`.
@@ -92,13 +92,13 @@ impl Permissions {
         Permissions(Permissions::ALL.0 & !self.0)
     }
 
-    /// Those of either set.
+    /// The permissions that are in either set.
     #[must_use]
     pub const fn union(self, other: Permissions) -> Permissions {
         Permissions(self.0 | other.0)
     }
 
-    /// Those of both sets.
+    /// The permissions that are in both sets.
     #[must_use]
     pub const fn intersection(self, other: Permissions) -> Permissions {
         Permissions(self.0 & other.0)
@@ -120,7 +120,7 @@ impl fmt::Debug for Permissions {
 /// The permissions that the user of a file holds, and those that it shares with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Permissions held.
+    /// Permissions that the user of the file holds.
     pub held: Permissions,
     /// Permissions shared with others.
     pub shared: Permissions,
@@ -185,7 +185,7 @@ impl Claim {
         }
     }
 
-    /// A raw image.
+    /// The claim of a raw image, in this sharing mode.
     pub const fn raw(writable: bool, sharing: Sharing) -> Claim {
         Claim {
             held: match (writable, sharing) {
@@ -230,7 +230,7 @@ impl Claim {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Protection {
-    /// The claim is published, or there are no other processes.
+    /// The claim is published, or locking is off, or no other process can reach the file.
     Claimed,
     /// The file system has no locks and the file is unprotected; with the system's reason.
     Unprotected(String),

@@ -19,7 +19,7 @@ macro_rules! events {
             /// All of them, in QEMU's order.
             pub const ALL: &'static [Event] = &[$(Event::$event),*];
 
-            /// Its name in QEMU.
+            /// The name of the event in QEMU.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Event::$event => $name,)*

@@ -33,7 +33,7 @@ impl MemoryFile {
         }
     }
 
-    /// The same bytes as a file that may not be written.
+    /// A file with these bytes that may not be written.
     pub fn read_only(name: &str, bytes: Vec<u8>) -> MemoryFile {
         let mut file = MemoryFile::new(name, bytes, 1);
         file.capabilities.writable = false;

@@ -107,7 +107,7 @@ pub enum ReadAs {
 }
 
 impl ReadAs {
-    /// Its name in messages.
+    /// The name of the use in messages.
     pub const fn name(self) -> &'static str {
         match self {
             ReadAs::Source => "a source",
@@ -129,7 +129,7 @@ struct ReadFile {
 pub struct ReadSet(Vec<ReadFile>);
 
 impl ReadSet {
-    /// Adds a file.
+    /// Adds a file that is open, by its storage.
     pub fn add(&mut self, file: &dyn BlockFile, read_as: ReadAs) {
         self.add_stored(file.name(), file.storage(), read_as);
     }

@@ -52,7 +52,7 @@ impl Use {
 /// Whether a file has a use already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// It has none.
+    /// The file was not in the chain before.
     New,
     /// It has this one. (An image has the role of a backing file, the uppermost too.)
     Again(Role),

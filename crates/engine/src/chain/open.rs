@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Below, Entry, Files, Layer};
 use crate::file::{self, AlignedFile, ChosenBy, Gate, Role};
-use crate::formats::{Backing, Opened, Opening};
+use crate::formats::{BackingName, OpenRequest, Opened};
 use crate::image::{BackingChoice, OpenOptions};
 use crate::policy::Format;
 use crate::qcow2::Qcow2;
@@ -96,9 +96,9 @@ pub async fn open(
             name: backing_name.clone(),
             chosen_by,
         };
-        let reached = gate.reach(&naming.request(false)).await;
-        let (backing_file, reported) = match reached {
-            Ok(reached) => (reached.file, reached.format),
+        let opened = gate.open_async(&naming.request(false)).await;
+        let (backing_file, reported) = match opened {
+            Ok(opened) => (opened.file, opened.format),
             Err(_) if options.metadata_only => break,
             Err(error) => return Err(backing_failed(error, &backing_name)),
         };
@@ -169,7 +169,7 @@ fn backing_failed(error: Error, name: &str) -> Error {
 /// The backing file in the format that the image at a depth names. Where only metadata is wanted,
 /// one in a format that is not known ends the chain.
 fn in_named_format(
-    backing: Backing,
+    backing: BackingName,
     (options, layers): (&OpenOptions, usize),
 ) -> Result<Option<(String, Option<Format>)>> {
     let Some((name, Some(format))) = backing else {
@@ -214,7 +214,7 @@ async fn open_layer(
     if matches!(format, Format::Other(_)) && options.writable {
         return Err(Error::ReadOnly(file.name().to_string()));
     }
-    let opening = Opening {
+    let opening = OpenRequest {
         file_len: file.len().await?,
         file,
         options,

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::survey::{Place, Span, What};
+use super::survey::{SourcePlace, Span, SpanAction};
 use crate::units::{round_down, round_up};
 
 /// Holes up to this length are read with the data around them: a request more costs as much.
@@ -15,15 +15,15 @@ const ZERO_BYTES: u64 = 1 << 30;
 /// cancelled.
 const OFFLOAD_BYTES: u64 = 64 << 20;
 
-/// Something to do.
+/// A step of the conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Data is read and written.
     Copy(Piece),
     /// The target is made zero.
     Zero(Range<u64>),
-    /// The system copies.
-    Offload(Range<u64>, Place),
+    /// The kernel copies the range (`copy_file_range`).
+    Offload(Range<u64>, SourcePlace),
 }
 
 /// A part of the disk that is read at once.
@@ -37,7 +37,7 @@ pub struct Piece {
 
 /// How the disk is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct CutOptions {
     /// No piece crosses a multiple of this.
     pub piece_bytes: u64,
     /// Pieces begin and end at multiples of this, which divides the other: what is written beside
@@ -50,7 +50,7 @@ pub struct Cut {
 /// Turns extents into work.
 #[derive(Debug)]
 pub struct Cutter {
-    cut: Cut,
+    cut: CutOptions,
     open: Option<Piece>,
     /// Zeroes whose end may be data's, once that is rounded.
     zero: Option<Range<u64>>,
@@ -60,8 +60,8 @@ pub struct Cutter {
 }
 
 impl Cutter {
-    /// Nothing so far.
-    pub fn new(cut: Cut) -> Cutter {
+    /// A cutter at the start of the disk.
+    pub fn new(cut: CutOptions) -> Cutter {
         assert!(
             cut.piece_bytes.is_multiple_of(cut.unit_bytes),
             "a unit lies in one piece"
@@ -84,12 +84,12 @@ impl Cutter {
     pub fn push(&mut self, span: &Span) {
         let range = span.start..span.start + span.len;
         match &span.what {
-            What::Nothing => {}
-            What::Zero => {
+            SpanAction::Nothing => {}
+            SpanAction::Zero => {
                 self.end_zero(u64::MAX);
                 self.zero = Some(range);
             }
-            What::Data(Some(place)) => {
+            SpanAction::Data(Some(place)) => {
                 self.end();
                 for part in cut(range, OFFLOAD_BYTES) {
                     let place = place.plus(part.start - span.start);
@@ -97,7 +97,7 @@ impl Cutter {
                 }
                 self.covered = span.start + span.len;
             }
-            What::Data(None) => {
+            SpanAction::Data(None) => {
                 for part in cut(range, self.cut.piece_bytes) {
                     self.data(part);
                 }
@@ -112,7 +112,7 @@ impl Cutter {
     }
 
     fn data(&mut self, part: Range<u64>) {
-        let Cut {
+        let CutOptions {
             piece_bytes,
             unit_bytes,
             size,
@@ -166,7 +166,7 @@ mod tests {
 
     const K: u64 = 1 << 10;
 
-    fn work(cut: Cut, spans: &[(u64, u64, What)]) -> Vec<Work> {
+    fn work(cut: CutOptions, spans: &[(u64, u64, SpanAction)]) -> Vec<Work> {
         let mut cutter = Cutter::new(cut);
         let mut out = Vec::new();
         for (start, end, what) in spans {
@@ -189,7 +189,7 @@ mod tests {
         })
     }
 
-    const CUT: Cut = Cut {
+    const CUT: CutOptions = CutOptions {
         piece_bytes: 2048 * K,
         unit_bytes: 1,
         size: 1 << 40,
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn data_is_cut_at_multiples_and_small_holes_are_read_along() {
-        use What::{Data, Nothing, Zero};
+        use SpanAction::{Data, Nothing, Zero};
         let long = work(CUT, &[(K, 4100 * K, Data(None))]);
         let ends = [(K, 2048 * K), (2048 * K, 4096 * K), (4096 * K, 4100 * K)];
         assert_eq!(long, ends.map(|part| copy(&[part])));
@@ -220,8 +220,8 @@ mod tests {
 
     #[test]
     fn pieces_are_whole_units_and_nothing_is_done_twice() {
-        use What::{Data, Zero};
-        let cut = Cut {
+        use SpanAction::{Data, Zero};
+        let cut = CutOptions {
             unit_bytes: 64 * K,
             size: 1000 * K,
             ..CUT
@@ -247,12 +247,12 @@ mod tests {
 
     #[test]
     fn what_the_system_copies_keeps_its_place() {
-        let place = Place {
+        let place = SourcePlace {
             source: 1,
             depth: 2,
             offset: 4096,
         };
-        let spans = [(0, 65536 * K + 512, What::Data(Some(place)))];
+        let spans = [(0, 65536 * K + 512, SpanAction::Data(Some(place)))];
         let expected = [
             Work::Offload(0..65536 * K, place),
             Work::Offload(65536 * K..65536 * K + 512, place.plus(65536 * K)),

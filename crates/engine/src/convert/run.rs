@@ -16,8 +16,8 @@ use futures_util::future::{Future, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::line::Line;
-use super::pieces::{Cut, Cutter, Piece, Work};
-use super::survey::{Feed, Place, Span};
+use super::pieces::{CutOptions, Cutter, Piece, Work};
+use super::survey::{Feed, SourcePlace, Span};
 use super::zeroes::{Sieve, between};
 use super::{
     Converted, Failure, Form, OnReadError, Options, Order, Outcome, PIECE_BYTES, SECTOR_BYTES,
@@ -64,7 +64,7 @@ enum Ready {
         zeroes: Vec<Range<u64>>,
     },
     Zero(Range<u64>),
-    Offload(Range<u64>, Place),
+    Offload(Range<u64>, SourcePlace),
 }
 
 enum Event {
@@ -104,7 +104,7 @@ impl Converted {
 }
 
 impl<'a> Run<'a> {
-    /// Prepares to convert.
+    /// A conversion that has not begun.
     pub fn new(
         (sources, target): (&'a Sources<'a>, &'a Image),
         options: Options,
@@ -134,12 +134,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Does it.
+    /// Copies all that `feed` names; returns totals, or the first failure when all I/O has ended.
     pub async fn run(&'a self, feed: Feed<'a>) -> Outcome<Converted> {
         let size = self.sources.size();
         let mut flow = Flow {
             feed,
-            cutter: Cutter::new(Cut {
+            cutter: Cutter::new(CutOptions {
                 piece_bytes: PIECE_BYTES,
                 unit_bytes: self.unit_bytes,
                 size: self.sources.written_end(self.options.last_sector),
@@ -438,7 +438,7 @@ impl<'a> Run<'a> {
 
     /// Has the system copy, into a raw image; into others, and where it cannot, the data is read
     /// and written.
-    async fn offload(&self, range: Range<u64>, place: Place) -> Outcome<Converted> {
+    async fn offload(&self, range: Range<u64>, place: SourcePlace) -> Outcome<Converted> {
         let len = range.end - range.start;
         go_on(self.job.begin(len).await)?;
         if let Some(target) = self.target.raw_file(&range) {

@@ -24,8 +24,8 @@ const UNKNOWN_BYTES: u64 = 64 << 10;
 
 /// Where a source keeps data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Which source.
+pub struct SourcePlace {
+    /// Index of the source in the concatenation.
     pub source: usize,
     /// Which layer of it; 0 is the image itself.
     pub depth: usize,
@@ -33,10 +33,10 @@ pub struct Place {
     pub offset: u64,
 }
 
-impl Place {
+impl SourcePlace {
     /// Returns the place `bytes` further on.
-    pub fn plus(self, bytes: u64) -> Place {
-        Place {
+    pub fn plus(self, bytes: u64) -> SourcePlace {
+        SourcePlace {
             offset: self.offset + bytes,
             ..self
         }
@@ -45,30 +45,30 @@ impl Place {
 
 /// The work that an extent requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum SpanAction {
     /// The target reads as it should already.
     Nothing,
-    /// Zeroes are written.
+    /// The range is written as zeroes.
     Zero,
     /// Data is copied; by the system, if it lies at a place.
-    Data(Option<Place>),
+    Data(Option<SourcePlace>),
 }
 
 /// An extent of all sources together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// First byte.
+    /// First byte on the disk.
     pub start: u64,
-    /// Length in bytes.
+    /// Length of the span, in bytes.
     pub len: u64,
     /// The work that it requires.
-    pub what: What,
+    pub what: SpanAction,
 }
 
 /// Totals of the survey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Found {
-    /// Bytes of data.
+pub struct Totals {
+    /// Data to copy, in bytes.
     pub data_bytes: u64,
     /// Bytes of zeroes that have to be written.
     pub zero_bytes: u64,
@@ -89,7 +89,7 @@ impl<'a> Feed<'a> {
     pub fn next_known(&mut self) -> Option<Span> {
         loop {
             let span = self.spans.pop_front()?;
-            if !self.no_zeroes || span.what != What::Zero {
+            if !self.no_zeroes || span.what != SpanAction::Zero {
                 return Some(span);
             }
         }
@@ -123,13 +123,13 @@ pub async fn survey<'a>(
     sources: &'a Sources<'a>,
     options: Options,
     (job, watch): (&Job, &'a Watch<'a>),
-) -> Outcome<(Found, Feed<'a>)> {
+) -> Outcome<(Totals, Feed<'a>)> {
     let asker = Asker {
         sources,
         options,
         watch,
     };
-    let mut found = Found::default();
+    let mut found = Totals::default();
     let mut kept = Some(Vec::new());
     let mut at = 0;
     while at < sources.size() {
@@ -138,9 +138,9 @@ pub async fn survey<'a>(
         at = end;
         for span in &spans {
             match span.what {
-                What::Nothing => {}
-                What::Zero => found.zero_bytes += span.len,
-                What::Data(_) => found.data_bytes += span.len,
+                SpanAction::Nothing => {}
+                SpanAction::Zero => found.zero_bytes += span.len,
+                SpanAction::Data(_) => found.data_bytes += span.len,
             }
         }
         kept = kept.filter(|kept: &Vec<Span>| kept.len() + spans.len() <= SPANS_MAX);
@@ -213,11 +213,11 @@ impl Asker<'_> {
             let start = in_all(extent.start);
             let is_below = extent.start < below && (extent.depth > 0 || !extent.present);
             let what = match (self.options.unwritten, is_below) {
-                (TargetContent::Backing(_), true) => What::Nothing,
+                (TargetContent::Backing(_), true) => SpanAction::Nothing,
                 _ => what(extent, (index, start), &self.options),
             };
             let len = extent.len;
-            (what != What::Nothing).then_some(Span { start, len, what })
+            (what != SpanAction::Nothing).then_some(Span { start, len, what })
         });
         Ok((spans.collect(), in_all(end)))
     }
@@ -281,7 +281,7 @@ fn cut_at(extents: Vec<Extent>, end: u64) -> Vec<Extent> {
 /// Returns the work for an extent of a source, which begins at `start` of the concatenated sources.
 /// With a backing file, an extent counts only if the source's own image decides it: the image holds
 /// it, or no layer below does. Pure.
-fn what(extent: &Extent, (source, start): (usize, u64), options: &Options) -> What {
+fn what(extent: &Extent, (source, start): (usize, u64), options: &Options) -> SpanAction {
     let writes_all = options.sparse_bytes == 0;
     // Beyond the end of its backing file the target reads as zeroes.
     if let TargetContent::Backing(backing_bytes) = options.unwritten
@@ -289,20 +289,20 @@ fn what(extent: &Extent, (source, start): (usize, u64), options: &Options) -> Wh
         && !writes_all
         && start >= round_up(backing_bytes, SECTOR_BYTES)
     {
-        return What::Nothing;
+        return SpanAction::Nothing;
     }
     match extent.zero {
-        true if writes_all => What::Data(None),
-        true if options.unwritten == TargetContent::Zeroes => What::Nothing,
-        true => What::Zero,
+        true if writes_all => SpanAction::Data(None),
+        true if options.unwritten == TargetContent::Zeroes => SpanAction::Nothing,
+        true => SpanAction::Zero,
         false if options.means == CopyMethod::Offload && !extent.compressed => {
-            What::Data(extent.host_offset.map(|offset| Place {
+            SpanAction::Data(extent.host_offset.map(|offset| SourcePlace {
                 source,
                 depth: extent.depth as usize,
                 offset,
             }))
         }
-        false => What::Data(None),
+        false => SpanAction::Data(None),
     }
 }
 
@@ -330,7 +330,7 @@ mod tests {
         ..ZERO
     };
 
-    fn of(extent: Extent, change: impl Fn(&mut Options)) -> What {
+    fn of(extent: Extent, change: impl Fn(&mut Options)) -> SpanAction {
         let mut options = Options::default();
         change(&mut options);
         what(&extent, (3, 2 << 20), &options)
@@ -338,13 +338,13 @@ mod tests {
 
     #[test]
     fn zeroes_are_written_where_the_target_does_not_read_so() {
-        assert_eq!(of(DATA, |_| {}), What::Data(None));
-        assert_eq!(of(ZERO, |_| {}), What::Nothing);
+        assert_eq!(of(DATA, |_| {}), SpanAction::Data(None));
+        assert_eq!(of(ZERO, |_| {}), SpanAction::Nothing);
         let unknown = |o: &mut Options| o.unwritten = TargetContent::Unknown;
-        assert_eq!(of(ZERO, unknown), What::Zero);
-        assert_eq!(of(NOTHING, unknown), What::Zero);
+        assert_eq!(of(ZERO, unknown), SpanAction::Zero);
+        assert_eq!(of(NOTHING, unknown), SpanAction::Zero);
         let all = |o: &mut Options| o.sparse_bytes = 0;
-        assert_eq!(of(NOTHING, all), What::Data(None));
+        assert_eq!(of(NOTHING, all), SpanAction::Data(None));
     }
 
     #[test]
@@ -368,31 +368,31 @@ mod tests {
     #[test]
     fn on_a_backing_file_zeroes_are_written_up_to_its_end() {
         let long = |o: &mut Options| o.unwritten = TargetContent::Backing(1 << 30);
-        assert_eq!(of(DATA, long), What::Data(None));
-        assert_eq!(of(ZERO, long), What::Zero);
+        assert_eq!(of(DATA, long), SpanAction::Data(None));
+        assert_eq!(of(ZERO, long), SpanAction::Zero);
         // No layer below has it.
-        assert_eq!(of(NOTHING, long), What::Zero);
+        assert_eq!(of(NOTHING, long), SpanAction::Zero);
         // The extent begins at 2 MiB of all.
         let short = |o: &mut Options| o.unwritten = TargetContent::Backing((2 << 20) - 100);
-        assert_eq!(of(ZERO, short), What::Nothing);
+        assert_eq!(of(ZERO, short), SpanAction::Nothing);
         let longer = |o: &mut Options| o.unwritten = TargetContent::Backing((2 << 20) + 1);
-        assert_eq!(of(ZERO, longer), What::Zero);
+        assert_eq!(of(ZERO, longer), SpanAction::Zero);
     }
 
     #[test]
     fn the_system_copies_what_has_a_place() {
         let offload = |o: &mut Options| o.means = CopyMethod::Offload;
-        let place = Place {
+        let place = SourcePlace {
             source: 3,
             depth: 0,
             offset: 512,
         };
-        assert_eq!(of(DATA, offload), What::Data(Some(place)));
+        assert_eq!(of(DATA, offload), SpanAction::Data(Some(place)));
         let packed = Extent {
             compressed: true,
             host_offset: None,
             ..DATA
         };
-        assert_eq!(of(packed, offload), What::Data(None));
+        assert_eq!(of(packed, offload), SpanAction::Data(None));
     }
 }

@@ -1,6 +1,6 @@
 //! The built-in formats: qcow2, LUKS and raw.
 
-use super::{Open, Opened, Opening};
+use super::{Open, OpenRequest, Opened};
 use crate::chain::Layer;
 use crate::policy::Format;
 use crate::raw::{Raw, SECTOR_BYTES};
@@ -17,8 +17,8 @@ pub(super) fn way_to_open(format: Format) -> Option<Open> {
     Some(open)
 }
 
-fn open_raw(opening: Opening<'_>) -> Opened {
-    let Opening {
+fn open_raw(opening: OpenRequest<'_>) -> Opened {
+    let OpenRequest {
         file,
         file_len,
         options,
@@ -37,8 +37,8 @@ fn open_raw(opening: Opening<'_>) -> Opened {
     Opened::new(Layer::Raw(Box::new(Raw::new(file, size))), None)
 }
 
-async fn open_luks(opening: Opening<'_>) -> Result<Opened> {
-    let Opening {
+async fn open_luks(opening: OpenRequest<'_>) -> Result<Opened> {
+    let OpenRequest {
         file,
         file_len,
         options,
@@ -54,8 +54,8 @@ async fn open_luks(opening: Opening<'_>) -> Result<Opened> {
     Ok(Opened::new(Layer::Raw(Box::new(raw)), None))
 }
 
-async fn open_qcow2(opening: Opening<'_>) -> Result<Opened> {
-    let Opening {
+async fn open_qcow2(opening: OpenRequest<'_>) -> Result<Opened> {
+    let OpenRequest {
         file,
         file_len,
         options,
@@ -63,7 +63,7 @@ async fn open_qcow2(opening: Opening<'_>) -> Result<Opened> {
         files,
         is_top,
     } = opening;
-    let image = qcow2::open(qcow2::Opening {
+    let image = qcow2::open(qcow2::OpenParameters {
         file,
         file_len,
         options,

@@ -1,4 +1,4 @@
-//! [`Driver`]: an image of a format that is not built in.
+//! [`FormatImage`]: an image of a format that is not built in.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::run::{Run, Source};
 use crate::{Error, Result};
 
 /// An image of a format that is not built in, open for reading.
-pub trait Driver: Send + Sync + fmt::Debug {
+pub trait FormatImage: Send + Sync + fmt::Debug {
     /// Bytes of the disk.
     fn size(&self) -> u64;
 
@@ -28,8 +28,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
 /// Returns the runs of a driver, checked: a gap would leave memory of the reader as it was.
 ///
 /// # Errors
-/// As for [`Driver::map`]; `Corrupt` for runs with gaps, or of sources that a driver has not.
-pub(crate) async fn map(driver: &dyn Driver, range: Range<u64>) -> Result<Vec<Run>> {
+/// As for [`FormatImage::map`]; `Corrupt` for runs with gaps, or of sources that a driver has not.
+pub(crate) async fn map(driver: &dyn FormatImage, range: Range<u64>) -> Result<Vec<Run>> {
     let runs = driver.map(range.clone()).await?;
     let mut at = range.start;
     for run in &runs {

@@ -45,7 +45,7 @@ pub enum DirtyImage {
     /// Repairs it first, as QEMU does; nothing is allocated, and no guest data written, before the
     /// repair is durable.
     Repair(RepairAtOpen),
-    /// Refuses.
+    /// Opening fails.
     Refuse,
 }
 

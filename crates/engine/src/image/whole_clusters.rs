@@ -11,7 +11,7 @@ use cowslip_queue::{Buf, BufMut};
 use super::{Image, ZeroOptions};
 use crate::file::Durability;
 use crate::qcow2::Qcow2;
-use crate::qcow2::inflight::{Kind, LeaseRequest, Leases, Ticket};
+use crate::qcow2::inflight::{LeaseKind, LeaseRequest, Leases, Ticket};
 use crate::sync::{Mutex, lock};
 use crate::units::{pieces, round_down, round_up};
 use crate::{Error, Result, chain};
@@ -47,7 +47,7 @@ impl WholeClusters {
         };
         let want = LeaseRequest {
             range,
-            kind: Kind::Exclusive,
+            kind: LeaseKind::Exclusive,
         };
         loop {
             let waiting = {
@@ -72,7 +72,7 @@ impl WholeClusters {
 }
 
 /// The content of a write.
-pub(super) enum Content {
+pub(super) enum WriteContent {
     Bytes(Buf),
     Zeroes(ZeroOptions),
 }
@@ -105,11 +105,11 @@ impl Image {
         &self,
         (image, clusters): (&Qcow2, &WholeClusters),
         range: Range<u64>,
-        content: Content,
+        content: WriteContent,
     ) -> Result<()> {
         let (unit, size) = (image.cluster_bytes(), self.size());
         let stretches = stretches(range.clone(), unit, size);
-        if let Content::Zeroes(options) = &content
+        if let WriteContent::Zeroes(options) = &content
             && options.fast_only
             && stretches.iter().any(|stretch| !stretch.whole)
         {
@@ -121,14 +121,14 @@ impl Image {
         let _alone = clusters.alone(self.clusters_of(image, &range)).await;
         for Stretch { range: part, whole } in stretches {
             let outcome = match (&content, whole) {
-                (Content::Zeroes(options), true) => {
+                (WriteContent::Zeroes(options), true) => {
                     image.write_zeroes(part, &self.below, *options).await
                 }
-                (Content::Zeroes(_), false) => {
+                (WriteContent::Zeroes(_), false) => {
                     let zeroes = Buf::zeroed((part.end - part.start) as usize);
                     self.store_part(image, part.start, &zeroes).await
                 }
-                (Content::Bytes(data), whole) => {
+                (WriteContent::Bytes(data), whole) => {
                     let (at, len) = (part.start - range.start, part.end - part.start);
                     let data = data.slice(at as usize, len as usize);
                     match whole {

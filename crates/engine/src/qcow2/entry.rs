@@ -115,7 +115,7 @@ impl std::fmt::Display for EntryError {
 /// The properties of an image that decoding depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryFormat {
-    /// The image's sizes.
+    /// Sizes of the image's structures.
     pub geometry: Geometry,
     /// Header version, 2 or 3.
     pub version: u32,
@@ -134,7 +134,7 @@ impl Standard {
 }
 
 impl EntryFormat {
-    /// The entry of an L2 table that these bytes are; `None` if they are none.
+    /// Decodes an L2 entry; `None` if it is corrupt.
     pub fn l2_entry(&self, words: &[u8]) -> Option<L2Entry> {
         let (word, bitmap) = (big_endian(&words[..8]), words.get(8..16).map(big_endian));
         self.decode_l2(word, bitmap.unwrap_or(0)).ok()
@@ -324,14 +324,14 @@ impl EntryFormat {
 /// Where an L2 table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableRef {
-    /// Its first byte.
+    /// First byte of the table in the file.
     pub offset: HostOffset,
     /// Its reference count is exactly 1.
     pub copied: bool,
 }
 
 impl TableRef {
-    /// The L1 entry.
+    /// Encodes the entry as the L1 table stores it.
     pub fn encode(self) -> u64 {
         self.offset.0 | if self.copied { COPIED } else { 0 }
     }

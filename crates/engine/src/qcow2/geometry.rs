@@ -315,7 +315,7 @@ impl Geometry {
     }
 }
 
-/// Bits `first..end`.
+/// Mask of the bits `first..end`.
 pub fn mask(first: u64, end: u64) -> SubclusterMask {
     debug_assert!(first < end && end <= 32, "subclusters {first}..{end}");
     (SubclusterMask::MAX >> (32 - (end - first))) << first

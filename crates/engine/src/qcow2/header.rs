@@ -84,13 +84,13 @@ pub mod autoclear {
 /// How guest data is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CryptMethod {
-    /// It is not.
+    /// The disk is not encrypted.
     #[default]
     None,
     /// QEMU's old way: AES-128 in CBC mode, the password being the key, a sector's vector its
     /// number on the disk.
     Aes,
-    /// LUKS.
+    /// Encryption by LUKS (`crypt_method` 2).
     Luks,
 }
 
@@ -111,7 +111,7 @@ pub enum CompressionType {
     /// Deflate, without a zlib header ("zlib" in QEMU).
     #[default]
     Deflate,
-    /// Zstandard.
+    /// Zstandard (`compression_type` 1).
     Zstd,
 }
 
@@ -128,7 +128,7 @@ impl CompressionType {
 /// A validated header with its extensions and the backing file's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// 2 or 3.
+    /// Version of the format: 2 or 3.
     pub version: u32,
     /// Where the backing file's name is; [`Header::encode`] puts it behind the extensions.
     pub backing_file_offset: u64,
@@ -148,7 +148,7 @@ pub struct Header {
     pub refcount_table_offset: u64,
     /// Clusters of the refcount table.
     pub refcount_table_clusters: u32,
-    /// Internal snapshots.
+    /// Number of internal snapshots.
     pub nb_snapshots: u32,
     /// Offset of the snapshot table.
     pub snapshots_offset: u64,
@@ -166,7 +166,7 @@ pub struct Header {
     pub compression_type: CompressionType,
     /// Bytes 105 to `header_length`: padding today, and fields that are not known yet.
     pub unknown_fields: Vec<u8>,
-    /// The header extensions.
+    /// Header extensions, unknown ones included.
     pub extensions: Extensions,
 }
 
@@ -277,7 +277,7 @@ impl Header {
         out
     }
 
-    /// The image's sizes.
+    /// Sizes of the image's structures, computed from the header.
     pub fn geometry(&self) -> Geometry {
         Geometry::new(
             self.cluster_bits,

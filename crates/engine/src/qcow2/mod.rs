@@ -48,10 +48,10 @@ pub(crate) use self::mapping::inflight;
 #[doc(hidden)]
 pub use self::offline::layout;
 pub use self::offline::{check, create, inspect, repair};
-pub use self::open::{Opening, open};
+pub use self::open::{OpenParameters, open};
 #[doc(hidden)]
 pub use self::path::compress;
-pub(crate) use self::path::compressed_read::Wanted;
+pub(crate) use self::path::compressed_read::CompressedPart;
 pub(crate) use self::path::compressed_write::Packed;
 pub(crate) use self::path::read;
 pub(crate) use self::path::write::OnAllocated;

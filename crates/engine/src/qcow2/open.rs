@@ -37,12 +37,12 @@ use crate::units::round_up;
 use crate::{Error, Result};
 
 /// An image that is about to be opened.
-pub struct Opening<'a> {
-    /// Its file.
+pub struct OpenParameters<'a> {
+    /// The file that holds the image.
     pub file: AlignedFile,
-    /// The file's length.
+    /// Length of the file in bytes.
     pub file_len: u64,
-    /// How.
+    /// Options of the opening, access included.
     pub options: &'a OpenOptions,
     /// The way to its data file.
     pub gate: &'a dyn Gate,
@@ -57,7 +57,7 @@ pub struct Opening<'a> {
 ///
 /// # Errors
 /// As [`crate::Image::open`].
-pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
+pub async fn open(opening: OpenParameters<'_>) -> Result<Qcow2> {
     let mut opening = opening;
     let mut header = read_header(&opening.file, opening.file_len).await?;
     let writable = opening.options.writable && opening.is_top;
@@ -69,7 +69,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         opening.file_len = opening.file.len().await?;
         header = read_header(&opening.file, opening.file_len).await?;
     }
-    let Opening { file, options, .. } = &opening;
+    let OpenParameters { file, options, .. } = &opening;
     if let (Some(choice), true) = (&options.snapshot, opening.is_top) {
         header = snapshot::root_of(file, &header, choice).await?;
     }
@@ -134,7 +134,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
 async fn prepare_for_writes(
     image: &mut Qcow2,
     header: &Header,
-    opening: &Opening<'_>,
+    opening: &OpenParameters<'_>,
 ) -> Result<()> {
     let (file, format) = (&opening.file, image.format);
     file.reach(Event::ReftableLoad).await;
@@ -188,7 +188,7 @@ fn refuse_corrupt(header: &Header) -> Result<()> {
 
 /// Repairs an image that was not closed cleanly. Its refcounts may be stale: until they are right,
 /// clusters that look free may be in use.
-async fn repair_dirty(opening: &Opening<'_>) -> Result<()> {
+async fn repair_dirty(opening: &OpenParameters<'_>) -> Result<()> {
     struct Watched<'a>(Option<&'a RepairWatch>);
     impl repair::Observer for Watched<'_> {
         fn event(&mut self, event: repair::Event<'_>) {
@@ -222,7 +222,7 @@ async fn repair_dirty(opening: &Opening<'_>) -> Result<()> {
 }
 
 async fn open_data_file(
-    opening: &Opening<'_>,
+    opening: &OpenParameters<'_>,
     header: &Header,
     writable: bool,
 ) -> Result<AlignedFile> {
@@ -245,8 +245,8 @@ async fn open_data_file(
                 writable,
                 chosen_by: ChosenBy::Image,
             };
-            let reached = opening.gate.reach(&request).await;
-            reached.map(|reached| reached.file)
+            let opened = opening.gate.open_async(&request).await;
+            opened.map(|opened| opened.file)
         }
     };
     match reached {
@@ -272,7 +272,7 @@ async fn open_data_file(
 /// its place in that file: the same data elsewhere is other bytes. In QEMU's old way it is its
 /// place on the disk.
 async fn decrypted(
-    opening: &Opening<'_>,
+    opening: &OpenParameters<'_>,
     header: &Header,
     data: AlignedFile,
 ) -> Result<AlignedFile> {

@@ -24,7 +24,7 @@ use crate::units::{round_down, round_up};
 /// Space for a cluster, and its known freshness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Its first byte.
+    /// First byte of the cluster in the file.
     pub host: HostOffset,
     /// Subclusters that are known to read as zeroes, but for what requests of this guest cluster
     /// have written there themselves.
@@ -36,7 +36,7 @@ pub struct Space {
 pub struct View {
     /// Its first guest byte.
     pub start: u64,
-    /// Its entry now.
+    /// L2 entry before the request.
     pub entry: L2Entry,
     /// Space that other requests fill right now, published or not; or the entry's own space, if
     /// something is known of its freshness.
@@ -349,7 +349,7 @@ pub enum EntryRequest {
     Zero,
     /// Read as zeroes and give the space back.
     ZeroAndUnmap,
-    /// As `Zero`, of what holds no data; zeroes are written into data.
+    /// As `Zero` if the range holds no data; otherwise the caller writes zeroes.
     ZeroUnwritten,
     /// The guest needs it no longer.
     Discard,
@@ -363,7 +363,7 @@ pub enum EntryRequest {
 /// How the space of a cluster whose data is discarded is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unref {
-    /// It is freed.
+    /// The old cluster loses its reference.
     Free,
     /// The cluster keeps it, without data (`discard-no-unref`).
     Keep,
@@ -372,7 +372,7 @@ pub enum Unref {
 /// The effect of such a request on a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryChange {
-    /// Nothing.
+    /// No reference is lost.
     None,
     /// The new entry, and the space it frees.
     Set(L2Entry, Option<Freed>),

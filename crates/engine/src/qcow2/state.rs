@@ -64,7 +64,7 @@ pub struct Qcow2 {
     pub(super) workers: Workers,
     /// Bytes of a bitmap's table that are read at a time.
     pub(super) bitmap_piece_bytes: u64,
-    /// For observers.
+    /// Stage and position, for the simulator's observers.
     pub(super) probe: Probe,
 }
 
@@ -106,7 +106,7 @@ pub struct State {
     pub(super) bitmaps: Bitmaps,
     /// Statistics of admitted writes.
     pub(super) writes: WriteStatistics,
-    /// Wakes `maintain`.
+    /// Tasks in `maintain` that wait for work.
     pub(super) maintenance: Waiters,
 }
 

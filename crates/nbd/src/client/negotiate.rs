@@ -37,7 +37,7 @@ pub(super) struct Agreed {
     pub(super) headers: Headers,
 }
 
-/// Chooses an export.
+/// Negotiates an export, with its metadata contexts.
 pub(super) async fn choose(
     stream: Stream,
     options: &ConnectOptions,
@@ -196,7 +196,7 @@ fn no_tls() -> ClientError {
     ClientError::Tls("Server does not support STARTTLS".into())
 }
 
-/// Option haggling.
+/// The phase of option haggling (`doc/proto.md`): a stream on which options are sent and answered.
 struct Haggling {
     inbox: Inbox,
     fixed_newstyle: bool,

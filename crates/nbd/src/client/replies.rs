@@ -21,7 +21,7 @@ use crate::protocol::{ChunkCode, ChunkFlags, Command, ErrorCode, Malformed};
 type To<T> = Completer<Result<T, ClientError>>;
 
 /// The waiter of a reply, and the parts of it that have come so far.
-pub(super) enum Wanted {
+pub(super) enum PendingReply {
     Read {
         /// Absent while a part of it is received.
         buf: Option<BufMut>,
@@ -35,17 +35,17 @@ pub(super) enum Wanted {
     },
 }
 
-impl Wanted {
-    pub(super) fn read(buf: BufMut, to: To<BufMut>) -> Wanted {
-        Wanted::Read {
+impl PendingReply {
+    pub(super) fn read(buf: BufMut, to: To<BufMut>) -> PendingReply {
+        PendingReply::Read {
             buf: Some(buf),
             filled: Filled::default(),
             to,
         }
     }
 
-    pub(super) fn status(to: To<Vec<StatusDescriptor>>) -> Wanted {
-        Wanted::Status {
+    pub(super) fn status(to: To<Vec<StatusDescriptor>>) -> PendingReply {
+        PendingReply::Status {
             descriptors: Vec::new(),
             to,
         }
@@ -53,16 +53,16 @@ impl Wanted {
 
     pub(super) fn fail(self, error: ClientError) {
         match self {
-            Wanted::Read { to, .. } => to.complete(Err(error)),
-            Wanted::Done(to) => to.complete(Err(error)),
-            Wanted::Status { to, .. } => to.complete(Err(error)),
+            PendingReply::Read { to, .. } => to.complete(Err(error)),
+            PendingReply::Done(to) => to.complete(Err(error)),
+            PendingReply::Status { to, .. } => to.complete(Err(error)),
         }
     }
 
     /// Delivers the result, if it is complete.
     fn succeed(self) -> Result<(), Malformed> {
         match self {
-            Wanted::Read { buf, filled, to } => {
+            PendingReply::Read { buf, filled, to } => {
                 let buf = buf.expect("nothing is being received");
                 if !filled.covers(buf.len()) {
                     to.complete(Err(SHORT_READ.into()));
@@ -70,8 +70,8 @@ impl Wanted {
                 }
                 to.complete(Ok(buf));
             }
-            Wanted::Done(to) => to.complete(Ok(())),
-            Wanted::Status { descriptors, to } => {
+            PendingReply::Done(to) => to.complete(Ok(())),
+            PendingReply::Status { descriptors, to } => {
                 if descriptors.is_empty() {
                     to.complete(Err(NO_STATUS.into()));
                     return Err(NO_STATUS);
@@ -127,7 +127,7 @@ impl Filled {
 /// A request in flight.
 struct Slot {
     request: Request,
-    wanted: Wanted,
+    wanted: PendingReply,
     /// The first error chunk of the reply; it fails the request once the reply is complete.
     error: Option<ExportError>,
 }
@@ -150,7 +150,7 @@ fn cookie_index(cookie: u64) -> usize {
 
 impl Slots {
     /// Gives a request its cookie and keeps it.
-    pub(super) fn insert(&mut self, mut request: Request, wanted: Wanted) -> Request {
+    pub(super) fn insert(&mut self, mut request: Request, wanted: PendingReply) -> Request {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
@@ -185,7 +185,7 @@ impl Slots {
     }
 
     /// Takes out all that wait.
-    pub(super) fn drain(&mut self) -> Vec<Wanted> {
+    pub(super) fn drain(&mut self) -> Vec<PendingReply> {
         self.free.clear();
         let slots = std::mem::take(&mut self.slots);
         slots
@@ -288,7 +288,7 @@ impl Receiver {
         head.unsplit(part);
         // Gone if this side ended the connection in the meantime.
         if let Ok(slot) = self.shared.slots.borrow_mut().get(cookie)
-            && let Wanted::Read { buf, .. } = &mut slot.wanted
+            && let PendingReply::Read { buf, .. } = &mut slot.wanted
         {
             *buf = Some(head);
         }
@@ -298,7 +298,7 @@ impl Receiver {
     /// Marks a part of a read as arrived and takes its whole buffer out.
     fn take_part(&self, cookie: u64, start: usize, len: usize) -> Result<BufMut, Malformed> {
         let mut slots = self.shared.slots.borrow_mut();
-        let Wanted::Read { buf, filled, .. } = &mut slots.get(cookie)?.wanted else {
+        let PendingReply::Read { buf, filled, .. } = &mut slots.get(cookie)?.wanted else {
             return Err(STRANGE_CHUNK);
         };
         filled.add(start, start + len)?;
@@ -368,7 +368,7 @@ impl Receiver {
         let start = self.place(cookie, hole.offset, u64::from(hole.len))?;
         let len = usize::try_from(hole.len).map_err(|_| STRANGE_CHUNK)?;
         let mut slots = self.shared.slots.borrow_mut();
-        let Wanted::Read { buf, filled, .. } = &mut slots.get(cookie)?.wanted else {
+        let PendingReply::Read { buf, filled, .. } = &mut slots.get(cookie)?.wanted else {
             return Err(STRANGE_CHUNK.into());
         };
         filled.add(start, start + len)?;
@@ -401,7 +401,7 @@ impl Receiver {
         let status = decode(&payload)?;
         let mut slots = self.shared.slots.borrow_mut();
         let slot = slots.get(header.cookie)?;
-        let Wanted::Status { descriptors, .. } = &mut slot.wanted else {
+        let PendingReply::Status { descriptors, .. } = &mut slot.wanted else {
             return Err(STRANGE_CHUNK.into());
         };
         if self.shared.status_context != Some(status.context_id) {

@@ -108,7 +108,7 @@ pub fn decode_client_flags(message: &[u8]) -> Result<ClientFlags, Malformed> {
 /// Header of an option, before its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// The option.
+    /// The option that the client asks for.
     pub option: OptionCode,
     /// Bytes of data that follow.
     pub len: u32,
@@ -146,7 +146,7 @@ pub fn encode_option(message: &mut Vec<u8>, option: OptionCode, data: &[u8]) {
 pub struct OptionReplyHeader {
     /// The option that is answered.
     pub option: OptionCode,
-    /// The answer.
+    /// The type of the reply.
     pub reply: OptionReplyCode,
     /// Bytes of data that follow.
     pub len: u32,
@@ -196,7 +196,7 @@ fn encode_counted_string(data: &mut Vec<u8>, string: &str) {
 /// The data of `INFO` and `GO`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoRequest {
-    /// The export.
+    /// The name of the export; empty for the default one.
     pub name: String,
     /// Informations that the client asks for beyond size and flags.
     pub infos: Vec<InfoCode>,
@@ -234,7 +234,7 @@ impl InfoRequest {
 /// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaContextRequest {
-    /// The export.
+    /// The name of the export; empty for the default one.
     pub name: String,
     /// Contexts, or namespaces to list.
     pub queries: Vec<String>,
@@ -274,7 +274,7 @@ impl MetaContextRequest {
 /// The data of a `Server` reply: an export in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerEntry {
-    /// Its name.
+    /// The name of the export or metadata context.
     pub name: String,
     /// Its description, or nothing.
     pub description: String,
@@ -307,7 +307,7 @@ impl ServerEntry {
 pub struct MetaContextEntry {
     /// Identifier of the context in replies to `BLOCK_STATUS`.
     pub id: u32,
-    /// Its name.
+    /// The name of the export or metadata context.
     pub name: String,
 }
 
@@ -381,9 +381,9 @@ pub enum Info {
         /// Abilities of the export.
         flags: TransmissionFlags,
     },
-    /// Its canonical name.
+    /// The canonical name of the export.
     Name(String),
-    /// Its description.
+    /// The description of the export, for humans.
     Description(String),
     /// The sizes of requests that it takes.
     BlockSize(BlockSizes),

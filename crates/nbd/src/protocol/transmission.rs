@@ -46,13 +46,13 @@ fn join<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
 /// A request, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Modifiers.
+    /// Modifiers of the operation, such as FUA.
     pub flags: CommandFlags,
-    /// Operation.
+    /// The operation.
     pub command: Command,
     /// The client's name for the request, which comes back in the reply.
     pub cookie: u64,
-    /// First byte.
+    /// Offset of the first byte, in bytes.
     pub offset: u64,
     /// Length of the range in bytes; for `WRITE` that of the payload too, and with `PAYLOAD_LEN`
     /// that of the payload only. 32 bits without extended headers.
@@ -136,7 +136,7 @@ pub struct StatusQuery {
 }
 
 impl StatusQuery {
-    /// The payload.
+    /// The payload as it is sent.
     pub fn encode(&self) -> Vec<u8> {
         let mut payload = self.len.to_be_bytes().to_vec();
         for id in &self.context_ids {
@@ -178,12 +178,12 @@ pub struct ChunkHeader {
     pub code: ChunkCode,
     /// Cookie of the request that it belongs to.
     pub cookie: u64,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub len: u32,
 }
 
 impl ChunkHeader {
-    /// The message.
+    /// The header as it is sent.
     pub fn encode(&self) -> [u8; CHUNK_HEADER_BYTES] {
         join(&[
             &STRUCTURED_REPLY_MAGIC.to_be_bytes(),
@@ -205,7 +205,7 @@ pub struct ExtendedChunkHeader {
 }
 
 impl ExtendedChunkHeader {
-    /// The message.
+    /// The header as it is sent.
     pub fn encode(&self) -> [u8; EXTENDED_CHUNK_BYTES] {
         join(&[
             &EXTENDED_REPLY_MAGIC.to_be_bytes(),
@@ -249,7 +249,7 @@ pub enum ReplyHeader {
     Simple {
         /// Cookie of the request that it answers.
         cookie: u64,
-        /// Why it failed.
+        /// The reason of a failure; `None` is success.
         error: Option<ErrorCode>,
     },
     /// A chunk of a structured reply.
@@ -302,14 +302,14 @@ pub fn decode_offset_data(payload: &[u8]) -> Result<u64, Malformed> {
 /// The payload of a hole chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffsetHole {
-    /// First byte.
+    /// Offset of the first byte, in bytes.
     pub offset: u64,
     /// Length in bytes; never 0.
     pub len: u32,
 }
 
 impl OffsetHole {
-    /// The payload.
+    /// The payload as it is sent.
     pub fn encode(&self) -> [u8; OFFSET_HOLE_BYTES] {
         join(&[&self.offset.to_be_bytes(), &self.len.to_be_bytes()])
     }
@@ -438,7 +438,7 @@ fn descriptors<'a>(
 pub struct ErrorChunk {
     /// Why the request failed.
     pub error: ErrorCode,
-    /// The same for humans, or nothing.
+    /// The reason in words for humans; may be empty.
     pub message: String,
     /// Where it failed: present in `ErrorOffset` chunks only.
     pub offset: Option<u64>,

@@ -16,11 +16,11 @@ pub(super) const PORT: &str = "10809";
 /// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A Unix socket.
+    /// A Unix socket, by its path.
     Unix(PathBuf),
     /// A port of a host.
     Tcp {
-        /// Name or address.
+        /// Name or address of the host.
         host: String,
         /// Number, or name of a service.
         port: String,

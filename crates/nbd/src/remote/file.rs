@@ -25,7 +25,7 @@ use crate::tls::ClientTls;
 use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, Space, Storage};
 use cowslip_queue::{Completer, IoVec, IoVecMut, Pending, pending};
 
-use super::link::Way;
+use super::link::ExportAddress;
 use super::name::ExportName;
 use super::requests::Request;
 use super::unflushed::FlushPart;
@@ -42,7 +42,7 @@ pub async fn open(
     name: &str,
     writable: bool,
 ) -> cowslip_block::Result<Arc<dyn BlockFile>> {
-    let way = Way {
+    let way = ExportAddress {
         export: export.clone(),
         tls,
     };

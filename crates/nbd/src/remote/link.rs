@@ -5,7 +5,7 @@
 //! since all requests of the protocol say what is to be, not what is to be done with what is there:
 //! a read, a write of these bytes to this place, zeroes, a discard, a flush. Whether the server had
 //! done one of them or not when the connection was lost, it is done afterwards; and requests that
-//! overlap have no order as long as they are under way.
+//! overlap have no order as long as they are under address.
 //!
 //! Two losses remain: a server that ends loses answered writes that were not flushed, if it keeps
 //! them in its memory; and one that goes on with a request of the old
@@ -31,17 +31,19 @@ use super::name::ExportName;
 use super::unflushed::Unflushed;
 use cowslip_block::Error;
 
-/// Pauses between attempts to connect: the first is what a server needs to start again at once, and
-/// each is twice as long as the one before it, up to the last.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// First pause between attempts to connect: the time that a server needs to start again at once.
+/// Each pause is twice as long as the one before it.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// Longest pause between attempts to connect.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Time limit of the handshake, as servers have for their clients.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of the server's part in a disconnect.
-const LEAVE: Duration = Duration::from_secs(2);
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An export, and the credentials for its server.
 #[derive(Clone)]
-pub(super) struct Way {
+pub(super) struct ExportAddress {
     pub(super) export: ExportName,
     pub(super) tls: Option<ClientTls>,
 }
@@ -59,7 +61,7 @@ enum State {
 
 /// An export, and the connection to it.
 pub(super) struct Link {
-    way: Way,
+    address: ExportAddress,
     /// The server's first description. A new connection must have the same.
     description: ExportDescription,
     state: RefCell<State>,
@@ -76,15 +78,15 @@ impl Link {
     /// # Errors
     /// Those of the last attempt.
     pub(super) async fn open(
-        way: Way,
+        address: ExportAddress,
         unflushed: Arc<Mutex<Unflushed>>,
     ) -> cowslip_block::Result<Link> {
-        let client = match way.export.waits.open {
-            Duration::ZERO => way.connect().await?,
-            patience => way.connect_within(patience).await?,
+        let client = match address.export.waits.open {
+            Duration::ZERO => address.connect().await?,
+            patience => address.connect_within(patience).await?,
         };
         Ok(Link {
-            way,
+            address,
             description: client.export().clone(),
             state: RefCell::new(State::Up(Rc::new(client))),
             waiting: RefCell::default(),
@@ -99,7 +101,7 @@ impl Link {
 
     /// Whether a request may be asked more than once.
     pub(super) fn asks_again(&self) -> bool {
-        !self.way.export.waits.reconnect.is_zero()
+        !self.address.export.waits.reconnect.is_zero()
     }
 
     /// Asks the server, as often as it takes: again over the next connection where one was lost
@@ -188,7 +190,7 @@ impl Link {
     /// Starts a new connection in the place of this one, unless one was started before.
     fn lost(self: &Rc<Link>, client: &Rc<Client>, why: ClientError) {
         if self.is_current(client) {
-            let until = Instant::now() + self.way.export.waits.reconnect;
+            let until = Instant::now() + self.address.export.waits.reconnect;
             self.state.replace(State::Down { until, why });
             self.unflushed().connection_lost();
             spawn(Rc::clone(self).come_back());
@@ -197,16 +199,16 @@ impl Link {
 
     /// Connects until that succeeds: also when no request waits, since others may come later.
     async fn come_back(self: Rc<Link>) {
-        let mut pause = PAUSES.0;
+        let mut pause = PAUSE_MIN;
         let client = loop {
-            let attempt = within(HANDSHAKE, self.way.connect()).await;
+            let attempt = within(HANDSHAKE_TIMEOUT, self.address.connect()).await;
             if let Some(Ok(client)) = attempt
                 && is_the_same(&self.description, client.export())
             {
                 break client;
             }
             sleep(pause).await;
-            pause = (2 * pause).min(PAUSES.1);
+            pause = (2 * pause).min(PAUSE_MAX);
         };
         self.state.replace(State::Up(Rc::new(client)));
         for waiter in self.waiting.take() {
@@ -227,7 +229,7 @@ impl Link {
         // Every request has its answer: each held the file until then.
         if let Ok(client) = Rc::try_unwrap(client) {
             // A server's answer to a disconnect is of no consequence.
-            drop(within(LEAVE, client.disconnect()).await);
+            drop(within(DISCONNECT_TIMEOUT, client.disconnect()).await);
         }
     }
 }
@@ -244,7 +246,7 @@ fn is_the_same(known: &ExportDescription, export: &ExportDescription) -> bool {
         && export.flags.contains(read_only) == known.flags.contains(read_only)
 }
 
-impl Way {
+impl ExportAddress {
     async fn connect(&self) -> cowslip_block::Result<Client> {
         let options = ConnectOptions {
             tls: self.tls.clone(),
@@ -291,18 +293,18 @@ struct Attempts {
 
 impl Default for Attempts {
     fn default() -> Attempts {
-        Attempts { next: PAUSES.0 }
+        Attempts { next: PAUSE_MIN }
     }
 }
 
 impl Attempts {
-    /// The pause before the next attempt, with so much time left; `None` once there is none.
+    /// The pause before the next attempt, with `left` remaining; `None` once there is none.
     ///
     /// Each is twice as long as the one before it, but no longer than half of what is left, so
     /// that a server that comes late is found too. The last one ends at the deadline, not before.
     fn pause(&mut self, left: Duration) -> Option<Duration> {
-        let pause = self.next.min(left / 2).max(PAUSES.0).min(left);
-        self.next = (2 * self.next).min(PAUSES.1);
+        let pause = self.next.min(left / 2).max(PAUSE_MIN).min(left);
+        self.next = (2 * self.next).min(PAUSE_MAX);
         (!pause.is_zero()).then_some(pause)
     }
 }
@@ -378,8 +380,8 @@ mod tests {
         let mut options = Options::new(split(&options).unwrap());
         let export = ExportName::of_options(&mut options).unwrap();
         Queue::new(Backend::Threads).unwrap().block_on(async {
-            let way = Way { export, tls: None };
-            let link = Rc::new(Link::open(way, Arc::default()).await.unwrap());
+            let address = ExportAddress { export, tls: None };
+            let link = Rc::new(Link::open(address, Arc::default()).await.unwrap());
             for is_back in [false, true] {
                 a_write_is_acknowledged_late(&link, is_back).await;
             }
@@ -404,9 +406,9 @@ mod tests {
             let (made, given_up_at) = attempts_within(patience);
             assert_eq!(given_up_at, patience, "{made:?}");
             let mut gaps = made.windows(2).map(|pair| pair[1] - pair[0]);
-            assert!(gaps.clone().all(|gap| gap <= PAUSES.1.as_millis()));
+            assert!(gaps.clone().all(|gap| gap <= PAUSE_MAX.as_millis()));
             let last = gaps.next_back().unwrap();
-            assert!(last <= 2 * PAUSES.0.as_millis(), "{made:?}");
+            assert!(last <= 2 * PAUSE_MIN.as_millis(), "{made:?}");
         }
         assert_eq!(attempts_within(Duration::ZERO).0, [0]);
     }

@@ -13,7 +13,7 @@ use crate::tls::{ClientCredentials, ClientTls, PeerCheck};
 /// An export of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportName {
-    /// The server.
+    /// The address of the server.
     pub server: Address,
     /// The export; empty for the default one.
     pub export: String,
@@ -37,7 +37,7 @@ pub struct Waits {
 /// Parameters of TLS with a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsName {
-    /// The client's credentials.
+    /// The credentials that the client proves itself by, or trusts the server by.
     pub credentials: ClientSide,
     /// Name that the server's certificate has to be for, if not the host that is connected to.
     pub hostname: Option<String>,

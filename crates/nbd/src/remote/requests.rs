@@ -17,8 +17,8 @@ use super::unflushed::FlushPart;
 const PAYLOAD_BYTES: u64 = 32 << 20;
 /// Bytes of a request without payload: its length has 32 bits, and some servers take it as signed.
 const PLAIN_BYTES: u64 = 1 << 30;
-/// The same with extended headers: far more than any disk has, and far from where sums of 63 bits
-/// end.
+/// Bytes of a request without payload, with extended headers: far more than any disk has, and far
+/// from where sums of 63 bits end.
 const EXTENDED_PLAIN_BYTES: u64 = 1 << 60;
 
 /// Limits of a request's length.
@@ -38,7 +38,7 @@ pub(super) enum Request {
     Flush(FlushPart),
 }
 
-/// The server's limits.
+/// Limits of requests to the server, from the block sizes that it has announced, in whole blocks.
 pub(super) fn limits(export: &ExportDescription) -> Limits {
     let sizes = export.block_sizes;
     let minimum = sizes.map_or(1, |sizes| u64::from(sizes.minimum.max(1)));

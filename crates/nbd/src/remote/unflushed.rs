@@ -77,9 +77,9 @@ impl Unflushed {
 }
 
 /// A part of several flushes that answer one request together: the first error, or success of all.
-pub(super) struct FlushPart(Arc<Mutex<Together>>);
+pub(super) struct FlushPart(Arc<Mutex<JointFlush>>);
 
-struct Together {
+struct JointFlush {
     left: usize,
     outcome: io::Result<()>,
     to: Option<Completer<io::Result<()>>>,
@@ -88,7 +88,7 @@ struct Together {
 impl FlushPart {
     /// Parts of a flush, `count` of them; `to` completes with their joint outcome.
     pub(super) fn split(to: Completer<io::Result<()>>, count: usize) -> Vec<FlushPart> {
-        let together = Arc::new(Mutex::new(Together {
+        let together = Arc::new(Mutex::new(JointFlush {
             left: count,
             outcome: Ok(()),
             to: Some(to),

@@ -12,7 +12,7 @@ use crate::ExportDescription;
 use cowslip_queue::{Backend, Completer, Pending, Queue, pending, spawn};
 use futures_util::future::{self, Either};
 
-use super::link::{Link, Way};
+use super::link::{ExportAddress, Link};
 use super::requests::{Request, answer, limits};
 use super::unflushed::Unflushed;
 use cowslip_block::{Error, Result};
@@ -40,7 +40,7 @@ impl Worker {
     ///
     /// # Errors
     /// There is no thread for it.
-    pub(super) fn first(way: &Way) -> Result<(Worker, Pending<Connected>)> {
+    pub(super) fn first(way: &ExportAddress) -> Result<(Worker, Pending<Connected>)> {
         let (opened, connected) = pending();
         let worker = Worker::start(way.clone(), Role::First(opened))?;
         Ok((worker, connected))
@@ -51,11 +51,11 @@ impl Worker {
     ///
     /// # Errors
     /// There is no thread for it.
-    pub(super) fn another(way: &Way, known: &ExportDescription) -> Result<Worker> {
+    pub(super) fn another(way: &ExportAddress, known: &ExportDescription) -> Result<Worker> {
         Worker::start(way.clone(), Role::Another(known.clone()))
     }
 
-    fn start(way: Way, role: Role) -> Result<Worker> {
+    fn start(way: ExportAddress, role: Role) -> Result<Worker> {
         let mailbox = Arc::new(Mailbox::default());
         let thread = {
             let mailbox = Arc::clone(&mailbox);
@@ -89,7 +89,7 @@ impl Worker {
         !unflushed.unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Posts a request.
+    /// Sends a request to the worker's thread; its completion comes through the request.
     pub(super) fn post(&self, request: Request) {
         self.mailbox.post(request);
     }
@@ -174,7 +174,7 @@ impl Mailbox {
 }
 
 /// The thread, from its start to its end.
-fn work(way: Way, mailbox: &Arc<Mailbox>, role: Role) {
+fn work(way: ExportAddress, mailbox: &Arc<Mailbox>, role: Role) {
     let queue = match Queue::new(Backend::Auto) {
         Ok(queue) => queue,
         Err(error) => {

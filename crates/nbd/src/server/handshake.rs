@@ -375,7 +375,7 @@ impl<'a> Haggling<'a> {
         Ok(Step::Next)
     }
 
-    /// `INFO` and `GO`.
+    /// Answers `INFO` and `GO`: describes an export, and with `GO` chooses it.
     fn info(&mut self, option: OptionCode, data: &[u8]) -> Result<Chosen, Refusal> {
         let request = InfoRequest::decode(data)?;
         let export = Arc::clone(self.find(&request.name)?);

@@ -29,7 +29,7 @@ mod transmission;
 /// When a server stops by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lifetime {
-    /// Never.
+    /// The server stops only when it is asked to.
     #[default]
     UntilStopped,
     /// When a client that had chosen an export has left, and no other is connected.
@@ -50,7 +50,7 @@ pub struct ServerOptions {
     /// Requests of one connection that are worked on or whose replies are not sent. Beyond that the
     /// connection is not read.
     pub requests_in_flight_max: usize,
-    /// The same for their payload in bytes. A single request may exceed it.
+    /// Payload of these requests, in bytes. A single request may exceed it.
     pub bytes_in_flight_max: usize,
     /// Serve over TLS, and nobody without it. `None` is a server in the clear.
     pub tls: Option<ServerTls>,
@@ -85,7 +85,7 @@ pub enum ServerEvent {
     Option {
         /// Number of the connection.
         connection: u64,
-        /// The option.
+        /// The option that the client has sent.
         option: OptionCode,
     },
     /// A client has begun TLS, and may be served.
@@ -104,9 +104,9 @@ pub enum ServerEvent {
     RequestFailed {
         /// Number of the connection.
         connection: u64,
-        /// The request.
+        /// The request that failed, without its payload.
         request: Request,
-        /// The answer.
+        /// The error that the client was sent.
         error: ExportError,
     },
     /// A connection has ended.
@@ -118,7 +118,7 @@ pub enum ServerEvent {
     },
     /// A connection could not be accepted; the server goes on.
     AcceptFailed {
-        /// The system's words.
+        /// The reason, in the system's words.
         reason: String,
     },
 }

@@ -108,7 +108,7 @@ impl SharedKeys {
         self.keys.is_empty()
     }
 
-    /// The user's key.
+    /// The key of this user; `None` if there is no such user.
     pub fn key_of(&self, user: &str) -> Option<&[u8]> {
         self.keys.get(user).map(|key| key.as_slice())
     }

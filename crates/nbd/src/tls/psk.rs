@@ -64,7 +64,7 @@ pub(super) struct Context {
 /// The user that the client has named, and whether there is one of that name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Named {
-    /// No user yet.
+    /// The client has named no user yet.
     Nobody,
     /// A client with a key.
     User(String),

@@ -8,7 +8,7 @@ use cowslip_block::options::{Kind, OptionEntry, Options, Pairs};
 use cowslip_block::{Error, Result};
 use cowslip_filters::{DebugFile, DebugSpec, RuleText};
 
-use crate::driver::{FileHow, Filter, FilterNode, Opening};
+use crate::driver::{FileSettings, Filter, FilterNode, Opening};
 use crate::options::option;
 
 const OPTIONS: &[OptionEntry] = &[
@@ -45,7 +45,7 @@ const OPTIONS: &[OptionEntry] = &[
 /// The beginning of file names that give a configuration and another file's name.
 const NAME: &str = "blkdebug:";
 
-/// The driver.
+/// The filter `blkdebug`.
 pub struct Blkdebug;
 
 impl Filter for Blkdebug {
@@ -150,8 +150,8 @@ impl FilterNode for Debug {
         true
     }
 
-    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, how: FileHow<'a>) -> Opening<'a> {
-        let debugged = DebugFile::new(below, &self.0, how.breakpoints.clone());
+    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, settings: FileSettings<'a>) -> Opening<'a> {
+        let debugged = DebugFile::new(below, &self.0, settings.breakpoints.clone());
         let debugged = debugged.map(|file| Arc::new(file) as Arc<dyn BlockFile>);
         Box::pin(std::future::ready(debugged))
     }

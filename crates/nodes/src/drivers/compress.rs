@@ -6,7 +6,7 @@ use cowslip_block::options::{OptionEntry, Options};
 use crate::driver::ImageFilter;
 use crate::options::Above;
 
-/// The driver.
+/// The driver `compress`.
 pub struct Compress;
 
 impl ImageFilter for Compress {

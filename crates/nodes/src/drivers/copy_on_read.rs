@@ -13,7 +13,7 @@ const OPTIONS: &[OptionEntry] = &[option(
     "Name of the lowest node whose data is kept",
 )];
 
-/// The driver.
+/// The driver `copy-on-read`.
 pub struct CopyOnRead;
 
 impl ImageFilter for CopyOnRead {

@@ -7,6 +7,9 @@ use cowslip_block::{Error, Result};
 use crate::foreign;
 use crate::options::{CommonOptions, FileOptions, option, parse_aio};
 
+/// Its names in `driver=`.
+pub const NAMES: &[&str] = &["file", "host_device", "host_cdrom"];
+
 /// Its options, beside those of every node.
 pub const OPTIONS: &[OptionEntry] = &[
     option("filename", Kind::Text, "", "Path of the file"),
@@ -37,7 +40,7 @@ pub const OPTIONS: &[OptionEntry] = &[
 /// The outcome of reading an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It was read.
+    /// The option is known, and its value was read.
     Yes,
     /// There is none of that name. It is refused when the file is open.
     Unknown,

@@ -14,7 +14,7 @@ const OPTIONS: &[OptionEntry] = &[option(
     "ID of the secret that opens it",
 )];
 
-/// The driver.
+/// The format `luks`.
 pub struct Luks;
 
 impl ImageFormat for Luks {

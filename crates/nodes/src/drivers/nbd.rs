@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use cowslip::file::Storage;
 use cowslip_block::Result;
 use cowslip_block::options::{OptionEntry, Options};
 use cowslip_nbd::remote::{self, ExportName};
 
-use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
+use crate::driver::{Creation, FileSettings, Opening, Protocol, ProtocolNode};
 
-/// The driver.
+/// The protocol `nbd`.
 pub struct Nbd;
 
 impl Protocol for Nbd {
@@ -46,13 +47,27 @@ impl ProtocolNode for Export {
         Some(self.0.uri())
     }
 
-    fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
+    fn creation(&self) -> Creation {
+        Creation::Existing
+    }
+
+    fn storage(&self) -> Storage {
+        self.0.storage()
+    }
+
+    fn open<'a>(&'a self, settings: FileSettings<'a>) -> Opening<'a> {
         Box::pin(async move {
             let Export(export) = self;
             // Before anything is sent: who has no credentials meets no server.
             let tls = export.tls.as_ref();
-            let tls = tls.map(|tls| how.objects.tls_to(&export.server, tls));
-            remote::open(export, tls.transpose()?, how.name, how.host.writable).await
+            let tls = tls.map(|tls| settings.objects.tls_to(&export.server, tls));
+            remote::open(
+                export,
+                tls.transpose()?,
+                settings.name,
+                settings.host.writable,
+            )
+            .await
         })
     }
 }

@@ -8,7 +8,7 @@ use cowslip_block::options::{Kind, OptionEntry, Options, Pairs};
 use cowslip_block::{Error, Result};
 use cowslip_filters::{NullFile, NullSpec};
 
-use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
+use crate::driver::{FileSettings, Opening, Protocol, ProtocolNode};
 use crate::options::option;
 
 const NAMES: &[&str] = &["null-co", "null-aio"];
@@ -29,7 +29,7 @@ const OPTIONS: &[OptionEntry] = &[
     ),
 ];
 
-/// The driver.
+/// The protocols `null-co` and `null-aio`.
 pub struct Null;
 
 impl Protocol for Null {
@@ -91,8 +91,8 @@ impl ProtocolNode for Nothing {
         Some(format!("{}://", self.driver))
     }
 
-    fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
-        let file = NullFile::new(how.name, self.spec.clone());
+    fn open<'a>(&'a self, settings: FileSettings<'a>) -> Opening<'a> {
+        let file = NullFile::new(settings.name, self.spec.clone());
         Box::pin(std::future::ready(Ok(Arc::new(file) as Arc<dyn BlockFile>)))
     }
 }

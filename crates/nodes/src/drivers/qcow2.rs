@@ -43,7 +43,7 @@ const OPTIONS: &[OptionEntry] = &[
     option("overlap-check.", Kind::Text, "", "Without effect"),
 ];
 
-/// The driver.
+/// The format `qcow2`.
 pub struct Qcow2;
 
 impl ImageFormat for Qcow2 {

@@ -9,7 +9,7 @@ use cowslip_block::options::{Kind, OptionEntry, Options};
 use cowslip_block::{Error, Result};
 use cowslip_filters::PartFile;
 
-use crate::driver::{FileHow, Filter, FilterNode, ImageFormat, Opening};
+use crate::driver::{FileSettings, Filter, FilterNode, ImageFormat, Opening};
 use crate::options::{ImageOptions, option};
 
 const OPTIONS: &[OptionEntry] = &[
@@ -22,7 +22,7 @@ const OPTIONS: &[OptionEntry] = &[
     ),
 ];
 
-/// The driver.
+/// The filter `raw`, a part of a file, and the format of that name.
 pub struct Raw;
 
 impl Filter for Raw {
@@ -55,7 +55,7 @@ impl Filter for Raw {
 struct Part(u64, Option<u64>);
 
 impl FilterNode for Part {
-    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, _: FileHow<'a>) -> Opening<'a> {
+    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, _: FileSettings<'a>) -> Opening<'a> {
         Box::pin(async move {
             let len = below.len().await;
             let len = len.map_err(|error| Error::invalid(system_words(&error)))?;

@@ -29,7 +29,7 @@ fn refused(list: &str) -> String {
 }
 
 /// The filters over the bytes, and what has them, for comparisons.
-fn line(source: &Source) -> String {
+fn chain(source: &Source) -> String {
     format!("{:?} {:?}", source.filters, source.bottom)
 }
 
@@ -48,7 +48,7 @@ fn the_three_ways_to_name_an_image_mean_the_same() {
         assert_eq!(source.format, Some(Format::Qcow2));
         assert_eq!(source.image.backing, Some(BackingChoice::None));
         assert_eq!(source.common, by_options.common);
-        assert_eq!(line(source), "[] Host");
+        assert_eq!(chain(source), "[] Host");
         source.check_image_options(Format::Qcow2).unwrap();
         source.check_file_options().unwrap();
     }
@@ -132,23 +132,23 @@ fn a_filter_under_a_format_is_found_by_driver_and_by_name() {
     let one = "driver=qcow2,file.driver=blkdebug,file.config=c,file.image.filename=a,file.align=4k";
     let two = "driver=qcow2,file.filename=blkdebug:c:a,file.align=4k";
     let (one, two) = (of_options(one), of_options(two));
-    assert_eq!(line(&one), line(&two));
-    assert!(line(&one).contains("config: Some(\"c\")") && line(&one).contains("align: 4096"));
+    assert_eq!(chain(&one), chain(&two));
+    assert!(chain(&one).contains("config: Some(\"c\")") && chain(&one).contains("align: 4096"));
     assert_eq!((&one.filename[..], one.format), ("a", Some(Format::Qcow2)));
     let bare = of_options("driver=blkdebug,image.filename=a,inject-error.0.event=none");
     assert_eq!((&bare.filename[..], bare.format), ("a", Some(Format::Raw)));
     assert_eq!(bare.filters.len(), 1);
     let part = of_options("driver=raw,offset=1k,size=2k,file.filename=a");
-    assert_eq!(line(&part), "[Part(1024, Some(2048))] Host");
+    assert_eq!(chain(&part), "[Part(1024, Some(2048))] Host");
     let below = of_options("driver=qcow2,file.driver=raw,file.offset=1k,file.file.filename=a");
-    assert_eq!(line(&below), "[Part(1024, None)] Host");
+    assert_eq!(chain(&below), "[Part(1024, None)] Host");
     let whole = of_options("driver=raw,file.driver=raw,file.file.filename=a");
-    assert_eq!((&whole.filename[..], &line(&whole)[..]), ("a", "[] Host"));
+    assert_eq!((&whole.filename[..], &chain(&whole)[..]), ("a", "[] Host"));
     let null = of_options("driver=qcow2,file.driver=null-co,file.size=1M");
     assert_eq!(null.filename, "null-co://");
     assert_eq!(
-        line(&of_options("file.filename=null-co://,file.size=1M")),
-        line(&null)
+        chain(&of_options("file.filename=null-co://,file.size=1M")),
+        chain(&null)
     );
 }
 
@@ -181,7 +181,7 @@ fn limits_above_a_format_are_those_of_its_disk() {
         ..Limits::default()
     };
     assert_eq!(
-        (source.image.limits, line(&source)),
+        (source.image.limits, chain(&source)),
         (limits, "[] Host".to_string())
     );
     assert_eq!(
@@ -195,7 +195,7 @@ fn limits_above_a_format_are_those_of_its_disk() {
 }
 
 #[test]
-fn an_image_in_the_line_is_a_list_of_its_own() {
+fn an_image_in_the_chain_is_a_list_of_its_own() {
     for list in [
         "driver=raw,file.driver=qcow2,file.file.filename=a,file.backing=",
         "driver=blkdebug,config=c,image.driver=qcow2,image.file.filename=a,image.backing=",
@@ -237,7 +237,7 @@ fn filters_over_an_image_are_options_of_it() {
 }
 
 #[test]
-fn a_line_without_end_is_refused() {
+fn a_chain_without_end_is_refused() {
     for (child, driver) in [
         ("image.", "blkdebug"),
         ("file.", "qcow2"),
@@ -248,7 +248,7 @@ fn a_line_without_end_is_refused() {
             let node = |depth: usize| format!("{}driver={driver}", child.repeat(depth));
             let list: Vec<String> = (0..depth).map(node).collect();
             let why = refused(&list.join(","));
-            let said = why.ends_with("more than 64 nodes in a line are not supported");
+            let said = why.ends_with("more than 64 nodes in a chain are not supported");
             assert_eq!(said, depth > 64, "{driver} {depth}");
         }
     }

@@ -48,7 +48,7 @@ struct Disk {
     size: u64,
 }
 
-async fn open(opening: formats::Opening<'_>) -> Result<Opened> {
+async fn open(opening: formats::OpenRequest<'_>) -> Result<Opened> {
     let disk = Disk {
         file: opening.file,
         size: opening.file_len - 512,
@@ -56,7 +56,7 @@ async fn open(opening: formats::Opening<'_>) -> Result<Opened> {
     Ok(Opened::by(Box::new(disk), &DRIVER))
 }
 
-impl formats::Driver for Disk {
+impl formats::FormatImage for Disk {
     fn size(&self) -> u64 {
         self.size
     }
@@ -118,14 +118,14 @@ fn a_format_is_a_driver_and_a_line() {
 fn the_size_of_its_disk_is_known() {
     let dir = tempfile::tempdir().unwrap();
     let name = image(&dir);
-    let how = how_with(registry(true));
+    let settings = settings_with(registry(true));
     let queue = Queue::new(Backend::Auto).unwrap();
     let size = queue.block_on(async {
         let spec = ImageSpec::named(&name, None);
-        let source = spec.resolve_by(&how.environment.registry)?;
-        let (file, format) = crate::open_alone(&source, &how).await?;
+        let source = spec.resolve_by(&settings.environment.registry)?;
+        let (file, format) = crate::open_alone(&source, &settings).await?;
         assert_eq!(format, Format::Other("shifted"));
-        crate::disk_bytes(&file, format, &source.gate(&how)).await
+        crate::disk_bytes(&file, format, &source.gate(&settings)).await
     });
     assert_eq!(size.unwrap(), 3 * 512);
 }

@@ -21,21 +21,21 @@ pub enum Effect {
     Zero {
         /// Offset in the file.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         len: u64,
     },
     /// A range that reads as zeroes from now on; the end of file stays.
     Punch {
         /// Offset in the file.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         len: u64,
     },
     /// The end of file moves up to this, if it was before.
     Allocate {
         /// Offset in the file.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         len: u64,
     },
     /// The end of file is there.

@@ -24,7 +24,7 @@ pub(super) const BYTES: u64 = foreign::PROBED_BYTES;
 pub(super) enum Change<'a> {
     /// Writes these bytes at an offset; they do not change any more.
     Bytes(u64, &'a IoVec),
-    /// Zeroes a range.
+    /// A range becomes zeroes.
     Zeroes(Range<u64>),
 }
 

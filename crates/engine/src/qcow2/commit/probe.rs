@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 /// Activity of the holder of the write-back turn. The order is that of `writeback.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Nothing.
+    /// No cycle is under way.
     Idle,
     /// Growth: new refcount blocks, and a new refcount table if need be, which nothing refers to
     /// yet.
@@ -19,14 +19,14 @@ pub enum Stage {
     Slices,
     /// B: entries of L1; elsewhere: changes of the header. With the barrier after them.
     Roots,
-    /// C: lowered counts.
+    /// Stage C: counts of freed clusters go down.
     Lower,
     /// C: holes are punched; the clusters become free.
     Release,
 }
 
 impl Stage {
-    /// All stages.
+    /// All stages, in the order of a cycle.
     pub const ALL: [Stage; 8] = [
         Stage::Idle,
         Stage::CountBlocks,
@@ -121,7 +121,7 @@ impl Probe {
         self.refcount_table_moves.store(1, Ordering::Relaxed);
     }
 
-    /// Snapshots change.
+    /// Marks a change of snapshots as under way until dropped.
     pub(in crate::qcow2) fn snapshots_change(&self) -> During<'_> {
         self.snapshots_change.store(1, Ordering::Relaxed);
         During {

@@ -2,8 +2,9 @@
 //!
 //! A write that has failed may have been done, as a whole or in part. After the failed write of a
 //! root, memory and medium may therefore name different structures, and whatever is written by what
-//! memory says may land in a live one. So [`Qcow2::write_root`] is the only way to write a root,
-//! and it latches on any failure, for want of space too.
+//! memory says may land in a live one. So [`Qcow2::write_root`] latches on any failure, for want of
+//! space too. Roots are written elsewhere by the mark of corruption, which is the last write of a
+//! session, and by cycles, which store entries of the L1 table (`commit/writeback.rs`).
 
 use crate::qcow2::Qcow2;
 use crate::{Buf, Result};

@@ -22,7 +22,7 @@ pub(in crate::qcow2) struct Committed {
 /// before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::qcow2) enum Ready {
-    /// None.
+    /// Nothing waits for a cycle.
     Nothing,
     /// Changes that the guest does not see.
     Changes,

@@ -1,4 +1,4 @@
-//! The only writer of metadata, and the only place that knows the order of durable writes.
+//! Write-back cycles: the order in which tables and counts become durable.
 //!
 //! Definitions. A *cut* copies, in one hold of the metadata lock, all that is dirty; only these
 //! copies are written. A *barrier* is a flush of every file that was written; it covers what had
@@ -38,9 +38,9 @@ use crate::errno::{EDQUOT, ENOSPC};
 use crate::file::{AlignedFile, Durability, Event};
 use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::header::{AllocationHint, Header, autoclear, incompatible};
-use crate::qcow2::mapping::tables::{Cut, OnDisk, SliceCopy};
+use crate::qcow2::mapping::tables::{CycleTables, OnDisk, SliceCopy};
 use crate::qcow2::plan::Freed;
-use crate::qcow2::space::alloc::{self, Content};
+use crate::qcow2::space::alloc::{self, SpaceContent};
 use crate::qcow2::{Counts, Qcow2, State};
 use crate::{Buf, Error, Result};
 
@@ -58,7 +58,7 @@ const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 /// The changes that one cycle writes.
 struct Cycle {
     number: u64,
-    tables: Cut,
+    tables: CycleTables,
     raised: Vec<(HostCluster, u64)>,
     freed: Vec<(Freed, u64)>,
     unflushed: bool,
@@ -122,7 +122,7 @@ impl Qcow2 {
         self.latch_if_cancelled(self.cycle(&mut turn)).await
     }
 
-    /// One write-back cycle.
+    /// Runs one write-back cycle: stages A, B and C, with the barriers that the cut needs.
     #[boxed]
     pub(in crate::qcow2) async fn cycle(&self, counts: &mut Counts) -> Result<()> {
         // After a failed barrier nothing may depend on the writes it should have covered.
@@ -290,7 +290,7 @@ impl Qcow2 {
         join_all(writes).await.into_iter().collect()
     }
 
-    async fn write_new_tables(&self, cut: &Cut) -> Result<()> {
+    async fn write_new_tables(&self, cut: &CycleTables) -> Result<()> {
         let unknown = cut
             .new_tables
             .iter()
@@ -313,7 +313,7 @@ impl Qcow2 {
     }
 
     /// Writes single entries: L1 in memory may hold newer ones that must not go down yet.
-    async fn write_l1(&self, cut: &Cut) -> Result<()> {
+    async fn write_l1(&self, cut: &CycleTables) -> Result<()> {
         let table = self.lock().committed.header.l1_table_offset;
         let entries: Vec<_> = cut
             .l1
@@ -488,9 +488,9 @@ impl Qcow2 {
     /// has made it durable; or this session has punched it, which counts as a change of space.
     /// Holes are trusted only on a file system that is known to punch them: FUSE reports data as a
     /// hole that is written but still in the page cache.
-    async fn look_for_holes(&self, free: Range<u64>, found: &mut Vec<(Range<u64>, Content)>) {
+    async fn look_for_holes(&self, free: Range<u64>, found: &mut Vec<(Range<u64>, SpaceContent)>) {
         if !self.zero_method.knows_fresh() || !self.file.capabilities().punches_holes {
-            return found.push((free, Content::Unknown));
+            return found.push((free, SpaceContent::Unknown));
         }
         let bits = self.geometry().cluster_bits();
         let step = (LOOK_BYTES >> bits).max(1);
@@ -502,7 +502,7 @@ impl Qcow2 {
             match self.file.extents(part.start << bits, bytes).await {
                 Ok(extents) => alloc::in_holes(&part, &extents, bits, found),
                 // Where the host cannot list its extents, the content is unknown.
-                Err(_) => found.push((part, Content::Unknown)),
+                Err(_) => found.push((part, SpaceContent::Unknown)),
             }
         }
     }
@@ -519,7 +519,7 @@ impl Qcow2 {
             if counts.refcounts.add(cluster, -1).await? == 0 {
                 self.lock()
                     .space
-                    .set_free(counts.scanned, (cluster, Content::Unknown));
+                    .set_free(counts.scanned, (cluster, SpaceContent::Unknown));
             }
         }
         Ok(())

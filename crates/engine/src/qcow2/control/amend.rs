@@ -62,9 +62,9 @@ pub struct Amendment {
 /// The backing file of an image, as its header names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackingFile {
-    /// Nothing.
+    /// No backing file.
     None,
-    /// A file.
+    /// A backing file by name.
     File {
         /// Its name; a relative one is relative to the image.
         name: String,

@@ -27,11 +27,11 @@ use crate::file::Space;
 use crate::job::{Job, Stage};
 use crate::qcow2::entry::{L2Entry, Standard};
 use crate::qcow2::geometry::{GuestOffset, HostCluster, HostOffset};
-use crate::qcow2::mapping::inflight::{Kind, LeaseRequest};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
 use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::offline::create::Preallocation;
 use crate::qcow2::plan::{EntryRequest, Preallocated, Unref, WriteOrdering, preallocated};
-use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::space::growth::{Method, Step};
 use crate::qcow2::{Qcow2, State};
 use crate::space::{self, Fill};
@@ -46,7 +46,7 @@ const RAISED_MAX: usize = 1 << 19;
 /// Host clusters that are taken, have their space, and are not referenced yet.
 #[derive(Debug, Default)]
 struct Stock {
-    runs: VecDeque<(u64, u64, Content)>,
+    runs: VecDeque<(u64, u64, SpaceContent)>,
 }
 
 impl Stock {
@@ -164,7 +164,7 @@ impl Qcow2 {
 
     /// Takes adjacent clusters: some that are free, or `clusters` of them behind the end of the
     /// file, where there is room for their tables too.
-    async fn take_run_up_to(&self, clusters: u64) -> Result<(u64, u64, Content)> {
+    async fn take_run_up_to(&self, clusters: u64) -> Result<(u64, u64, SpaceContent)> {
         let mut counts = self.turn.take().await;
         let bits = self.geometry().cluster_bits();
         let taken = async {
@@ -192,7 +192,7 @@ impl Qcow2 {
 
     async fn fill_run(
         &self,
-        (offset, len, content): (u64, u64, Content),
+        (offset, len, content): (u64, u64, SpaceContent),
         (how, job): (Preallocation, &Job),
     ) -> Result<()> {
         job.check()?;
@@ -254,9 +254,9 @@ impl Qcow2 {
         let slice = self.geometry().slice_of(first);
         let want = [LeaseRequest {
             range: piece.clone(),
-            kind: Kind::Exclusive,
+            kind: LeaseKind::Exclusive,
         }];
-        let mut place = crate::qcow2::path::admit::Place {
+        let mut place = crate::qcow2::path::admit::QueuePlace {
             image: self,
             ticket: None,
         };
@@ -364,10 +364,10 @@ impl Qcow2 {
             let whole = punched.is_ok_and(|range| range == (start << bits..(start + len) << bits));
             let punches = whole && self.file.capabilities().punches_holes;
             let content = match content {
-                _ if punches => Content::Zeroes,
+                _ if punches => SpaceContent::Zeroes,
                 // Nothing but zeroes was written.
-                Content::Zeroes | Content::Reserved => Content::Zeroes,
-                Content::Unknown => Content::Unknown,
+                SpaceContent::Zeroes | SpaceContent::Reserved => SpaceContent::Zeroes,
+                SpaceContent::Unknown => SpaceContent::Unknown,
             };
             self.lock().space.free.add(HostCluster(start), len, content);
         }
@@ -413,8 +413,8 @@ mod tests {
     #[test]
     fn a_stock_hands_out_each_cluster_once() {
         let mut stock = Stock::default();
-        stock.runs.push_back((5, 2, Content::Zeroes));
-        stock.runs.push_back((1, 1, Content::Unknown));
+        stock.runs.push_back((5, 2, SpaceContent::Zeroes));
+        stock.runs.push_back((1, 1, SpaceContent::Unknown));
         let all: Vec<_> = std::iter::from_fn(|| stock.next()).collect();
         assert_eq!(all, [5, 6, 1].map(HostCluster));
     }

@@ -37,7 +37,7 @@ const ALL_ONES: u64 = 1;
 pub struct Fixed {
     /// Where the bitmap table is.
     pub table_offset: u64,
-    /// Its entries.
+    /// Number of entries of the bitmap table.
     pub table_entries: u32,
     flags: u32,
     kind: u8,
@@ -63,7 +63,7 @@ impl Fixed {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the fields, big-endian.
     pub fn encode(&self) -> [u8; FIXED_BYTES] {
         let mut out = [0; FIXED_BYTES];
         out[..8].copy_from_slice(&self.table_offset.to_be_bytes());
@@ -198,7 +198,7 @@ pub enum TableEntry {
 }
 
 impl TableEntry {
-    /// Decodes it.
+    /// Decodes an entry of a bitmap table.
     pub fn decode(raw: u64, geometry: &Geometry) -> TableEntry {
         let offset = raw & OFFSET_MASK;
         let flags = raw & !OFFSET_MASK;

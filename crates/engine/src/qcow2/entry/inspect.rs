@@ -35,14 +35,14 @@ pub enum Flaw {
 
 /// The space that an L2 entry claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
-    /// None.
+pub enum ClaimedSpace {
+    /// The entry claims no space.
     Nothing,
     /// A cluster, of the image or of its data file.
     Cluster {
         /// Its offset, which may be unaligned.
         offset: u64,
-        /// The COPIED flag.
+        /// COPIED flag of the entry.
         copied: bool,
     },
     /// The sectors of a compressed cluster.
@@ -60,7 +60,7 @@ pub struct Inspected {
     /// The offset that it names, whether or not that claims anything.
     pub offset: u64,
     /// The space that it claims.
-    pub claim: Claim,
+    pub claim: ClaimedSpace,
     /// Its flaws, in the order in which QEMU reports them.
     pub flaws: SmallVec<[Flaw; 2]>,
 }
@@ -132,7 +132,7 @@ impl EntryFormat {
             if allocated != 0 {
                 flaws.push(Flaw::AllocatedWithoutOffset);
             }
-            let claim = Claim::Nothing;
+            let claim = ClaimedSpace::Nothing;
             return Inspected {
                 offset,
                 claim,
@@ -154,7 +154,7 @@ impl EntryFormat {
                 Flaw::PreallocatedUnaligned
             });
         }
-        let claim = Claim::Cluster { offset, copied };
+        let claim = ClaimedSpace::Cluster { offset, copied };
         Inspected {
             offset,
             claim,
@@ -176,7 +176,7 @@ impl EntryFormat {
         };
         if let Some(flaw) = claimless {
             flaws.push(flaw);
-            let claim = Claim::Nothing;
+            let claim = ClaimedSpace::Nothing;
             return Inspected {
                 offset,
                 claim,
@@ -186,7 +186,7 @@ impl EntryFormat {
         let start = offset;
         let further_sectors = (entry & !(COMPRESSED | COPIED)) >> offset_bits;
         let len = (further_sectors + 1) * SECTOR_BYTES - start % SECTOR_BYTES;
-        let claim = Claim::Compressed { start, len };
+        let claim = ClaimedSpace::Compressed { start, len };
         Inspected {
             offset,
             claim,
@@ -232,7 +232,7 @@ mod tests {
 
     fn expected_plain(format: &EntryFormat, inspected: &Inspected) -> Option<(u64, bool)> {
         match inspected.claim {
-            Claim::Cluster { offset, copied } if offset != 0 => {
+            ClaimedSpace::Cluster { offset, copied } if offset != 0 => {
                 let is_plain = !format.data_file && inspected.flaws.is_empty();
                 is_plain.then_some((offset, copied))
             }
@@ -289,7 +289,9 @@ mod tests {
                         continue;
                     }
                     if let Err(EntryError::AllocatedAndZero(_)) = decoded {
-                        assert!(!inspected.flaws.is_empty() || inspected.claim == Claim::Nothing);
+                        assert!(
+                            !inspected.flaws.is_empty() || inspected.claim == ClaimedSpace::Nothing
+                        );
                         continue;
                     }
                     let flawless = inspected.flaws.is_empty();
@@ -300,16 +302,16 @@ mod tests {
                         "{entry:#x} {bitmap:#x} {decoded:?}"
                     );
                     let claim = match decoded {
-                        Ok(L2Entry::Compressed(place)) => Claim::Compressed {
+                        Ok(L2Entry::Compressed(place)) => ClaimedSpace::Compressed {
                             start: place.start,
                             len: place.len,
                         },
                         Ok(L2Entry::Standard(standard)) => match standard.host {
-                            Some(host) => Claim::Cluster {
+                            Some(host) => ClaimedSpace::Cluster {
                                 offset: host.0,
                                 copied: standard.copied,
                             },
-                            None => Claim::Nothing,
+                            None => ClaimedSpace::Nothing,
                         },
                         Err(_) => continue,
                     };

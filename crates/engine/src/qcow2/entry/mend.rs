@@ -5,7 +5,7 @@
 //! as zeroes, never as older data of a backing file; only version 2, which has no zero flag, leaves
 //! such a cluster unallocated.
 
-use super::inspect::{self, Claim, Flaw};
+use super::inspect::{self, ClaimedSpace, Flaw};
 use super::{COMPRESSED, COPIED, EntryFormat, OFFSET_MASK, ZERO};
 
 /// The facts that decide whether an entry is valid, besides its format.
@@ -34,10 +34,10 @@ pub enum Wrong {
     NoTable,
 }
 
-/// A corrected entry.
+/// An entry as repair writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mend {
-    /// The entry.
+    /// Value to store.
     pub entry: u64,
     /// Its bitmap, 0 without extended L2.
     pub bitmap: u64,
@@ -64,7 +64,7 @@ impl EntryFormat {
         if let Some(&flaw) = inspected.flaws.first() {
             return Some(self.mend_flaw(entry, bitmap, flaw, around));
         }
-        let Claim::Cluster { offset, .. } = inspected.claim else {
+        let ClaimedSpace::Cluster { offset, .. } = inspected.claim else {
             return None;
         };
         if self.data_file {
@@ -101,7 +101,7 @@ impl EntryFormat {
             // The specification ignores the bitmap: the data is good.
             (Some(&flaw @ Flaw::CompressedWithBitmap), _) => Some(kept(entry, flaw)),
             (Some(&flaw), _) => Some(self.zeroes(ALLOCATED, Wrong::Flaw(flaw))),
-            (None, Claim::Compressed { start, len }) if beyond(start, len) => {
+            (None, ClaimedSpace::Compressed { start, len }) if beyond(start, len) => {
                 Some(self.zeroes(ALLOCATED, Wrong::Beyond))
             }
             (None, _) => None,
@@ -307,7 +307,9 @@ mod tests {
                         }
                         mended += u32::from(rounds > 0);
                         format.decode_l2(entry, map).unwrap();
-                        if let Claim::Cluster { offset, .. } = format.inspect_l2(entry, map).claim {
+                        if let ClaimedSpace::Cluster { offset, .. } =
+                            format.inspect_l2(entry, map).claim
+                        {
                             let end = if format.data_file { u64::MAX } else { 1 << 24 };
                             assert!(offset < end);
                         }

@@ -120,7 +120,7 @@ pub struct Extra {
 }
 
 impl Extra {
-    /// Decodes it.
+    /// Decodes the extra data, as far as it reaches.
     pub fn decode(bytes: &[u8]) -> Extra {
         let icount = bytes.get(16..24).map(big_endian);
         Extra {

@@ -12,7 +12,7 @@ const DATA_FILE: u32 = 0x4441_5441;
 const CRYPTO_HEADER: u32 = 0x0537_be77;
 const FEATURE_NAMES: u32 = 0x6803_f857;
 const BITMAPS: u32 = 0x2385_2875;
-/// Ours: "COWS".
+/// Type of the allocation hint's extension, which only Cowslip writes: "COWS".
 const ALLOCATION: u32 = 0x434f_5753;
 /// Ours: "COWP". Nothing, up to its end; in a header that was being changed when its writer died.
 pub const PADDING: u32 = 0x434f_5750;
@@ -66,7 +66,7 @@ pub struct BitmapsExtension {
 pub struct CryptoHeader {
     /// Offset in the image file.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the encryption header in bytes.
     pub length: u64,
 }
 
@@ -118,7 +118,7 @@ impl AllocationHint {
         })
     }
 
-    /// The extension's data.
+    /// Encodes the extension's data, without type and length.
     pub fn encode(&self) -> [u8; ALLOCATION_BYTES] {
         let policy = match self.policy {
             AllocPolicy::Auto => 0,
@@ -132,7 +132,7 @@ impl AllocationHint {
 /// An extension of a type that is not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownExtension {
-    /// Its type.
+    /// Type of the extension.
     pub kind: u32,
     /// Its data without padding.
     pub data: Vec<u8>,

@@ -43,7 +43,7 @@ impl Latch {
         self.reason.is_some()
     }
 
-    /// The first failure.
+    /// The failure that latched the image.
     pub fn reason(&self) -> Option<&Error> {
         self.reason.as_ref()
     }

@@ -74,7 +74,7 @@ impl Qcow2 {
         self.lock().health.is_latched()
     }
 
-    /// Latches the image.
+    /// Latches the image: every later change fails with the reason.
     pub(in crate::qcow2) fn latch(&self, reason: &Error) {
         self.lock().health.latch(reason.duplicate());
     }

@@ -25,7 +25,7 @@ pub(in crate::qcow2) struct Health {
 /// The requests that are held back, besides those that change something.
 #[derive(Debug, Default)]
 struct Hold {
-    /// Wakes them.
+    /// Tasks that wait for the drain.
     waiting: Waiters,
     /// No request is left that needs a slice to end: no slice is loaded or pinned either.
     is_complete: bool,
@@ -137,7 +137,7 @@ impl Health {
         Some(hold.waiting.wait())
     }
 
-    /// Ends the session.
+    /// Ends the session: nothing is admitted afterwards.
     pub fn close(&mut self) {
         self.closed = true;
     }

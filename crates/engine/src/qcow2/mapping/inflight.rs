@@ -5,7 +5,7 @@
 //! waits for those before it that wait, so a stream of in-place writes cannot starve an exclusive
 //! one. No request waits while it holds a lease, so there is no deadlock.
 //!
-//! *Joint space* is a cluster that is taken or being filled; it belongs to all writes that fill
+//! A *joint cluster* is one that is taken or being filled; it belongs to all writes that fill
 //! parts of it. The parts that its members have not written are as they were when it was taken, so
 //! its freshness holds for a joiner whatever the others do elsewhere in it (the leases keep them
 //! elsewhere). Freshness ends where a member failed, and where an entry lets a range that a member
@@ -26,7 +26,7 @@ use crate::sync::Waiters;
 
 /// The access that a lease allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LeaseKind {
     /// Writing in place, beside others.
     Shared,
     /// Changing the mapping, alone.
@@ -50,7 +50,7 @@ impl Ticket {
 struct Claim {
     number: u64,
     range: Range<u64>,
-    kind: Kind,
+    kind: LeaseKind,
     /// Completed when the lease is granted; `None` if no request waits for that.
     waiter: Option<Completer<()>>,
     granted: bool,
@@ -75,7 +75,7 @@ pub struct LeaseRequest {
     /// Guest bytes, within one slice.
     pub range: Range<u64>,
     /// The access it needs.
-    pub kind: Kind,
+    pub kind: LeaseKind,
 }
 
 impl Leases {
@@ -86,7 +86,7 @@ impl Leases {
                     && claim.number != before
                     && claim.range.start < want.range.end
                     && want.range.start < claim.range.end
-                    && (claim.kind == Kind::Exclusive || want.kind == Kind::Exclusive)
+                    && (claim.kind == LeaseKind::Exclusive || want.kind == LeaseKind::Exclusive)
             })
         })
     }
@@ -185,9 +185,9 @@ fn wake_overlapping(claims: &mut [Claim], range: &Range<u64>, which: impl Fn(u64
     }
 }
 
-/// Space that writes fill together.
+/// A cluster that writes fill together.
 #[derive(Debug)]
-pub struct PendingCluster {
+pub struct JointCluster {
     /// The cluster and the facts known about it.
     pub space: Space,
     /// Writes under way in it.
@@ -200,9 +200,9 @@ pub struct PendingCluster {
     pub published: bool,
 }
 
-/// All joint space of an image.
+/// The joint clusters of an image.
 #[derive(Debug, Default)]
-pub struct PendingClusters(BTreeMap<GuestCluster, PendingCluster>);
+pub struct JointClusters(BTreeMap<GuestCluster, JointCluster>);
 
 /// The state of a joint cluster when a member leaves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +215,7 @@ pub enum Left {
     Forfeited(Space),
 }
 
-impl PendingClusters {
+impl JointClusters {
     /// The space that writes of this cluster fill.
     pub fn get(&self, cluster: GuestCluster) -> Option<Space> {
         self.0.get(&cluster).map(|joint| joint.space)
@@ -231,7 +231,7 @@ impl PendingClusters {
         self.0.values().filter(|joint| joint.members > 1).count()
     }
 
-    /// Joins, founding the joint space if need be; `published` if an entry refers to it already.
+    /// Joins a joint cluster, or makes it one; `published` if an entry refers to it already.
     pub fn join(
         &mut self,
         cluster: GuestCluster,
@@ -239,7 +239,7 @@ impl PendingClusters {
         published: bool,
         attempt: SubclusterMask,
     ) {
-        let joint = self.0.entry(cluster).or_insert(PendingCluster {
+        let joint = self.0.entry(cluster).or_insert(JointCluster {
             space,
             members: 0,
             attempted: 0,
@@ -265,9 +265,9 @@ impl PendingClusters {
         self.0.get(&cluster).map_or(0, |joint| joint.attempted)
     }
 
-    /// Whatever members have tried to write in these subclusters may be there, though no entry says
-    /// so: they are not fresh any more for those who join from now on.
-    pub fn mark_failed(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
+    /// Ends the freshness of these subclusters for requests that join from now on: bytes
+    /// that members have tried to write may be there, though no entry says so.
+    pub fn no_longer_fresh(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
         if let Some(joint) = self.0.get_mut(&cluster) {
             joint.space.fresh &= !(joint.attempted & subclusters);
         }
@@ -275,7 +275,7 @@ impl PendingClusters {
 
     /// Notes that the remains of a failed member in these subclusters could not be erased: the
     /// other members must not publish them.
-    pub fn fail(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
+    pub fn taint(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
         if let Some(joint) = self.0.get_mut(&cluster) {
             joint.failed |= subclusters;
         }
@@ -287,7 +287,7 @@ impl PendingClusters {
         joint.is_some_and(|joint| joint.failed & subclusters != 0)
     }
 
-    /// Leaves.
+    /// Ends a request's part in a joint cluster.
     pub fn leave(&mut self, cluster: GuestCluster) -> Left {
         let joint = self
             .0
@@ -387,15 +387,15 @@ mod tests {
     use crate::qcow2::geometry::HostOffset;
     use std::future::Future;
 
-    fn want(range: Range<u64>, kind: Kind) -> LeaseRequest {
+    fn want(range: Range<u64>, kind: LeaseKind) -> LeaseRequest {
         LeaseRequest { range, kind }
     }
 
     #[test]
     fn a_stream_of_shared_leases_cannot_starve_an_exclusive_one() {
         let mut leases = Leases::default();
-        let first = leases.grant(0, want(0..10, Kind::Shared));
-        let exclusive = want(5..6, Kind::Exclusive);
+        let first = leases.grant(0, want(0..10, LeaseKind::Shared));
+        let exclusive = want(5..6, LeaseKind::Exclusive);
         assert!(
             leases
                 .obstacle(0, std::slice::from_ref(&exclusive), None)
@@ -405,22 +405,22 @@ mod tests {
         // A later shared one that overlaps the waiting claim waits; one that does not is granted.
         assert!(
             leases
-                .obstacle(0, &[want(0..6, Kind::Shared)], None)
+                .obstacle(0, &[want(0..6, LeaseKind::Shared)], None)
                 .is_some()
         );
         assert!(
             leases
-                .obstacle(0, &[want(6..9, Kind::Shared)], None)
+                .obstacle(0, &[want(6..9, LeaseKind::Shared)], None)
                 .is_none()
         );
         assert!(
             leases
-                .obstacle(0, &[want(0..5, Kind::Shared)], None)
+                .obstacle(0, &[want(0..5, LeaseKind::Shared)], None)
                 .is_none()
         );
         assert!(
             leases
-                .obstacle(1, &[want(0..6, Kind::Shared)], None)
+                .obstacle(1, &[want(0..6, LeaseKind::Shared)], None)
                 .is_none()
         );
         leases.release(first);
@@ -432,20 +432,20 @@ mod tests {
     #[test]
     fn a_request_that_waits_keeps_its_place_when_it_wants_something_else() {
         let mut leases = Leases::default();
-        let held = leases.grant(0, want(0..10, Kind::Exclusive));
-        let (early, _a) = leases.wait(0, want(0..10, Kind::Exclusive), None);
-        let (late, _b) = leases.wait(0, want(0..10, Kind::Exclusive), None);
+        let held = leases.grant(0, want(0..10, LeaseKind::Exclusive));
+        let (early, _a) = leases.wait(0, want(0..10, LeaseKind::Exclusive), None);
+        let (late, _b) = leases.wait(0, want(0..10, LeaseKind::Exclusive), None);
         leases.release(held);
-        let (kept, _c) = leases.wait(0, want(0..5, Kind::Shared), Some(early));
+        let (kept, _c) = leases.wait(0, want(0..5, LeaseKind::Shared), Some(early));
         assert_eq!(kept, early);
         assert!(
             leases
-                .obstacle(0, &[want(0..5, Kind::Shared)], Some(early))
+                .obstacle(0, &[want(0..5, LeaseKind::Shared)], Some(early))
                 .is_none()
         );
         assert!(
             leases
-                .obstacle(0, &[want(0..10, Kind::Exclusive)], Some(late))
+                .obstacle(0, &[want(0..10, LeaseKind::Exclusive)], Some(late))
                 .is_some()
         );
     }
@@ -453,21 +453,21 @@ mod tests {
     #[test]
     fn a_claim_that_moves_wakes_those_behind_it() {
         let mut leases = Leases::default();
-        let held = leases.grant(0, want(0..30, Kind::Exclusive));
-        let (first, _a) = leases.wait(0, want(0..20, Kind::Exclusive), None);
-        let (second, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), None);
+        let held = leases.grant(0, want(0..30, LeaseKind::Exclusive));
+        let (first, _a) = leases.wait(0, want(0..20, LeaseKind::Exclusive), None);
+        let (second, mut b) = leases.wait(0, want(0..10, LeaseKind::Exclusive), None);
         leases.release(held);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
         // The second looks again while the first still claims all; then the first wants less.
-        let (_, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), Some(second));
-        let (_, _a) = leases.wait(0, want(15..20, Kind::Exclusive), Some(first));
+        let (_, mut b) = leases.wait(0, want(0..10, LeaseKind::Exclusive), Some(second));
+        let (_, _a) = leases.wait(0, want(15..20, LeaseKind::Exclusive), Some(first));
         assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
     }
 
     #[test]
     fn joint_space_is_forfeited_only_when_the_last_member_failed() {
-        let mut joint = PendingClusters::default();
+        let mut joint = JointClusters::default();
         let (cluster, space) = (
             GuestCluster(3),
             Space {
@@ -499,7 +499,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_erased_is_not_published_until_somebody_makes_it_whole() {
-        let mut joint = PendingClusters::default();
+        let mut joint = JointClusters::default();
         let (cluster, space) = (
             GuestCluster(3),
             Space {
@@ -509,7 +509,7 @@ mod tests {
         );
         joint.join(cluster, space, false, 0b0110);
         joint.join(cluster, space, false, 0b0010);
-        joint.fail(cluster, 0b0010);
+        joint.taint(cluster, 0b0010);
         assert!(joint.has_failed(cluster, 0b0110) && !joint.has_failed(cluster, 0b0100));
         joint.join(cluster, space, false, 0b0010);
         assert!(!joint.has_failed(cluster, 0b0010));
@@ -517,16 +517,16 @@ mod tests {
 
     #[test]
     fn only_subclusters_that_members_have_tried_to_write_are_spoiled() {
-        let mut joint = PendingClusters::default();
+        let mut joint = JointClusters::default();
         let space = Space {
             host: HostOffset(0x10000),
             fresh: 0xff,
         };
         let cluster = GuestCluster(3);
-        joint.mark_failed(cluster, 0xff);
+        joint.no_longer_fresh(cluster, 0xff);
         joint.join(cluster, space, false, 0b0110);
-        joint.mark_failed(cluster, 0b1010);
-        let fresh = |joint: &PendingClusters| joint.get(cluster).map(|space| space.fresh);
+        joint.no_longer_fresh(cluster, 0b1010);
+        let fresh = |joint: &JointClusters| joint.get(cluster).map(|space| space.fresh);
         assert_eq!(fresh(&joint), Some(0xfd));
         joint.join(cluster, space, false, 0b1000);
         assert_eq!(fresh(&joint), Some(0xfd));

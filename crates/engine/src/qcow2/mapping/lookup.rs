@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::tables::{Prepared, Tables};
+use super::tables::Prepared;
 use crate::file::Event;
 use crate::qcow2::entry::EntryError;
 use crate::qcow2::geometry::{GuestCluster, GuestOffset, HostOffset};
@@ -66,13 +66,18 @@ impl Drop for EpochGuard<'_> {
 impl Qcow2 {
     pub(in crate::qcow2) fn corrupt_entry(
         &self,
-        tables: &Tables,
+        state: &State,
         cluster: GuestCluster,
         error: EntryError,
     ) -> Error {
-        let (structure, offset) = match tables.table(self.geometry().l1_index(cluster)) {
+        let tables = &state.mapping.tables;
+        let l1_index = self.geometry().l1_index(cluster);
+        let (structure, offset) = match tables.table(l1_index) {
             Ok(_) => ("L2 entry", tables.entry_offset(cluster)),
-            Err(_) => ("L1 entry", self.geometry().l1_index(cluster)),
+            Err(_) => (
+                "L1 entry",
+                state.committed.header.l1_table_offset + 8 * l1_index,
+            ),
         };
         Error::Corrupt {
             file: self.name().to_string(),
@@ -109,8 +114,7 @@ impl Qcow2 {
                         slice: Some(slice),
                     });
                 }
-                prepared
-                    .map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?
+                prepared.map_err(|error| self.corrupt_entry(&state, cluster, error))?
             };
             match prepared {
                 Prepared::Ready => {}
@@ -173,8 +177,7 @@ impl Qcow2 {
             for part in crate::units::pieces(piece.start, len, self.geometry().cluster_bytes()) {
                 let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
                 let entry = state.mapping.tables.entry(cluster);
-                let entry = entry
-                    .map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
+                let entry = entry.map_err(|error| self.corrupt_entry(&state, cluster, error))?;
                 let start = self.geometry().guest_offset(cluster).0;
                 map::map_cluster(&self.format, &entry, start, part, &mut runs);
             }
@@ -188,8 +191,7 @@ impl Qcow2 {
             .mapping
             .tables
             .table(self.geometry().l1_index(cluster));
-        let table =
-            table.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
+        let table = table.map_err(|error| self.corrupt_entry(state, cluster, error))?;
         Ok(table.is_some())
     }
 

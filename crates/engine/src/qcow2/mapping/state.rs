@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cowslip_queue::Pending;
 
-use super::inflight::{Epochs, Leases, PendingClusters};
+use super::inflight::{Epochs, JointClusters, Leases};
 use super::tables::Tables;
 use crate::qcow2::geometry::HostOffset;
 use crate::sync::Waiters;
@@ -14,7 +14,7 @@ use crate::sync::Waiters;
 pub(in crate::qcow2) struct Mapping {
     pub(in crate::qcow2) tables: Tables,
     pub(in crate::qcow2) leases: Leases,
-    pub(in crate::qcow2) joint: PendingClusters,
+    pub(in crate::qcow2) joint: JointClusters,
     pub(in crate::qcow2) epochs: Epochs,
     /// L1 entries whose tables overlap other metadata or are beyond the end: never written through.
     bad_tables: BTreeSet<u64>,
@@ -28,7 +28,7 @@ impl Mapping {
         Mapping {
             tables,
             leases: Leases::default(),
-            joint: PendingClusters::default(),
+            joint: JointClusters::default(),
             epochs: Epochs::default(),
             bad_tables: BTreeSet::new(),
             copying: BTreeMap::new(),

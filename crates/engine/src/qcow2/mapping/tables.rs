@@ -62,22 +62,22 @@ pub enum Prepared {
 /// A slice to be written, copied at the cut.
 #[derive(Clone, Debug)]
 pub struct SliceCopy {
-    /// Which slice.
+    /// Number of the slice.
     pub slice: u64,
-    /// Where it goes.
+    /// Offset of the slice in the file.
     pub offset: HostOffset,
-    /// Its bytes.
+    /// The slice as it is stored.
     pub bytes: Buf,
 }
 
 /// The changes that a write-back cycle takes from the tables.
 #[derive(Debug, Default)]
-pub struct Cut {
+pub struct CycleTables {
     /// Slices of tables that L1 on disk refers to.
     pub slices: Vec<SliceCopy>,
     /// Slices of new tables.
     pub new_slices: Vec<SliceCopy>,
-    /// New tables.
+    /// Tables that no L1 entry on disk refers to yet, by index.
     pub new_tables: Vec<(u64, NewTable)>,
     /// L1 entries that change, by index.
     pub l1: BTreeMap<u64, u64>,
@@ -85,7 +85,7 @@ pub struct Cut {
     pub promises_bytes: bool,
 }
 
-impl Cut {
+impl CycleTables {
     /// Returns whether some entry may not be durable before what it refers to is.
     pub fn is_ordered(&self) -> bool {
         let mut tables = self.new_tables.iter();
@@ -170,7 +170,7 @@ impl Tables {
         slice / self.format.geometry.slices_per_table()
     }
 
-    /// Entries of L1.
+    /// Entries of the L1 table, decoded on use.
     pub fn l1(&self) -> &[u64] {
         &self.l1
     }
@@ -327,7 +327,7 @@ impl Tables {
         self.slots.slot_mut(slice).pins += 1;
     }
 
-    /// Ends a pin.
+    /// Ends a pin: the slice may be evicted when it has no other.
     pub fn unpin(&mut self, slice: u64) {
         let slot = self.slots.slot_mut(slice);
         slot.pins -= 1;
@@ -388,8 +388,8 @@ impl Tables {
     }
 
     /// Copies all that is dirty, for one write-back cycle.
-    pub fn cut(&mut self) -> Cut {
-        let mut cut = Cut::default();
+    pub fn cut(&mut self) -> CycleTables {
+        let mut cut = CycleTables::default();
         for slice in std::mem::take(&mut self.dirty) {
             let l1_index = self.l1_index(slice);
             let table = self
@@ -429,7 +429,7 @@ impl Tables {
     }
 
     /// Ends a cycle: its cut is durable.
-    pub fn cut_is_durable(&mut self, cut: &Cut) {
+    pub fn cut_is_durable(&mut self, cut: &CycleTables) {
         for copy in cut.slices.iter().chain(&cut.new_slices) {
             self.slots.is_written(copy.slice);
         }
@@ -443,7 +443,7 @@ impl Tables {
     /// Ends a cycle that failed: its cut is dirty again. Where slices of new tables may have
     /// been written, the space is no longer known to be zero; where entries of L1 may have been,
     /// `reached`, the tables are no longer new, and their unwritten slices are zeroes.
-    pub fn cut_failed(&mut self, cut: &Cut, reached: bool) {
+    pub fn cut_failed(&mut self, cut: &CycleTables, reached: bool) {
         self.promises_bytes = true;
         for copy in cut.slices.iter().chain(&cut.new_slices) {
             let slot = self.slots.slot_mut(copy.slice);

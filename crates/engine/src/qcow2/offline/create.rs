@@ -46,7 +46,7 @@ pub(crate) const TOO_LARGE: &str =
 pub enum Version {
     /// 2: QEMU before 1.1.
     V2,
-    /// 3.
+    /// Version 3, `compat=1.1`.
     #[default]
     V3,
 }
@@ -69,7 +69,7 @@ pub struct CreateOptions {
     pub version: Version,
     /// Bytes in a cluster.
     pub cluster_size: u64,
-    /// Subclusters.
+    /// Entries have subclusters (`extended_l2`).
     pub extended_l2: bool,
     /// Width of a refcount.
     pub refcount_bits: u64,

@@ -18,12 +18,12 @@ const SNAPSHOT_TABLE: &str = "snapshot table";
 const BEYOND_END: &str = "an entry reaches beyond the end";
 const BITMAP_DIRECTORY: &str = "bitmap directory";
 
-/// An internal snapshot.
+/// An internal snapshot, as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotInfo {
-    /// Its unique ID.
+    /// Unique ID.
     pub id: String,
-    /// Its name.
+    /// Name that the user gave.
     pub name: String,
     /// Bytes of saved VM state.
     pub vm_state_size: u64,
@@ -37,10 +37,10 @@ pub struct SnapshotInfo {
     pub icount: Option<u64>,
 }
 
-/// A persistent bitmap.
+/// A persistent bitmap, as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BitmapInfo {
-    /// Its name.
+    /// Name, unique in the image.
     pub name: String,
     /// Bytes of the disk that a bit stands for.
     pub granularity: u64,
@@ -50,7 +50,7 @@ pub struct BitmapInfo {
     pub auto: bool,
 }
 
-/// All of it.
+/// Properties of an image, read without opening it for requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspection {
     /// The header; also an encrypted image's.

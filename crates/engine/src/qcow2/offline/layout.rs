@@ -36,7 +36,7 @@ pub enum PartKind {
         /// Space in the data file that a write would use.
         space: Option<u64>,
     },
-    /// Zeroes.
+    /// The range reads as zeroes without data.
     Zero {
         /// Space in the data file that a write would use.
         space: Option<u64>,
@@ -57,7 +57,7 @@ pub enum PartKind {
 pub struct Part {
     /// First byte on the disk.
     pub start: u64,
-    /// Length in bytes.
+    /// Length of the area in bytes.
     pub len: u64,
     /// How it is stored.
     pub kind: PartKind,
@@ -85,7 +85,7 @@ impl Part {
 /// Metadata at some place of the image file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// First byte.
+    /// First byte in the file.
     pub offset: u64,
     /// Length in bytes, whole clusters.
     pub len: u64,
@@ -169,7 +169,7 @@ impl<'a> Layout<'a> {
                 tables.push((offset, index as u64));
             }
         }
-        let mut parts = Joined {
+        let mut parts = JoinedParts {
             observer,
             last: None,
         };
@@ -197,7 +197,7 @@ impl<'a> Layout<'a> {
         bytes: &[u8],
         offset: u64,
         range: std::ops::Range<u64>,
-        parts: &mut Joined<'_>,
+        parts: &mut JoinedParts<'_>,
     ) -> Result<()> {
         if is_zero(bytes) {
             return parts.below(range);
@@ -418,12 +418,12 @@ fn part_of(entry: &L2Entry, start: u64, run: &Run) -> Part {
 }
 
 /// Parts on their way to the observer.
-struct Joined<'a> {
+struct JoinedParts<'a> {
     observer: &'a mut dyn Observer,
     last: Option<Part>,
 }
 
-impl Joined<'_> {
+impl JoinedParts<'_> {
     fn push(&mut self, part: Part) -> Result<()> {
         match &mut self.last {
             Some(last) if last.goes_on_in(&part) => {

@@ -15,11 +15,11 @@ use crate::file::{Durability, Event};
 use crate::qcow2::entry::L2Entry;
 use crate::qcow2::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use crate::qcow2::map::{Run, Source, map_cluster};
-use crate::qcow2::mapping::inflight::{Kind, LeaseRequest, Ticket};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest, Ticket};
 use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::mapping::tables::{NewTable, OnDisk, Prepared};
 use crate::qcow2::plan::{self, Change, Space, View};
-use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::space::state::HostSpace;
 use crate::qcow2::{InlineVec, Qcow2, State};
 use crate::{Error, Result};
@@ -61,8 +61,8 @@ impl Request {
         self.origin
     }
 
-    /// Returns whether all of it is written.
-    pub fn is_done(&self) -> bool {
+    /// Returns whether all of it is admitted.
+    pub fn is_admitted(&self) -> bool {
         self.at == self.end
     }
 
@@ -131,7 +131,7 @@ impl Drop for Batch<'_> {
             .filter(|step| step.write.change != Change::None)
         {
             let attempted = step.write.attempted(self.image.geometry());
-            state.mapping.joint.mark_failed(step.cluster, attempted);
+            state.mapping.joint.no_longer_fresh(step.cluster, attempted);
             state.leave_joint(&self.image.format, step.cluster);
         }
         state.mapping.epochs.abandon();
@@ -201,12 +201,12 @@ pub enum Blocked {
 }
 
 /// A place in the queue for a lease, released when dropped.
-pub struct Place<'a> {
+pub struct QueuePlace<'a> {
     pub image: &'a Qcow2,
     pub ticket: Option<Ticket>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.image.lock().mapping.leases.release(ticket);
@@ -222,7 +222,7 @@ impl Qcow2 {
         below: &dyn Backing,
         durability: Durability,
     ) -> Result<Batch<'_>> {
-        let mut place = Place {
+        let mut place = QueuePlace {
             image: self,
             ticket: None,
         };
@@ -258,7 +258,7 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn satisfy<'a>(
         &'a self,
         need: Blocked,
-        place: &mut Place<'a>,
+        place: &mut QueuePlace<'a>,
     ) -> Result<Option<SlicePin<'a>>> {
         match need {
             Blocked::Slice(slice) => return Ok(Some(self.load(slice).await?)),
@@ -303,7 +303,7 @@ impl Qcow2 {
             needs_cycle: false,
         };
         let coverage = self.geometry().slice_coverage_bytes();
-        while !request.is_done() && batch.pins.len() < SLICES_PER_BATCH {
+        while !request.is_admitted() && batch.pins.len() < SLICES_PER_BATCH {
             let end = request.end.min((request.at / coverage + 1) * coverage);
             let admitted = self.admit_piece(state, request, (end, below), (&mut batch, *place));
             match admitted {
@@ -465,7 +465,7 @@ impl Qcow2 {
         state: &mut State,
         request: &mut Request,
         steps: InlineVec<(GuestCluster, plan::Write)>,
-        (batch, taken): (&mut Batch<'_>, &[(HostCluster, Content)]),
+        (batch, taken): (&mut Batch<'_>, &[(HostCluster, SpaceContent)]),
     ) {
         for (cluster, write) in steps {
             let len = write.bytes.end - write.bytes.start;
@@ -511,8 +511,7 @@ impl Qcow2 {
         let cluster = GuestCluster(slice * self.geometry().slice_entries());
         let l1_index = state.mapping.tables.l1_index(slice);
         let table = state.mapping.tables.table(l1_index);
-        let table =
-            table.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
+        let table = table.map_err(|error| self.corrupt_entry(state, cluster, error))?;
         if state.mapping.is_bad_table(l1_index) {
             return Err(Error::Corrupt {
                 file: self.name().to_string(),
@@ -566,8 +565,7 @@ impl Qcow2 {
         below: &dyn Backing,
     ) -> Result<View> {
         let entry = state.mapping.tables.entry(cluster);
-        let entry =
-            entry.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
+        let entry = entry.map_err(|error| self.corrupt_entry(state, cluster, error))?;
         self.refuse_misplaced(state, &entry)?;
         let start = self.geometry().guest_offset(cluster).0;
         let own = match &entry {
@@ -596,7 +594,7 @@ impl Qcow2 {
     fn space_for(
         &self,
         view: &View,
-        taken: &mut impl Iterator<Item = (HostCluster, Content)>,
+        taken: &mut impl Iterator<Item = (HostCluster, SpaceContent)>,
     ) -> Space {
         if self.format.data_file {
             return Space {
@@ -610,7 +608,7 @@ impl Qcow2 {
         self.space(cluster, content)
     }
 
-    fn space(&self, cluster: HostCluster, content: Content) -> Space {
+    fn space(&self, cluster: HostCluster, content: SpaceContent) -> Space {
         let fresh = match content.is_zero() && self.zero_method.knows_fresh() {
             true => self.geometry().all_subclusters(),
             false => 0,
@@ -626,7 +624,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         count: u64,
-    ) -> Vec<(HostCluster, Content)> {
+    ) -> Vec<(HostCluster, SpaceContent)> {
         if count > 0 {
             self.file.pass(Event::ClusterAlloc);
         }
@@ -660,9 +658,9 @@ fn leases_for(
         let start = geometry.guest_offset(*cluster).0;
         let range = start + write.lease.start..start + write.lease.end;
         let kind = if write.change == Change::None {
-            Kind::Shared
+            LeaseKind::Shared
         } else {
-            Kind::Exclusive
+            LeaseKind::Exclusive
         };
         match wants.last_mut() {
             Some(last) if last.kind == kind && last.range.end == range.start => {

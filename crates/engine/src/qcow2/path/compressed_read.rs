@@ -26,10 +26,10 @@ const GAP_BYTES: u64 = 4096;
 const READ_BYTES_MAX: u64 = 1 << 20;
 
 /// A part of a request that a compressed cluster holds.
-pub(crate) struct Wanted {
+pub(crate) struct CompressedPart {
     /// Where it is on the disk.
     pub at: u64,
-    /// The cluster.
+    /// The compressed cluster's place in the file.
     pub place: Compressed,
     /// Where it begins in the cluster.
     pub from: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Wanted {
 /// Neighbours on the host.
 struct Group {
     range: Range<u64>,
-    parts: Vec<Wanted>,
+    parts: Vec<CompressedPart>,
 }
 
 /// The parameters of decompression.
@@ -54,7 +54,10 @@ struct Unpacking {
 impl Qcow2 {
     /// Reads parts, each with its own outcome.
     #[boxed]
-    pub(crate) async fn read_compressed(&self, parts: Vec<Wanted>) -> Vec<Result<(u64, IoVecMut)>> {
+    pub(crate) async fn read_compressed(
+        &self,
+        parts: Vec<CompressedPart>,
+    ) -> Vec<Result<(u64, IoVecMut)>> {
         if parts.is_empty() {
             return Vec::new();
         }
@@ -85,7 +88,7 @@ impl Qcow2 {
         let mut parts = group.parts.into_iter().peekable();
         let mut work = Vec::new();
         while parts.peek().is_some() {
-            let some: Vec<Wanted> = parts.by_ref().take(share).collect();
+            let some: Vec<CompressedPart> = parts.by_ref().take(share).collect();
             let (unpacking, input) = (unpacking.clone(), input.clone());
             let start = group.range.start;
             work.push(
@@ -98,7 +101,7 @@ impl Qcow2 {
 }
 
 /// Joins parts whose clusters are neighbours on the host.
-fn groups(mut parts: Vec<Wanted>) -> Vec<Group> {
+fn groups(mut parts: Vec<CompressedPart>) -> Vec<Group> {
     parts.sort_by_key(|wanted| wanted.place.start);
     let mut groups: Vec<Group> = Vec::new();
     for wanted in parts {
@@ -125,12 +128,12 @@ impl Unpacking {
     /// Unpacks clusters of which the bytes from `start` on are `input`.
     fn unpack(
         &self,
-        parts: Vec<Wanted>,
+        parts: Vec<CompressedPart>,
         (start, input): (u64, &Buf),
     ) -> Vec<Result<(u64, IoVecMut)>> {
         let mut scratch = Vec::new();
-        let unpack = |wanted: Wanted| {
-            let Wanted {
+        let unpack = |wanted: CompressedPart| {
+            let CompressedPart {
                 at,
                 place,
                 from,
@@ -170,7 +173,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_read_together_within_bounds() {
-        let wanted = |(start, len): &(u64, u64)| Wanted {
+        let wanted = |(start, len): &(u64, u64)| CompressedPart {
             at: 0,
             place: Compressed {
                 start: *start,

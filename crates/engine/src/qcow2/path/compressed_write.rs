@@ -21,7 +21,7 @@ use crate::backing::Backing;
 use crate::file::{Durability, Event};
 use crate::qcow2::entry::{Compressed, L2Entry, SECTOR_BYTES};
 use crate::qcow2::geometry::{GuestCluster, GuestOffset, HostCluster, HostOffset};
-use crate::qcow2::mapping::inflight::{Kind, LeaseRequest};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
 use crate::qcow2::plan::{Freed, WriteOrdering};
 use crate::qcow2::{Counts, Qcow2, State};
 use crate::units::{pieces, round_up};
@@ -61,7 +61,7 @@ impl Packed {
 }
 
 /// Clusters that are stored together: neighbours in one slice, in order.
-type Together = Vec<(GuestCluster, Vec<u8>)>;
+type Batch = Vec<(GuestCluster, Vec<u8>)>;
 
 impl Qcow2 {
     /// Compresses clusters and stores them so; as plain data where that is not smaller.
@@ -129,7 +129,7 @@ impl Qcow2 {
         below: &dyn Backing,
     ) -> Result<()> {
         self.ready_for_writes().await?;
-        let mut together = Together::new();
+        let mut together = Batch::new();
         for Packed { offset, data } in packed {
             let cluster = self.geometry().guest_cluster(GuestOffset(offset));
             let slice = |cluster| self.geometry().slice_of(cluster);
@@ -156,7 +156,7 @@ impl Qcow2 {
 
     /// Places, writes and publishes compressed clusters.
     #[boxed]
-    async fn store(&self, together: Together, below: &dyn Backing) -> Result<()> {
+    async fn store(&self, together: Batch, below: &dyn Backing) -> Result<()> {
         let bytes: u64 = together.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         // Space for them, before anything is taken: side by side, or each in a cluster of its own,
         // which is less where they are few.
@@ -202,7 +202,7 @@ impl Qcow2 {
         self.file.pass(Event::L2UpdateCompressed);
         let before = clusters.iter().map(|&cluster| {
             let entry = state.mapping.tables.entry(cluster);
-            entry.map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))
+            entry.map_err(|error| self.corrupt_entry(&state, cluster, error))
         });
         let before = before.collect::<Result<Vec<L2Entry>>>()?;
         for ((cluster, place), before) in clusters.iter().zip(places).zip(before) {
@@ -282,7 +282,7 @@ impl Qcow2 {
     }
 
     /// Writes packed clusters to their places; neighbours together.
-    async fn write_places(&self, places: &[Compressed], together: Together) -> Result<()> {
+    async fn write_places(&self, places: &[Compressed], together: Batch) -> Result<()> {
         let mut writes: Vec<(u64, u64, Vec<Buf>)> = Vec::new();
         for (place, (_, bytes)) in places.iter().zip(together) {
             let end = place.start + bytes.len() as u64;
@@ -315,9 +315,9 @@ impl Qcow2 {
         let end = self.geometry().guest_offset(last).0 + self.geometry().cluster_bytes();
         let want = LeaseRequest {
             range: start..end,
-            kind: Kind::Exclusive,
+            kind: LeaseKind::Exclusive,
         };
-        let mut place = super::admit::Place {
+        let mut place = super::admit::QueuePlace {
             image: self,
             ticket: None,
         };

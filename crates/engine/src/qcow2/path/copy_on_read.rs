@@ -173,7 +173,7 @@ fn whole_units(
             [run, ..] => round_down(run.run.range.end, unit).clamp(unit_end, range.end),
             [] => unit_end,
         };
-        push(&mut absent, at..end, Kind::of_parts(parts, what));
+        push(&mut absent, at..end, CopyAction::of_parts(parts, what));
         at = end;
     }
     absent
@@ -181,15 +181,15 @@ fn whole_units(
 
 /// The action for a subcluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum CopyAction {
     Left,
     Zero,
     Data,
 }
 
-impl Kind {
+impl CopyAction {
     /// One with any data in it is data, and is copied as a whole if any of it is to be.
-    fn of_parts<'a>(parts: impl Iterator<Item = &'a Decided>, what: CopyOnRead) -> Kind {
+    fn of_parts<'a>(parts: impl Iterator<Item = &'a Decided>, what: CopyOnRead) -> CopyAction {
         let (mut wanted, mut data) = (what == CopyOnRead::All, false);
         for part in parts {
             let source = part.run.source;
@@ -199,23 +199,24 @@ impl Kind {
             }
         }
         match (wanted, data) {
-            (false, _) => Kind::Left,
-            (true, false) => Kind::Zero,
-            (true, true) => Kind::Data,
+            (false, _) => CopyAction::Left,
+            (true, false) => CopyAction::Zero,
+            (true, true) => CopyAction::Data,
         }
     }
 }
 
-fn push(absent: &mut Vec<Absent>, range: Range<u64>, kind: Kind) {
+fn push(absent: &mut Vec<Absent>, range: Range<u64>, kind: CopyAction) {
     match (absent.last_mut(), kind) {
-        (_, Kind::Left) => {}
-        (Some(Absent::Zero(last)), Kind::Zero) | (Some(Absent::Data(last)), Kind::Data)
+        (_, CopyAction::Left) => {}
+        (Some(Absent::Zero(last)), CopyAction::Zero)
+        | (Some(Absent::Data(last)), CopyAction::Data)
             if last.end == range.start =>
         {
             last.end = range.end;
         }
-        (_, Kind::Zero) => absent.push(Absent::Zero(range)),
-        (_, Kind::Data) => absent.push(Absent::Data(range)),
+        (_, CopyAction::Zero) => absent.push(Absent::Zero(range)),
+        (_, CopyAction::Data) => absent.push(Absent::Data(range)),
     }
 }
 
@@ -245,7 +246,7 @@ mod tests {
                 let of_byte = |d: &&Decided| d.run.range.contains(&byte);
                 runs.iter().find(of_byte).expect("they cover it")
             });
-            push(&mut absent, unit, Kind::of_parts(parts, what));
+            push(&mut absent, unit, CopyAction::of_parts(parts, what));
         }
         absent
     }

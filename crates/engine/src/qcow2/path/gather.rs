@@ -31,7 +31,7 @@ pub const PART_BYTES_MAX: u64 = 32 << 10;
 
 /// A write that several requests wait for.
 #[derive(Clone)]
-struct Joined {
+struct JointWrite {
     members: usize,
     outcome: Shared<BoxFuture<'static, std::result::Result<(), Arc<Error>>>>,
 }
@@ -40,7 +40,7 @@ struct Joined {
 struct Part {
     offset: u64,
     data: IoVec,
-    joined: Completer<Joined>,
+    joined: Completer<JointWrite>,
 }
 
 /// Parts whose write has not begun.
@@ -107,7 +107,7 @@ fn begin(file: &AlignedFile, mut parts: Vec<Part>) {
             let written = file.write(offset, data, Durability::Cached).await;
             written.map_err(Arc::new)
         };
-        let joined = Joined {
+        let joined = JointWrite {
             members: members.len(),
             outcome: write.boxed().shared(),
         };

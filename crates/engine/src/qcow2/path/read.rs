@@ -6,7 +6,7 @@ use futures_util::future::{join, join_all};
 use crate::Result;
 use crate::backing::Backing;
 use crate::file::{AlignedFile, Event};
-use crate::qcow2::{Qcow2, Wanted};
+use crate::qcow2::{CompressedPart, Qcow2};
 use crate::run::{Run, Source};
 
 impl Qcow2 {
@@ -96,14 +96,14 @@ fn assemble(parts: Vec<Result<(u64, IoVecMut)>>) -> Result<IoVecMut> {
 #[derive(Default)]
 pub struct Jobs {
     plain: Vec<(u64, Source, IoVecMut)>,
-    compressed: Vec<Wanted>,
+    compressed: Vec<CompressedPart>,
 }
 
 impl Jobs {
     /// Adds a part that the layer decides.
     pub fn add(&mut self, at: u64, source: Source, part: IoVecMut) {
         match source {
-            Source::Compressed(place, from) => self.compressed.push(Wanted {
+            Source::Compressed(place, from) => self.compressed.push(CompressedPart {
                 at,
                 place,
                 from,

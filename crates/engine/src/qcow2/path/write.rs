@@ -60,13 +60,13 @@ impl Qcow2 {
         admitted: &OnAllocated<'_>,
     ) -> Result<bool> {
         let mut needs_cycle = false;
-        while !request.is_done() {
+        while !request.is_admitted() {
             match request.origin() {
                 Origin::Guest => self.ready_for_writes().await?, // 1
                 Origin::Below => self.ready_for_changes().await?,
             }
             let batch = self.admit(&mut request, below, durability).await?; // 2-6
-            if request.is_done() {
+            if request.is_admitted() {
                 admitted();
             }
             needs_cycle |= batch.needs_cycle();
@@ -103,7 +103,7 @@ impl Qcow2 {
                 let mut state = self.lock();
                 // A write that joins from now on fills its subclusters completely, so nothing has
                 // to be erased for it.
-                state.mapping.joint.mark_failed(step.cluster, attempted);
+                state.mapping.joint.no_longer_fresh(step.cluster, attempted);
                 if !state.mapping.joint.is_shared(step.cluster) {
                     continue;
                 }
@@ -114,7 +114,7 @@ impl Qcow2 {
                 let start = step.write.host.0 + left.start;
                 let erased = file.zero(start, left.end - left.start, Space::Release);
                 if erased.await.is_err() {
-                    self.lock().mapping.joint.fail(step.cluster, attempted);
+                    self.lock().mapping.joint.taint(step.cluster, attempted);
                 }
             }
         }
@@ -139,7 +139,7 @@ impl Qcow2 {
                 let text = format!("A write beside this one failed in '{}'", self.name());
                 *outcome = Err(Error::io(text, neighbour));
                 // The remains of this write in shared space stay there, so the others fail in turn.
-                state.mapping.joint.fail(step.cluster, attempted);
+                state.mapping.joint.taint(step.cluster, attempted);
             }
             if changes && outcome.is_ok() {
                 let before = state
@@ -160,7 +160,7 @@ impl Qcow2 {
             }
             if changes {
                 if outcome.is_err() {
-                    state.mapping.joint.mark_failed(step.cluster, attempted);
+                    state.mapping.joint.no_longer_fresh(step.cluster, attempted);
                 }
                 state.leave_joint(&self.format, step.cluster);
             }

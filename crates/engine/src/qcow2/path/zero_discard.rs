@@ -16,7 +16,7 @@ use crate::image::ZeroOptions;
 use crate::qcow2::entry::L2Entry;
 use crate::qcow2::geometry::{GuestCluster, GuestOffset};
 use crate::qcow2::map::Source;
-use crate::qcow2::mapping::inflight::{Kind, LeaseRequest};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
 use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::plan::{self, EntryChange, EntryRequest, Freed, Unref, WriteOrdering};
 use crate::qcow2::space::punch;
@@ -29,7 +29,7 @@ type Ask = (EntryRequest, Unref);
 
 /// The state of a piece of such a request.
 enum Piece<'a> {
-    /// Done.
+    /// The range has been changed.
     Done,
     /// Done but for these guest ranges, which have to be written.
     Write(Vec<Range<u64>>),
@@ -283,7 +283,7 @@ impl Qcow2 {
         let slice = self
             .geometry()
             .slice_of(self.geometry().guest_cluster(GuestOffset(piece.start)));
-        let mut place = super::admit::Place {
+        let mut place = super::admit::QueuePlace {
             image: self,
             ticket: None,
         };
@@ -343,7 +343,7 @@ impl Qcow2 {
         if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
             let want = LeaseRequest {
                 range: piece,
-                kind: Kind::Exclusive,
+                kind: LeaseKind::Exclusive,
             };
             return Piece::Zero(LeaseGuard::new(self, state, (slice, want)));
         }
@@ -386,7 +386,7 @@ impl Qcow2 {
                     };
                     changes.lease = Some(LeaseRequest {
                         range,
-                        kind: Kind::Exclusive,
+                        kind: LeaseKind::Exclusive,
                     });
                     changes.entries.push((cluster, entry, freed));
                 }
@@ -395,7 +395,7 @@ impl Qcow2 {
         if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
             changes.lease = Some(LeaseRequest {
                 range: piece,
-                kind: Kind::Exclusive,
+                kind: LeaseKind::Exclusive,
             });
         }
         Ok(changes)
@@ -410,7 +410,7 @@ impl Qcow2 {
             let mut unused = 0;
             if let L2Entry::Standard(entry) = entry {
                 // Data written there under an earlier mapping must not become visible again.
-                state.mapping.joint.mark_failed(cluster, entry.zeroes);
+                state.mapping.joint.no_longer_fresh(cluster, entry.zeroes);
                 unused = !(entry.allocated | state.mapping.joint.attempted(cluster));
             }
             match freed {

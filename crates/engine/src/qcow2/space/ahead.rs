@@ -9,7 +9,7 @@
 //! [`AHEAD_BYTES_MAX`] of them, a cycle that raises many raises none ahead, and `close` lowers
 //! them.
 
-use super::alloc::Content;
+use super::alloc::SpaceContent;
 use super::state::HostSpace;
 use crate::Result;
 use crate::qcow2::geometry::HostCluster;
@@ -75,7 +75,7 @@ impl Qcow2 {
 
 impl HostSpace {
     /// The lowest free clusters that are not counted, for a moment not to be taken.
-    fn take_uncounted(&mut self, count: u64) -> Vec<(HostCluster, Content)> {
+    fn take_uncounted(&mut self, count: u64) -> Vec<(HostCluster, SpaceContent)> {
         let mut picked = Vec::new();
         let mut passed = Vec::new();
         while (picked.len() as u64) < count

@@ -21,31 +21,31 @@ const FRESH_MAX: usize = 1 << 16;
 
 /// The known content of free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum SpaceContent {
     /// They read as zeroes, and may be a hole.
     Zeroes,
     /// They read as zeroes, and have their space.
     Reserved,
-    /// Anything.
+    /// The space may hold any bytes.
     Unknown,
 }
 
-impl Content {
+impl SpaceContent {
     /// They read as zeroes.
     pub fn is_zero(self) -> bool {
-        matches!(self, Content::Zeroes | Content::Reserved)
+        matches!(self, SpaceContent::Zeroes | SpaceContent::Reserved)
     }
 
     /// The host may have no space for them yet.
     pub fn may_be_hole(self) -> bool {
-        self != Content::Reserved
+        self != SpaceContent::Reserved
     }
 }
 
 /// Clusters that may be taken.
 #[derive(Debug, Default)]
 pub struct FreeSet {
-    runs: BTreeMap<u64, (u64, Content)>,
+    runs: BTreeMap<u64, (u64, SpaceContent)>,
     clusters: u64,
 }
 
@@ -62,7 +62,7 @@ impl FreeSet {
 
     /// Takes up to `count` neighbouring clusters with one content: the lowest run that has them
     /// all, or else the beginning of the lowest one.
-    pub fn take(&mut self, count: u64) -> Option<(HostCluster, u64, Content)> {
+    pub fn take(&mut self, count: u64) -> Option<(HostCluster, u64, SpaceContent)> {
         let fitting = self.runs.iter().find(|(_, (len, _))| *len >= count);
         let (&start, &(len, content)) = fitting.or_else(|| self.runs.iter().next())?;
         let taken = len.min(count);
@@ -78,7 +78,7 @@ impl FreeSet {
     ///
     /// # Panics
     /// If one of them is free already: it was freed twice.
-    pub fn add(&mut self, start: HostCluster, count: u64, content: Content) {
+    pub fn add(&mut self, start: HostCluster, count: u64, content: SpaceContent) {
         if count == 0 {
             return;
         }
@@ -184,9 +184,9 @@ pub fn in_holes(
     free: &Range<u64>,
     extents: &[FileExtent],
     cluster_bits: u32,
-    found: &mut Vec<(Range<u64>, Content)>,
+    found: &mut Vec<(Range<u64>, SpaceContent)>,
 ) {
-    let mut push = |run: Range<u64>, content: Content| match found.last_mut() {
+    let mut push = |run: Range<u64>, content: SpaceContent| match found.last_mut() {
         _ if run.is_empty() => {}
         Some((last, of)) if last.end == run.start && *of == content => last.end = run.end,
         _ => found.push((run, content)),
@@ -196,12 +196,12 @@ pub fn in_holes(
         let first = (hole.start.div_ceil(1 << cluster_bits)).max(at);
         let end = ((hole.start + hole.len) >> cluster_bits).min(free.end);
         if first < end {
-            push(at..first, Content::Unknown);
-            push(first..end, Content::Zeroes);
+            push(at..first, SpaceContent::Unknown);
+            push(first..end, SpaceContent::Zeroes);
             at = end;
         }
     }
-    push(at..free.end, Content::Unknown);
+    push(at..free.end, SpaceContent::Unknown);
 }
 
 /// Subclusters of mapped clusters that are known to read as zeroes on the host, for this session.
@@ -264,7 +264,7 @@ impl Protected {
         new
     }
 
-    /// Ends the protection.
+    /// Ends the protection of a cluster.
     pub fn remove(&mut self, cluster: HostCluster) {
         if let Some(page) = self.pages.get_mut(&(cluster.0 >> 12)) {
             page[(cluster.0 >> 6 & 63) as usize] &= !(1 << (cluster.0 & 63));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     /// The longest run of neighbours with one content.
-    fn longest_run(model: &BTreeMap<u64, Content>) -> u64 {
+    fn longest_run(model: &BTreeMap<u64, SpaceContent>) -> u64 {
         let (mut longest, mut len, mut previous) = (0, 0, None);
         for (&cluster, &content) in model {
             let goes_on = previous == Some((cluster.wrapping_sub(1), content));
@@ -334,16 +334,16 @@ mod tests {
         for seed in 0..50 {
             let mut state = seed;
             let mut free = FreeSet::default();
-            let mut model: BTreeMap<u64, Content> = BTreeMap::new();
+            let mut model: BTreeMap<u64, SpaceContent> = BTreeMap::new();
             let mut taken: BTreeSet<u64> = (0..200).collect();
             for _ in 0..400 {
                 if next(&mut state).is_multiple_of(2) && !taken.is_empty() {
                     let nth = next(&mut state) as usize % taken.len();
                     let cluster = *taken.iter().nth(nth).unwrap();
                     let content = if next(&mut state).is_multiple_of(3) {
-                        Content::Unknown
+                        SpaceContent::Unknown
                     } else {
-                        Content::Zeroes
+                        SpaceContent::Zeroes
                     };
                     taken.remove(&cluster);
                     model.insert(cluster, content);
@@ -398,7 +398,8 @@ mod tests {
         let found = |free: Range<u64>, ends: &[u64]| {
             let mut found = Vec::new();
             in_holes(&free, &extents(ends), 4, &mut found);
-            let zeroes = |(_, content): &&(Range<u64>, Content)| *content == Content::Zeroes;
+            let zeroes =
+                |(_, content): &&(Range<u64>, SpaceContent)| *content == SpaceContent::Zeroes;
             let covered: Vec<u64> = found.iter().flat_map(|(run, _)| run.clone()).collect();
             assert_eq!(covered, free.collect::<Vec<_>>());
             found
@@ -424,7 +425,7 @@ mod tests {
         for cut in 0..40 {
             let mut free = FreeSet::default();
             for (start, count) in [(3, 5), (10, 20), (33, 4)] {
-                free.add(HostCluster(start), count, Content::Zeroes);
+                free.add(HostCluster(start), count, SpaceContent::Zeroes);
             }
             free.cut_at(cut);
             let stays = |cluster: &u64| {
@@ -434,7 +435,7 @@ mod tests {
             assert_eq!(free.clusters(), expected.len() as u64, "cut at {cut}");
             let mut left = Vec::new();
             while let Some((start, count, content)) = free.take(1) {
-                assert_eq!((count, content), (1, Content::Zeroes));
+                assert_eq!((count, content), (1, SpaceContent::Zeroes));
                 left.push(start.0);
             }
             assert_eq!(left, expected, "cut at {cut}");
@@ -447,7 +448,7 @@ mod tests {
         for (start, end) in (0..40).flat_map(|start| (start..40).map(move |end| (start, end))) {
             let mut free = FreeSet::default();
             for (start, count) in runs {
-                free.add(HostCluster(start), count, Content::Zeroes);
+                free.add(HostCluster(start), count, SpaceContent::Zeroes);
             }
             free.remove(start..end);
             let is_free = |cluster: &u64| runs.iter().any(|(s, n)| (*s..s + n).contains(cluster));
@@ -456,7 +457,7 @@ mod tests {
             assert_eq!(free.clusters(), expected.len() as u64, "{start}..{end}");
             let mut left = Vec::new();
             while let Some((cluster, _, content)) = free.take(1) {
-                assert_eq!(content, Content::Zeroes);
+                assert_eq!(content, SpaceContent::Zeroes);
                 left.push(cluster.0);
             }
             assert_eq!(left, expected, "{start}..{end}");
@@ -467,7 +468,7 @@ mod tests {
     fn the_runs_that_are_kept_are_bounded() {
         let mut free = FreeSet::default();
         for run in 0..RUNS_MAX as u64 + 100 {
-            free.add(HostCluster(2 * run), 1, Content::Unknown);
+            free.add(HostCluster(2 * run), 1, SpaceContent::Unknown);
         }
         // Runs that are forgotten are not counted either.
         assert_eq!(free.runs.len(), RUNS_MAX);
@@ -479,8 +480,8 @@ mod tests {
     #[should_panic(expected = "freed twice")]
     fn a_double_free_is_our_mistake() {
         let mut free = FreeSet::default();
-        free.add(HostCluster(4), 4, Content::Unknown);
-        free.add(HostCluster(6), 1, Content::Unknown);
+        free.add(HostCluster(4), 4, SpaceContent::Unknown);
+        free.add(HostCluster(6), 1, SpaceContent::Unknown);
     }
 
     #[test]

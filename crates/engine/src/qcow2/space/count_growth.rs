@@ -63,7 +63,7 @@ pub fn table_entries(
 pub struct BlockUse {
     /// Its index in the refcount table.
     pub index: u64,
-    /// Where it is.
+    /// The cluster that the new block takes.
     pub cluster: HostCluster,
     /// Its refcount, stored in itself or in another block.
     pub own_count: u64,

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use futures_util::future::join_all;
 
-use super::alloc::Content;
+use super::alloc::SpaceContent;
 use super::growth;
 use crate::Result;
 use crate::backing::Backing;
@@ -21,8 +21,8 @@ use crate::policy::DiscardPolicy;
 use crate::qcow2::geometry::{
     Geometry, GuestOffset, HOST_BLOCK_BYTES, HostCluster, SubclusterMask,
 };
-use crate::qcow2::mapping::inflight::{Kind, LeaseRequest};
-use crate::qcow2::path::admit::{Blocked, LeaseGuard, Place};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
+use crate::qcow2::path::admit::{Blocked, LeaseGuard, QueuePlace};
 use crate::qcow2::plan::{self, Freed, Unref};
 use crate::qcow2::{Counts, Qcow2};
 
@@ -123,7 +123,7 @@ impl Qcow2 {
     ) -> Result<()> {
         let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
         let slice = self.geometry().slice_of(cluster);
-        let mut place = Place {
+        let mut place = QueuePlace {
             image: self,
             ticket: None,
         };
@@ -153,7 +153,7 @@ impl Qcow2 {
         &'a self,
         part: Range<u64>,
         below: &dyn Backing,
-        place: &mut Place<'_>,
+        place: &mut QueuePlace<'_>,
     ) -> Result<Option<std::result::Result<Hole<'a>, Blocked>>> {
         let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
         let slice = self.geometry().slice_of(cluster);
@@ -171,7 +171,7 @@ impl Qcow2 {
         }
         let want = LeaseRequest {
             range: view.start + hole.start..view.start + hole.end,
-            kind: Kind::Shared,
+            kind: LeaseKind::Shared,
         };
         let wants = std::slice::from_ref(&want);
         if let Some(obstacle) = state
@@ -193,8 +193,8 @@ impl Qcow2 {
 
     /// Releases the space of freed clusters to the host, if that is wanted. They cannot be taken
     /// meanwhile, so a hole never meets a new write.
-    pub(in crate::qcow2) async fn punch_clusters(&self, free: &[HostCluster]) -> Vec<Content> {
-        let mut content = vec![Content::Unknown; free.len()];
+    pub(in crate::qcow2) async fn punch_clusters(&self, free: &[HostCluster]) -> Vec<SpaceContent> {
+        let mut content = vec![SpaceContent::Unknown; free.len()];
         if self.discard == DiscardPolicy::Ignore {
             return content;
         }
@@ -214,7 +214,7 @@ impl Qcow2 {
                     if punched.start <= cluster
                         && cluster + self.geometry().cluster_bytes() <= punched.end
                     {
-                        *content = Content::Zeroes;
+                        *content = SpaceContent::Zeroes;
                     }
                 }
             }

@@ -45,7 +45,7 @@ impl Quarantine {
         ready
     }
 
-    /// References in quarantine.
+    /// Number of references in quarantine.
     pub fn len(&self) -> usize {
         self.given_up.len() + self.cleared.len()
     }

@@ -77,7 +77,7 @@ impl Refcounts {
         (self.geometry().slice_bytes() * 8) >> self.geometry().refcount_order()
     }
 
-    /// The refcount table.
+    /// Entries of the refcount table.
     pub fn table(&self) -> &[u64] {
         &self.table
     }

@@ -10,7 +10,7 @@
 use async_recursion::async_recursion as boxed;
 use std::io::ErrorKind;
 
-use super::alloc::Content;
+use super::alloc::SpaceContent;
 use crate::growth::{self, AtClose};
 use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::geometry::HostCluster;
@@ -22,7 +22,10 @@ const TABLES_BYTES_MAX: u64 = 1 << 20;
 
 impl Qcow2 {
     /// Takes the cluster of a new table; `None` if the space of the next one may be a hole.
-    pub(in crate::qcow2) fn take_table(&self, state: &mut State) -> Option<(HostCluster, Content)> {
+    pub(in crate::qcow2) fn take_table(
+        &self,
+        state: &mut State,
+    ) -> Option<(HostCluster, SpaceContent)> {
         if let Some((cluster, _, content)) = state.space.table_space.take(1) {
             return Some((cluster, content));
         }

@@ -87,8 +87,7 @@ impl Qcow2 {
             for part in pieces(piece.start, len, self.geometry().cluster_bytes()) {
                 let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
                 let entry = state.mapping.tables.entry(cluster);
-                let entry = entry
-                    .map_err(|error| self.corrupt_entry(&state.mapping.tables, cluster, error))?;
+                let entry = entry.map_err(|error| self.corrupt_entry(&state, cluster, error))?;
                 if let L2Entry::Standard(entry) = entry
                     && let Some(host) = entry.host
                 {

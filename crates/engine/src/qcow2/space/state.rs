@@ -2,7 +2,7 @@
 
 use cowslip_queue::Pending;
 
-use super::alloc::{Content, FreeSet, Fresh, Protected};
+use super::alloc::{FreeSet, Fresh, Protected, SpaceContent};
 use super::punches::Punches;
 use super::quarantine::Quarantine;
 use super::raised::Raised;
@@ -107,7 +107,7 @@ impl HostSpace {
     ///
     /// # Panics
     /// If fewer are free.
-    pub fn take(&mut self, count: u64) -> Vec<(HostCluster, Content)> {
+    pub fn take(&mut self, count: u64) -> Vec<(HostCluster, SpaceContent)> {
         let mut taken = Vec::with_capacity(count as usize);
         while (taken.len() as u64) < count {
             let missing = count - taken.len() as u64;
@@ -119,7 +119,7 @@ impl HostSpace {
     }
 
     /// Frees clusters that were taken and that nothing has referred to.
-    pub fn give_back(&mut self, taken: &[(HostCluster, Content)]) {
+    pub fn give_back(&mut self, taken: &[(HostCluster, SpaceContent)]) {
         for (cluster, content) in taken {
             self.free.add(*cluster, 1, *content);
         }
@@ -150,7 +150,7 @@ impl HostSpace {
     /// A cluster has lost its last reference. Those that the scan has yet to look through are left
     /// to it: it goes by the counts, and would find them a second time. Clusters below `scanned`
     /// have been looked through.
-    pub fn set_free(&mut self, scanned: u64, (cluster, content): (HostCluster, Content)) {
+    pub fn set_free(&mut self, scanned: u64, (cluster, content): (HostCluster, SpaceContent)) {
         self.fresh.set(cluster, 0);
         self.protected.remove(cluster);
         if cluster.0 < scanned || cluster.0 >= self.claimed_at_open {

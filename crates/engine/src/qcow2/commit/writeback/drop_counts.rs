@@ -33,7 +33,7 @@ use crate::qcow2::commit::roots::Flush;
 use crate::qcow2::entry::L2Entry;
 use crate::qcow2::geometry::{HostCluster, HostOffset};
 use crate::qcow2::plan::Freed;
-use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::space::count_growth::{BlockUse, CountGrowth};
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Job, Result};
@@ -400,7 +400,7 @@ impl Qcow2 {
             state
                 .space
                 .free
-                .add(HostCluster(first), free, Content::Unknown);
+                .add(HostCluster(first), free, SpaceContent::Unknown);
             return Ok(true);
         }
         Ok(false)

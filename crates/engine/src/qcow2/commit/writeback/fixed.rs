@@ -4,7 +4,7 @@
 
 use super::REFCOUNT_TABLE_BYTES_MAX;
 use crate::qcow2::geometry::HostCluster;
-use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::space::count_growth::{CountGrowth, table_entries};
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Error, Result};
@@ -34,7 +34,7 @@ impl Qcow2 {
         state
             .space
             .free
-            .add(HostCluster(first), free, Content::Unknown);
+            .add(HostCluster(first), free, SpaceContent::Unknown);
         Ok(())
     }
 

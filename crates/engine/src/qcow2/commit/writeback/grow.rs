@@ -8,7 +8,7 @@ use crate::qcow2::commit::probe::Stage;
 use crate::qcow2::commit::roots::Flush;
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
-use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::space::count_growth::{CountGrowth, table_entries};
 use crate::qcow2::space::growth::{self, Method, Step};
 use crate::qcow2::space::refcount::Refcounts;
@@ -130,8 +130,8 @@ impl Qcow2 {
         counts.grown_bytes += (growth.end - growth.start) << bits;
         self.write_counts(counts, &growth).await?;
         let content = match step.method {
-            Method::Allocate if !counts.cannot_allocate => Content::Reserved,
-            Method::Allocate | Method::Extend => Content::Zeroes,
+            Method::Allocate if !counts.cannot_allocate => SpaceContent::Reserved,
+            Method::Allocate | Method::Extend => SpaceContent::Zeroes,
         };
         let mut state = self.lock();
         let low_water = match counts.grown_bytes >= GROW_AHEAD_FROM_BYTES {

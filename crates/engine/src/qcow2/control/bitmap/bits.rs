@@ -25,7 +25,7 @@ pub struct DirtyBits {
 pub struct DirtyRun {
     /// Length in bytes; never 0.
     pub len: u64,
-    /// It has changed.
+    /// The part has changed since it was stored.
     pub dirty: bool,
 }
 

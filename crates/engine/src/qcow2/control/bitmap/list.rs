@@ -45,7 +45,7 @@ pub enum BitmapChange {
 /// An entry of the bitmap directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The fixed part.
+    /// Fields of fixed length of the directory entry.
     pub fixed: Fixed,
     extra: Vec<u8>,
     name: Vec<u8>,
@@ -115,22 +115,22 @@ pub enum Bits {
     Stored,
     /// They are in memory.
     Loaded {
-        /// These.
+        /// The bitmap has these bits.
         bits: DirtyBits,
         /// They differ from those on disk.
         changed: bool,
     },
 }
 
-/// A bitmap.
+/// A dirty bitmap of an open image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
     /// The entry as it was read from disk, or name and granularity of a new one; flags and table
     /// may have changed since.
     pub entry: Entry,
-    /// It follows writes.
+    /// Writes of the guest set its bits.
     pub enabled: bool,
-    /// Its bits.
+    /// Bits, or where the file has them.
     pub bits: Bits,
 }
 
@@ -207,7 +207,7 @@ impl Bitmaps {
         }
     }
 
-    /// The bitmaps.
+    /// The bitmaps, in the order of the directory.
     pub fn list(&self) -> &[Bitmap] {
         &self.list
     }

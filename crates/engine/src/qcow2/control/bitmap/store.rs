@@ -10,7 +10,7 @@ use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::entry::bitmap::{Fixed, TableEntry};
 use crate::qcow2::geometry::{Geometry, HostCluster};
 use crate::qcow2::header::{BitmapsExtension, autoclear};
-use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Buf, Error, Result};
 
@@ -19,13 +19,13 @@ const PIECES_PER_WRITE: u64 = 4;
 
 /// Space of structures that nothing refers to yet: all of this can be taken back.
 #[derive(Debug, Default)]
-struct Taken {
+struct ReservedSpace {
     runs: Vec<Range<u64>>,
     /// Number of these clusters whose refcounts are raised.
     counted: usize,
 }
 
-impl Taken {
+impl ReservedSpace {
     fn clusters(&self) -> impl Iterator<Item = u64> + '_ {
         self.runs.iter().cloned().flatten()
     }
@@ -60,7 +60,7 @@ impl Qcow2 {
 
     #[boxed]
     async fn store_in_turn(&self, counts: &mut Counts, bitmaps: Bitmaps) -> Result<()> {
-        let mut taken = Taken::default();
+        let mut taken = ReservedSpace::default();
         let prepared = self.prepare_bitmaps(counts, &bitmaps, &mut taken).await;
         let Prepared { entries, directory } = match prepared {
             Ok(prepared) => prepared,
@@ -106,7 +106,7 @@ impl Qcow2 {
         &self,
         counts: &mut Counts,
         bitmaps: &Bitmaps,
-        taken: &mut Taken,
+        taken: &mut ReservedSpace,
     ) -> Result<Prepared> {
         let mut entries = Vec::new();
         for bitmap in bitmaps.list() {
@@ -150,7 +150,7 @@ impl Qcow2 {
         &self,
         counts: &mut Counts,
         (fixed, bits): (Fixed, &DirtyBits),
-        taken: &mut Taken,
+        taken: &mut ReservedSpace,
     ) -> Result<Fixed> {
         let cluster_bytes = self.geometry().cluster_bytes();
         let table_entries = fixed.table_entries_for(self.geometry(), bits.disk_bytes());
@@ -197,7 +197,7 @@ impl Qcow2 {
         &self,
         counts: &mut Counts,
         (table, bits): (u64, u64),
-        taken: &mut Taken,
+        taken: &mut ReservedSpace,
     ) -> Result<(u64, Vec<u64>)> {
         let bytes = |clusters: u64| clusters << self.geometry().cluster_bits();
         match self.take_counted(counts, bytes(table + bits), taken).await {
@@ -234,7 +234,7 @@ impl Qcow2 {
         &self,
         counts: &mut Counts,
         bytes: u64,
-        taken: &mut Taken,
+        taken: &mut ReservedSpace,
     ) -> Result<u64> {
         let clusters = self.geometry().clusters_for(bytes);
         let first = self.take_run(counts, clusters).await?;
@@ -247,14 +247,14 @@ impl Qcow2 {
     }
 
     /// Frees the structures that nothing refers to.
-    async fn forget_taken(&self, counts: &mut Counts, taken: Taken) -> Result<()> {
+    async fn forget_taken(&self, counts: &mut Counts, taken: ReservedSpace) -> Result<()> {
         {
             let mut state = self.lock();
             for cluster in taken.clusters().skip(taken.counted) {
                 state
                     .space
                     .free
-                    .add(HostCluster(cluster), 1, Content::Unknown);
+                    .add(HostCluster(cluster), 1, SpaceContent::Unknown);
             }
         }
         for cluster in taken.clusters().take(taken.counted) {

@@ -12,7 +12,7 @@ use crate::file::Durability;
 use crate::job::Job;
 use crate::qcow2::control::changed::changed_sectors;
 use crate::qcow2::entry::big_endian;
-use crate::qcow2::entry::inspect::{Claim, inspect_l1};
+use crate::qcow2::entry::inspect::{ClaimedSpace, inspect_l1};
 use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::offline::check::reader::Reader;
 use crate::qcow2::space::refcount::Refcounts;
@@ -21,7 +21,7 @@ use crate::{Buf, Result};
 
 /// The new state of COPIED.
 enum Flags<'a> {
-    /// Clear everywhere.
+    /// COPIED is cleared in every entry.
     Clear,
     /// Set exactly where the count is 1.
     AsCounted(&'a mut Refcounts),
@@ -103,7 +103,7 @@ impl Qcow2 {
             for words in new.chunks_exact_mut(self.geometry().l2_entry_bytes() as usize) {
                 let entry = big_endian(&words[..8]);
                 let claim = self.format.inspect_l2(entry, 0).claim;
-                let Claim::Cluster { offset, .. } = claim else {
+                let ClaimedSpace::Cluster { offset, .. } = claim else {
                     continue;
                 };
                 let cluster = HostCluster(offset >> self.geometry().cluster_bits());

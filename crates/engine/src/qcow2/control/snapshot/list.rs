@@ -25,9 +25,9 @@ pub enum SnapshotChoice {
     Name(String),
     /// The one with this ID, if it has this name.
     IdAndName {
-        /// The ID.
+        /// ID that matches.
         id: String,
-        /// The name.
+        /// Name that matches.
         name: String,
     },
 }
@@ -57,13 +57,13 @@ pub struct NewSnapshot {
 /// An entry of the snapshot table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The fixed part.
+    /// Fields of fixed length of the table entry.
     pub fixed: Fixed,
-    /// The extra data.
+    /// Extra data, fields of later versions included.
     pub extra: Vec<u8>,
-    /// The ID.
+    /// Unique ID, as stored.
     pub id: Vec<u8>,
-    /// The name.
+    /// Name, as stored.
     pub name: Vec<u8>,
 }
 
@@ -78,7 +78,7 @@ impl Entry {
         before_zero(&self.id)
     }
 
-    /// The name, likewise.
+    /// Name up to the first NUL byte, as QEMU reads it.
     fn told_name(&self) -> &[u8] {
         before_zero(&self.name)
     }
@@ -98,7 +98,7 @@ impl Entry {
 pub struct Root {
     /// Offset of the L1 table.
     pub l1_offset: u64,
-    /// Its entries.
+    /// Number of entries of the snapshot's L1 table.
     pub l1_size: u32,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,

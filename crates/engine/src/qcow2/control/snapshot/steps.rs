@@ -16,7 +16,7 @@ use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::header::{Header, L1_BYTES_MAX, incompatible};
 use crate::qcow2::offline::check::reader::Reader;
 use crate::qcow2::offline::inspect::snapshot_table_bytes;
-use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::space::refcount::Refcounts;
 use crate::qcow2::{Counts, Qcow2};
 use crate::units::round_up;
@@ -72,7 +72,7 @@ pub fn l1_bytes(l1: &[u64]) -> Vec<u8> {
     l1.iter().flat_map(|entry| entry.to_be_bytes()).collect()
 }
 
-/// Which counts change.
+/// Direction in which counts change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     /// Those that rise do.
@@ -428,7 +428,7 @@ impl Qcow2 {
             for structure in preparation.structures {
                 let len = structure.clusters.end - structure.clusters.start;
                 let start = HostCluster(structure.clusters.start);
-                state.space.free.add(start, len, Content::Unknown);
+                state.space.free.add(start, len, SpaceContent::Unknown);
             }
             return Err(error);
         }
@@ -462,7 +462,7 @@ impl Qcow2 {
                 state
                     .space
                     .free
-                    .add(HostCluster(cluster), 1, Content::Unknown);
+                    .add(HostCluster(cluster), 1, SpaceContent::Unknown);
             }
         }
         counts.refcounts.write_dirty().await?;

@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 
 use crate::job::{Job, Stage};
 use crate::qcow2::Qcow2;
-use crate::qcow2::entry::inspect::{Claim, inspect_l1};
+use crate::qcow2::entry::inspect::{ClaimedSpace, inspect_l1};
 use crate::qcow2::entry::{EntryFormat, big_endian};
 use crate::qcow2::offline::check::counts::{Copied, Counts, Memory, OutOfMemory};
 use crate::qcow2::offline::check::reader::Reader;
@@ -24,7 +24,7 @@ pub const TABLE_MEMORY_BYTES: u64 = 64;
 /// The tree of an L1 table. The image was checked, so all of it is sound.
 #[derive(Debug)]
 pub struct Tree {
-    /// The L1 table.
+    /// Entries of the L1 table.
     pub l1: Vec<u64>,
     /// The offsets of its L2 tables, and how many of its entries point to each.
     pub tables: BTreeMap<u64, u64>,
@@ -101,9 +101,9 @@ fn claims(format: &EntryFormat, table: &[u8]) -> impl Iterator<Item = (u64, u64)
     entries.filter_map(|words| {
         let bitmap = words.get(8..16).map_or(0, big_endian);
         match format.inspect_l2(big_endian(&words[..8]), bitmap).claim {
-            Claim::Nothing => None,
-            Claim::Cluster { offset, .. } => Some((offset, format.geometry.cluster_bytes())),
-            Claim::Compressed { start, len } => Some((start, len)),
+            ClaimedSpace::Nothing => None,
+            ClaimedSpace::Cluster { offset, .. } => Some((offset, format.geometry.cluster_bytes())),
+            ClaimedSpace::Compressed { start, len } => Some((start, len)),
         }
     })
 }

@@ -16,7 +16,7 @@ const HEAP_BYTES: usize = 16;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Packed {
     entries: Column,
-    /// Of extended entries.
+    /// Subcluster bitmaps, where entries are extended.
     bitmaps: Option<Box<Column>>,
 }
 

@@ -32,7 +32,7 @@ const ENTERED_FRACTION: u64 = 4;
 /// A slice in memory.
 pub struct Slot {
     pub slice: u64,
-    content: Content,
+    content: SlotContent,
     pub pins: u32,
     pub dirty: bool,
     pub writing: bool,
@@ -43,18 +43,18 @@ pub struct Slot {
     queue: Queue,
 }
 
-enum Content {
+enum SlotContent {
     Bytes(Box<[u8]>),
     /// It was found that packing saves too little.
     Unpackable(Box<[u8]>),
     Packed(Packed),
 }
 
-impl Content {
+impl SlotContent {
     fn bytes(&self) -> u64 {
         match self {
-            Content::Bytes(bytes) | Content::Unpackable(bytes) => bytes.len() as u64,
-            Content::Packed(packed) => packed.heap_bytes() as u64,
+            SlotContent::Bytes(bytes) | SlotContent::Unpackable(bytes) => bytes.len() as u64,
+            SlotContent::Packed(packed) => packed.heap_bytes() as u64,
         }
     }
 }
@@ -65,7 +65,7 @@ enum Queue {
     Kept,
 }
 
-/// The slices.
+/// The slices that are in memory, within the budget.
 pub struct Slots {
     geometry: Geometry,
     slots: Vec<Slot>,
@@ -120,7 +120,7 @@ impl Slots {
         self.budget_bytes = (bytes - gone).max(self.slots_min * self.whole_bytes());
     }
 
-    /// Slices in memory.
+    /// Number of slices in memory.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
@@ -213,7 +213,7 @@ impl Slots {
     pub fn words(&self, slice: u64, entry: usize) -> (u64, u64) {
         let columns = self.columns();
         match &self.slot(slice).content {
-            Content::Bytes(bytes) | Content::Unpackable(bytes) => {
+            SlotContent::Bytes(bytes) | SlotContent::Unpackable(bytes) => {
                 let at = entry * columns * 8;
                 let bitmap = match columns {
                     1 => 0,
@@ -221,7 +221,7 @@ impl Slots {
                 };
                 (big_endian(&bytes[at..at + 8]), bitmap)
             }
-            Content::Packed(packed) => packed.words(entry),
+            SlotContent::Packed(packed) => packed.words(entry),
         }
     }
 
@@ -233,9 +233,9 @@ impl Slots {
     pub fn bytes_mut(&mut self, slice: u64) -> &mut [u8] {
         let at = self.at(slice);
         let content = &mut self.slots[at].content;
-        let bytes = match std::mem::replace(content, Content::Bytes(Box::default())) {
-            Content::Bytes(bytes) | Content::Unpackable(bytes) => bytes,
-            Content::Packed(packed) => {
+        let bytes = match std::mem::replace(content, SlotContent::Bytes(Box::default())) {
+            SlotContent::Bytes(bytes) | SlotContent::Unpackable(bytes) => bytes,
+            SlotContent::Packed(packed) => {
                 let entries = self.geometry.slice_entries() as usize;
                 let bytes = packed.unpack(entries);
                 let more = (bytes.len() - packed.heap_bytes()) as u64;
@@ -247,9 +247,9 @@ impl Slots {
                 bytes
             }
         };
-        self.slots[at].content = Content::Bytes(bytes);
+        self.slots[at].content = SlotContent::Bytes(bytes);
         match &mut self.slots[at].content {
-            Content::Bytes(bytes) => bytes,
+            SlotContent::Bytes(bytes) => bytes,
             _ => unreachable!("it was set above"),
         }
     }
@@ -280,7 +280,7 @@ impl Slots {
         self.statistics.misses += 1;
         self.slots.push(Slot {
             slice,
-            content: Content::Bytes(bytes),
+            content: SlotContent::Bytes(bytes),
             pins: 0,
             dirty: false,
             writing: false,
@@ -364,13 +364,13 @@ impl Slots {
         if slot.dirty || slot.writing {
             return false;
         }
-        let Content::Bytes(bytes) = &mut slot.content else {
+        let SlotContent::Bytes(bytes) = &mut slot.content else {
             return false;
         };
         match Packed::pack(bytes, columns, self.geometry.cluster_bytes()) {
             Some(packed) => {
                 let less = (bytes.len() - packed.heap_bytes()) as u64;
-                slot.content = Content::Packed(packed);
+                slot.content = SlotContent::Packed(packed);
                 self.used_bytes -= less;
                 if slot.queue == Queue::Entered {
                     self.entered_bytes -= less;
@@ -379,7 +379,7 @@ impl Slots {
                 true
             }
             None => {
-                slot.content = Content::Unpackable(std::mem::take(bytes));
+                slot.content = SlotContent::Unpackable(std::mem::take(bytes));
                 false
             }
         }
@@ -394,7 +394,7 @@ impl Slots {
             self.index.insert(moved.slice, at as u32);
         }
         let bytes = gone.content.bytes() + SLOT_BYTES;
-        self.statistics.packed -= u64::from(matches!(gone.content, Content::Packed(_)));
+        self.statistics.packed -= u64::from(matches!(gone.content, SlotContent::Packed(_)));
         self.used_bytes -= bytes;
         if gone.queue == Queue::Entered {
             self.entered_bytes -= bytes;

@@ -13,7 +13,7 @@ const TABLES_MAX: u64 = 8;
 
 /// A cycle under way: what it took, and all entries as they were.
 struct Cycle {
-    cut: Cut,
+    cut: CycleTables,
     entries: BTreeMap<u64, L2Entry>,
     slices: BTreeSet<u64>,
 }
@@ -327,7 +327,7 @@ impl Model {
     }
 
     /// Writes what a cycle writes, in its order, up to `writes` writes; whether L1 was among them.
-    fn write(&mut self, cut: &Cut, writes: u64) -> bool {
+    fn write(&mut self, cut: &CycleTables, writes: u64) -> bool {
         let table_bytes = self.format.geometry.cluster_bytes() as usize;
         let unknown = cut.new_tables.iter();
         let unknown = unknown.filter(|(_, table)| table.on_disk == OnDisk::Unknown);
@@ -543,10 +543,10 @@ fn a_cut_is_ordered_by_promises_and_by_tables_on_used_space() {
         let offset = HostOffset(1 << 16);
         (3, NewTable { offset, on_disk })
     };
-    let cut = |promises_bytes, on_disk: &[OnDisk]| Cut {
+    let cut = |promises_bytes, on_disk: &[OnDisk]| CycleTables {
         new_tables: on_disk.iter().copied().map(table).collect(),
         promises_bytes,
-        ..Cut::default()
+        ..CycleTables::default()
     };
     use OnDisk::{Table, Unknown, Zeroes};
     assert!(!cut(false, &[]).is_ordered());

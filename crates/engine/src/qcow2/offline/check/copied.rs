@@ -7,7 +7,7 @@ use super::refcounts::Refcounts;
 use super::state::{L2Table, State};
 use crate::Result;
 use crate::qcow2::entry::big_endian;
-use crate::qcow2::entry::inspect::{self, Claim};
+use crate::qcow2::entry::inspect::{self, ClaimedSpace};
 
 /// Compares the flags of the active L1 table and its L2 tables with the refcounts.
 pub(super) async fn compare(
@@ -59,7 +59,8 @@ async fn compare_l2_table(
     let bytes = reader.read(table.offset, state.cluster_bytes).await?;
     for words in bytes.chunks_exact(state.geometry.l2_entry_bytes() as usize) {
         let entry = big_endian(&words[..8]);
-        let Claim::Cluster { offset, copied } = state.format.inspect_l2(entry, 0).claim else {
+        let ClaimedSpace::Cluster { offset, copied } = state.format.inspect_l2(entry, 0).claim
+        else {
             continue;
         };
         let refcount = if state.format.data_file {

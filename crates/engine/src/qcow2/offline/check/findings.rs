@@ -16,23 +16,23 @@ pub enum Severity {
 /// A metadata structure that something else uses, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Structure {
-    /// The first cluster.
+    /// The header's cluster, the first of the file.
     Header,
     /// The active L1 table.
     ActiveL1,
     /// The L1 table of a snapshot.
     SnapshotL1,
-    /// An L2 table.
+    /// An L2 table of any L1 table.
     L2,
-    /// The refcount table.
+    /// The refcount table, by which blocks are found.
     RefcountTable,
-    /// A refcount block.
+    /// A refcount block of the refcount table.
     RefcountBlock,
-    /// The snapshot table.
+    /// The table of internal snapshots.
     SnapshotTable,
     /// The bitmap directory or a bitmap table.
     Bitmaps,
-    /// The encryption header.
+    /// The LUKS header, by the header extension.
     CryptoHeader,
 }
 
@@ -57,12 +57,12 @@ impl fmt::Display for Structure {
 pub enum SnapshotL1Flaw {
     /// It does not start a cluster.
     Unaligned {
-        /// Where it is.
+        /// Offset of the L1 table in the file.
         l1_offset: u64,
     },
     /// It is larger than any image needs.
     TooLarge {
-        /// Its entries.
+        /// Number of entries that the header gives the L1 table.
         l1_size: u32,
     },
 }
@@ -73,7 +73,7 @@ pub enum SnapshotL1Flaw {
 pub enum Finding {
     /// A structure or cluster lies beyond the end of the file.
     BeyondEnd {
-        /// Its first byte.
+        /// Offset of the structure in the file.
         offset: u64,
         /// Its length in bytes.
         len: u64,
@@ -85,22 +85,22 @@ pub enum Finding {
     },
     /// Reserved bits in an L1 entry.
     L1Reserved {
-        /// The entry.
+        /// Value of the entry.
         entry: u64,
     },
     /// An L2 table that does not start a cluster.
     L2TableUnaligned {
-        /// Where it is.
+        /// Offset of the entry in the file.
         offset: u64,
     },
     /// Reserved bits in an L2 entry.
     L2Reserved {
-        /// The entry.
+        /// Value of the entry.
         entry: u64,
     },
     /// A zero flag where the format has none. QEMU does not look for it.
     ZeroFlag {
-        /// The entry.
+        /// Value of the entry.
         entry: u64,
     },
     /// A compressed cluster with COPIED.
@@ -124,17 +124,17 @@ pub enum Finding {
     },
     /// Subclusters both allocated and zero.
     AllocatedAndZero {
-        /// The cluster's offset.
+        /// Offset of the cluster in the file.
         offset: u64,
     },
     /// A data cluster that does not start a cluster.
     DataUnaligned {
-        /// Its offset.
+        /// Offset that the entry gives.
         offset: u64,
     },
     /// A preallocated cluster that does not start a cluster.
     PreallocatedUnaligned {
-        /// Its offset.
+        /// Offset that the entry gives.
         offset: u64,
     },
     /// Allocated subclusters without space.
@@ -154,26 +154,26 @@ pub enum Finding {
         offset: u64,
         /// The first entry that points to it.
         first_index: u64,
-        /// This one.
+        /// Index of the entry in the L1 table.
         l1_index: u64,
     },
     /// Snapshots in an image with an external data file.
     SnapshotsWithDataFile {
-        /// How many.
+        /// Number of snapshots that the header gives.
         count: u32,
     },
     /// A snapshot table entry without the fields that version 3 demands.
     SnapshotIncomplete {
-        /// Its index.
+        /// Index of the snapshot in the table.
         index: u32,
     },
     /// A snapshot whose L1 table cannot be right.
     SnapshotL1 {
-        /// The snapshot's id.
+        /// Unique ID of the snapshot.
         id: String,
-        /// The snapshot's name.
+        /// Name of the snapshot.
         name: String,
-        /// The flaw.
+        /// Flaw of the snapshot's L1 table.
         flaw: SnapshotL1Flaw,
     },
     /// Something about the bitmaps cannot be right.
@@ -183,7 +183,7 @@ pub enum Finding {
     },
     /// Reserved bits in a refcount table entry.
     RefcountTableReserved {
-        /// Its index.
+        /// Index of the block in the refcount table.
         index: u64,
     },
     /// A refcount block that does not start a cluster.
@@ -205,38 +205,38 @@ pub enum Finding {
     },
     /// A refcount whose block cannot be read.
     RefcountUnreadable {
-        /// The cluster.
+        /// Number of the cluster in the file.
         cluster: u64,
     },
     /// A refcount that is too high (a leak) or too low (a corruption).
     Refcount {
-        /// The cluster.
+        /// Number of the cluster in the file.
         cluster: u64,
-        /// The stored refcount.
+        /// Count that the refcount block stores.
         refcount: u64,
         /// References that were found.
         references: u64,
     },
     /// COPIED of an L1 entry contradicts the refcount.
     CopiedL2 {
-        /// The entry's index.
+        /// Index of the entry in the L1 table.
         l1_index: u64,
-        /// The entry.
+        /// Value of the entry.
         entry: u64,
         /// The L2 table's refcount.
         refcount: u64,
     },
     /// COPIED of an L2 entry contradicts the refcount.
     CopiedData {
-        /// The entry.
+        /// Value of the entry.
         entry: u64,
-        /// The cluster's refcount.
+        /// Count of the cluster that the entry refers to.
         refcount: u64,
     },
     /// Metadata that something else uses, too, with a refcount that covers both. QEMU does not look
     /// for it; the next write to either destroys the other.
     Overlap {
-        /// The cluster.
+        /// Number of the cluster in the file.
         cluster: u64,
         /// One of the structures in it.
         structure: Structure,

@@ -15,7 +15,7 @@ struct Snapshot {
     names: Option<(String, String)>,
 }
 
-/// All snapshots.
+/// Snapshots of the image, read for the check.
 pub(super) struct Snapshots {
     list: Vec<Snapshot>,
     /// Length of the table.

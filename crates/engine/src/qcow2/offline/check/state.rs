@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use super::counts::{Copied, Counts, Memory, OutOfMemory};
 use super::findings::{Finding, Severity, Structure};
 use super::reader::{Reader, is_zero};
-use crate::qcow2::entry::inspect::{self, Claim, Flaw};
+use crate::qcow2::entry::inspect::{self, ClaimedSpace, Flaw};
 use crate::qcow2::entry::{EntryFormat, big_endian};
 use crate::qcow2::geometry::Geometry;
 use crate::qcow2::header::Header;
@@ -61,11 +61,11 @@ impl Observer for Vec<Finding> {
 /// The outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CheckResult {
-    /// Findings of [`Severity::Corruption`].
+    /// Number of findings of [`Severity::Corruption`].
     pub corruptions: u64,
-    /// Findings of [`Severity::Leak`].
+    /// Number of findings of [`Severity::Leak`].
     pub leaks: u64,
-    /// Findings of [`Severity::Unchecked`].
+    /// Number of findings of [`Severity::Unchecked`].
     pub check_errors: u64,
     /// The end of the last cluster that is in use.
     pub image_end_offset: u64,
@@ -80,7 +80,7 @@ pub struct CheckResult {
 }
 
 impl CheckResult {
-    /// Nothing was found.
+    /// Returns whether nothing was found.
     pub fn is_clean(&self) -> bool {
         self.corruptions == 0 && self.leaks == 0 && self.check_errors == 0
     }
@@ -89,13 +89,13 @@ impl CheckResult {
 /// Whose L1 table it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// The disk's.
+    /// The L1 table of the disk.
     Active,
-    /// A snapshot's.
+    /// The L1 table of a snapshot.
     Snapshot,
 }
 
-/// An L1 table.
+/// An L1 table whose references are counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct L1 {
     pub(super) offset: u64,
@@ -401,7 +401,7 @@ impl<'a> State<'a> {
             return Ok(());
         }
         let inspected = self.format.inspect_l2(entry, bitmap);
-        let place = Place {
+        let place = EntryPlace {
             table,
             l2_index,
             entry,
@@ -411,12 +411,12 @@ impl<'a> State<'a> {
             self.flaw(flaw, &place);
         }
         match inspected.claim {
-            Claim::Nothing => Ok(()),
-            Claim::Cluster { offset, copied } => {
+            ClaimedSpace::Nothing => Ok(()),
+            ClaimedSpace::Cluster { offset, copied } => {
                 self.tally_cluster(table, offset, next_offset);
                 self.claim_cluster(offset, copied, &place)
             }
-            Claim::Compressed { start, len } => {
+            ClaimedSpace::Compressed { start, len } => {
                 self.result.allocated_clusters += table.active;
                 self.result.fragmented_clusters += table.active;
                 self.result.compressed_clusters += table.active;
@@ -442,7 +442,7 @@ impl<'a> State<'a> {
         &mut self,
         offset: u64,
         copied: bool,
-        place: &Place<'_>,
+        place: &EntryPlace<'_>,
     ) -> Result<()> {
         let active = place.table.active > 0;
         if self.format.data_file {
@@ -465,8 +465,8 @@ impl<'a> State<'a> {
         self.reference(offset, self.cluster_bytes, place.times(), copied)
     }
 
-    pub(super) fn flaw(&mut self, flaw: Flaw, place: &Place<'_>) {
-        let Place {
+    pub(super) fn flaw(&mut self, flaw: Flaw, place: &EntryPlace<'_>) {
+        let EntryPlace {
             l2_index,
             entry,
             offset,
@@ -494,7 +494,7 @@ impl<'a> State<'a> {
 }
 
 /// Where an L2 entry is.
-pub(super) struct Place<'a> {
+pub(super) struct EntryPlace<'a> {
     pub(super) table: &'a L2Table,
     pub(super) l2_index: u64,
     pub(super) entry: u64,
@@ -502,7 +502,7 @@ pub(super) struct Place<'a> {
     pub(super) offset: u64,
 }
 
-impl Place<'_> {
+impl EntryPlace<'_> {
     /// Returns how often the entry counts.
     pub(super) fn times(&self) -> u64 {
         self.table.active + self.table.snapshots

@@ -20,7 +20,7 @@ pub(super) struct Run {
     pub count: u64,
 }
 
-/// A planned image.
+/// Places of all structures of a new image.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub format: EntryFormat,
@@ -41,7 +41,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Places everything.
+    /// Places all structures one after the other.
     pub fn plan(geometry: Geometry, options: &CreateOptions) -> Result<Layout> {
         let size = round_up(options.size, SIZE_UNIT);
         let l1_entries = geometry.l1_entries_for(size);

@@ -8,7 +8,7 @@ use super::survey::{Owner, put};
 use super::tables::read_each;
 use crate::Result;
 use crate::qcow2::entry::big_endian;
-use crate::qcow2::entry::inspect::{self, Claim};
+use crate::qcow2::entry::inspect::{self, ClaimedSpace};
 use crate::units::pieces;
 
 /// Long tables are read in pieces of this size.
@@ -116,7 +116,7 @@ impl Plan<'_> {
         let entry_bytes = self.survey.geometry.l2_entry_bytes();
         let mut steps = Vec::new();
         for (l2_index, entry, _) in self.entries(bytes) {
-            let Claim::Cluster {
+            let ClaimedSpace::Cluster {
                 offset: host,
                 copied,
             } = format.inspect_l2(entry, 0).claim

@@ -19,7 +19,7 @@ pub enum Scope {
     /// Unused space is freed, and COPIED corrected where that is safe. If structures contradict
     /// each other nothing is done: space that looks free may be the target of a broken entry.
     Leaks,
-    /// Everything.
+    /// Leaks and corruptions (`-r all`).
     All,
 }
 

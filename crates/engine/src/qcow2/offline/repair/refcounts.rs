@@ -24,7 +24,7 @@ pub(super) struct NewBlock {
     pub offset: u64,
 }
 
-/// The refcount structure.
+/// Refcount table and blocks, as the repair finds and rebuilds them.
 #[derive(Debug, Default)]
 pub(super) struct Refcounts {
     /// Offsets of the blocks on disk that can be read; 0 where there is none.

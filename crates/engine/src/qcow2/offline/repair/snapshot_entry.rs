@@ -29,7 +29,7 @@ impl Snapshot {
         geometry.l1_entries_for(bytes.min(u64::MAX - geometry.cluster_bytes()))
     }
 
-    /// The entry, padded.
+    /// Encodes the entry, padded to eight bytes.
     pub(super) fn encode(&self) -> Vec<u8> {
         let extra_bytes = self.extra.len() as u32;
         let fixed = Fixed {

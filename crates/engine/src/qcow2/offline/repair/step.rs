@@ -12,9 +12,9 @@ use crate::qcow2::offline::check::{Finding, SnapshotL1Flaw, Structure};
 pub struct Change {
     /// Where it is in the file.
     pub at: u64,
-    /// The old value.
+    /// Value before the repair.
     pub from: u64,
-    /// The new value.
+    /// Value that the repair stores.
     pub to: u64,
 }
 
@@ -30,7 +30,7 @@ pub enum SnapshotFate {
     },
     /// Its L1 table is found where, or as long as, it must have been.
     Corrected {
-        /// The flaw.
+        /// Flaw of the snapshot's L1 table.
         flaw: SnapshotL1Flaw,
     },
     /// Its L1 table moves: something else has its place, or the end of the file cuts it.
@@ -45,22 +45,22 @@ pub enum SnapshotFate {
 pub enum Step {
     /// An L1 entry is set right or cleared.
     L1Entry {
-        /// The entry.
+        /// Change of the L1 entry.
         change: Change,
-        /// The flaw.
+        /// Flaw of the entry.
         wrong: Wrong,
         /// The data that it maps may be lost.
         loses: bool,
     },
     /// An L2 entry is corrected or cleared.
     L2Entry {
-        /// The entry.
+        /// Change of the L2 entry.
         change: Change,
         /// Its bitmap, before and after; 0 without extended L2.
         bitmap: (u64, u64),
         /// Its index in the table.
         l2_index: u64,
-        /// The flaw.
+        /// Flaw of the entry.
         wrong: Wrong,
         /// The cluster's data may be lost.
         loses: bool,
@@ -76,36 +76,36 @@ pub enum Step {
     },
     /// The active L1 table moves: something else has its place, or the end of the file cuts it.
     L1Table {
-        /// Where it is.
+        /// Offset in the file before the repair.
         from: u64,
-        /// Its length.
+        /// Length in bytes.
         bytes: u64,
         /// The end of the file cuts it.
         cut: bool,
     },
     /// An L2 table moves: guest data has its place.
     L2Table {
-        /// Where it is.
+        /// Offset in the file before the repair.
         from: u64,
-        /// Its length.
+        /// Length in bytes.
         bytes: u64,
     },
     /// A snapshot's entry changes.
     Snapshot {
         /// The index in the snapshot table.
         index: u32,
-        /// The snapshot's id.
+        /// Unique ID of the snapshot.
         id: String,
-        /// The snapshot's name.
+        /// Name of the snapshot.
         name: String,
-        /// Its correction.
+        /// Correction of the snapshot.
         fate: SnapshotFate,
         /// Where the entry is.
         at: u64,
     },
     /// The snapshot table is rewritten.
     SnapshotTable {
-        /// Where it is.
+        /// Offset in the file before the repair.
         from: u64,
     },
     /// The bitmaps are declared inconsistent.
@@ -119,21 +119,21 @@ pub enum Step {
     RefcountTable {
         /// The finding of a check about it, if there is one.
         finding: Option<Finding>,
-        /// Where it is.
+        /// Offset in the file.
         at: u64,
     },
     /// All refcounts are rebuilt elsewhere, and the header switches to them.
     RebuildRefcounts {
-        /// Blocks.
+        /// Number of refcount blocks.
         blocks: u64,
         /// Where the new structure is.
         to: u64,
     },
     /// A refcount is corrected.
     Refcount {
-        /// The cluster.
+        /// Number of the cluster in the file.
         cluster: u64,
-        /// The stored refcount.
+        /// Count that the refcount block stores.
         refcount: u64,
         /// References that there are.
         references: u64,
@@ -142,18 +142,18 @@ pub enum Step {
     },
     /// COPIED of an L1 entry is corrected.
     CopiedL2 {
-        /// The entry.
+        /// Change of the L1 entry.
         change: Change,
-        /// Its index.
+        /// Index of the entry in the L1 table.
         l1_index: u64,
         /// The L2 table's refcount.
         refcount: u64,
     },
     /// COPIED of an L2 entry is corrected.
     CopiedData {
-        /// The entry.
+        /// Change of the L2 entry.
         change: Change,
-        /// The cluster's refcount.
+        /// Count of the cluster that the entry refers to.
         refcount: u64,
     },
     /// The marks of damage are taken from the header.

@@ -23,13 +23,13 @@ const OWNED_MEMORY_BYTES: u64 = 64;
 /// Whose L1 table it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// The disk's.
+    /// The L1 table of the disk.
     Active,
     /// That of the snapshot with this position in the list.
     Snapshot(usize),
 }
 
-/// An L1 table.
+/// An L1 table that the repair walks.
 #[derive(Clone, Debug)]
 pub(super) struct L1 {
     pub offset: u64,
@@ -49,7 +49,7 @@ impl L1 {
     }
 }
 
-/// An L2 table.
+/// An L2 table that the repair walks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct L2Table {
     pub offset: u64,
@@ -89,7 +89,7 @@ pub(super) struct LostCluster {
 /// Guest data that gets space of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copy {
-    /// The L2 entry.
+    /// Offset of the L2 entry in the file.
     pub at: u64,
     pub entry: u64,
     pub from: u64,
@@ -116,7 +116,7 @@ impl Copy {
     }
 }
 
-/// All of it.
+/// Tables, references and counts of an image under repair.
 pub(super) struct Survey {
     pub format: EntryFormat,
     pub geometry: Geometry,

@@ -8,7 +8,7 @@ use super::step::{Change, Step};
 use super::survey::{Copy, L2Table, LostCluster, LostTable, Owner};
 use crate::file::AlignedFile;
 use crate::qcow2::entry::big_endian;
-use crate::qcow2::entry::inspect::{self, Claim};
+use crate::qcow2::entry::inspect::{self, ClaimedSpace};
 use crate::qcow2::entry::mend::{Mend, Surroundings, Wrong};
 use crate::qcow2::offline::check::Structure;
 use crate::qcow2::offline::check::counts::Copied;
@@ -279,12 +279,12 @@ impl Plan<'_> {
     /// than can be counted, will be copied.
     fn claim(&mut self, table: &L2Table, index: u64, (entry, bitmap): (u64, u64)) -> Result<()> {
         let (from, bytes, copied) = match self.survey.format.inspect_l2(entry, bitmap).claim {
-            Claim::Nothing => return Ok(()),
-            Claim::Cluster { copied, .. } if self.survey.format.data_file => {
+            ClaimedSpace::Nothing => return Ok(()),
+            ClaimedSpace::Cluster { copied, .. } if self.survey.format.data_file => {
                 self.survey.copied_missing |= table.active > 0 && !copied;
                 return Ok(());
             }
-            Claim::Cluster { offset, copied } => {
+            ClaimedSpace::Cluster { offset, copied } => {
                 let seen = match (table.active > 0, copied) {
                     (false, _) => Copied::Ignored,
                     (true, true) => Copied::Set,
@@ -292,7 +292,7 @@ impl Plan<'_> {
                 };
                 (offset, self.survey.geometry.cluster_bytes(), seen)
             }
-            Claim::Compressed { start, len } => (start, len, Copied::Ignored),
+            ClaimedSpace::Compressed { start, len } => (start, len, Copied::Ignored),
         };
         let times = table.times();
         let mut structure = None;

@@ -17,7 +17,7 @@ use crate::qcow2::commit::writeback::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, i
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::qcow2::offline::create::{CreateOptions, create};
-use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::space::count_growth::CountGrowth;
 use crate::qcow2::space::growth;
 use crate::qcow2::space::refcount::Refcounts;
@@ -290,7 +290,7 @@ fn new_counts_are_durable_before_they_are_reachable() {
         if moves {
             // Lowest first.
             let (lowest, len, content) = state.space.free.take(1).expect("the old table is free");
-            assert_eq!((lowest, content), (first, Content::Unknown));
+            assert_eq!((lowest, content), (first, SpaceContent::Unknown));
             state.space.free.add(lowest, len, content);
         }
     }
@@ -392,7 +392,7 @@ fn what_is_freed_is_free_once() {
         let before = state.space.free.clusters();
         state
             .space
-            .set_free(scanned, (cluster(freed), Content::Unknown));
+            .set_free(scanned, (cluster(freed), SpaceContent::Unknown));
         assert_eq!(
             state.space.free.clusters() - before,
             u64::from(is_free),

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::disk::{Disk, Op};
 use super::space::{image_on, new_disk, qcow2_on};
@@ -151,17 +151,17 @@ fn is_write_to(op: &Op, cluster_at: u64) -> bool {
 }
 
 /// Checks that a session ends with the first failure of operations that `fails` names, once there
-/// was a write to the cluster at `from`, that one included.
+/// were as many writes to the cluster at `from`, the last of them included.
 fn stops_after(
     (disk, image): (&Disk, &Image),
-    (from, fails): (u64, fn(&Op) -> bool),
+    (from, writes, fails): (u64, usize, fn(&Op) -> bool),
     work: impl Future<Output = Result<()>>,
 ) {
-    let met = AtomicBool::new(false);
+    let seen = AtomicUsize::new(0);
     disk.fail(move |op| {
-        let is_first = is_write_to(op, from);
-        let met = met.fetch_or(is_first, Ordering::Relaxed) || is_first;
-        (met && fails(op)).then(|| io::Error::from_raw_os_error(EIO))
+        let is_write = usize::from(is_write_to(op, from));
+        let seen = seen.fetch_add(is_write, Ordering::Relaxed) + is_write;
+        (seen >= writes && fails(op)).then(|| io::Error::from_raw_os_error(EIO))
     });
     block_on(work).expect_err("it fails");
     disk.mend();
@@ -187,7 +187,7 @@ fn a_downgrade_that_cannot_change_a_snapshot_stops_the_session() {
         let job = Job::default();
         stops_after(
             (&disk, &image),
-            (table, fails),
+            (table, 1, fails),
             image.amend(&amendment, &job),
         );
     }
@@ -202,7 +202,7 @@ fn a_deletion_that_cannot_set_flags_stops_the_session() {
     let choice = SnapshotChoice::Name("shared".to_string());
     let job = Job::default();
     let deleted = image.delete_snapshot(&choice, &job);
-    stops_after((&disk, &image), (table, is_write), deleted);
+    stops_after((&disk, &image), (table, 1, is_write), deleted);
 }
 
 fn with_hint() -> (Arc<Disk>, Qcow2) {
@@ -262,4 +262,25 @@ fn an_image_whose_header_is_unknown_is_not_marked_corrupt() {
         assert_eq!(disk.take_log(), []);
         assert!(disk.contents() == before && !image.header().is_corrupt());
     }
+}
+
+/// A snapshot whose table could not be read back after the header had been switched to it leaves
+/// the protection of the state before.
+#[test]
+fn a_snapshot_that_cannot_be_protected_stops_the_session() {
+    let disk = new_disk(CLUSTER, 1);
+    let image = image_on(&disk);
+    let data = Buf::from(vec![0xaa; 4 * CLUSTER as usize]);
+    block_on(image.write(0, data, Durability::Cached)).expect("nothing fails yet");
+    let snapshot = NewSnapshot {
+        name: "unread".to_string(),
+        date_sec: 0,
+        date_nsec: 0,
+    };
+    let job = Job::default();
+    let is_read = |op: &Op| matches!(op, Op::Read(_));
+    // The first write marks the image, the second switches.
+    stops_after((&disk, &image), (0, 2, is_read), async {
+        image.create_snapshot(&snapshot, &job).await.map(drop)
+    });
 }

@@ -18,7 +18,7 @@ use crate::qcow2::offline::create::{CreateOptions, create};
 use crate::qcow2::space::growth;
 use crate::qcow2::space::punch;
 use crate::qcow2::space::state::HostSpace;
-use crate::qcow2::{Opening, Qcow2};
+use crate::qcow2::{OpenParameters, Qcow2};
 use crate::{Error, Image, Result};
 
 const DISK: u64 = 8 << 20;
@@ -49,7 +49,7 @@ pub fn new_disk(cluster_size: u64, alignment_bytes: u32) -> Arc<Disk> {
 pub fn qcow2_on(disk: &Arc<Disk>) -> Qcow2 {
     let options = options();
     let files = crate::chain::Files::new(Sharing::default(), Vec::new(), Default::default());
-    let opening = Opening {
+    let opening = OpenParameters {
         file: AlignedFile::new(disk.clone()),
         file_len: disk.len_bytes(),
         options: &options,
@@ -556,5 +556,28 @@ fn holes_are_believed_only_of_files_that_punch_them() {
         let rest = if punches { 0xaa } else { 0 };
         let behind = &read[2 * CLUSTER as usize..];
         assert!(behind.iter().all(|&byte| byte == rest), "{punches}");
+    }
+}
+
+/// A damaged entry of the L1 table is named by its offset in the file.
+#[test]
+fn a_damaged_entry_is_named_by_its_place_in_the_file() {
+    let disk = Disk::new(1);
+    let options = CreateOptions {
+        cluster_size: CLUSTER,
+        ..CreateOptions::new(8 << 20)
+    };
+    block_on(create(disk.clone(), None, &options)).expect("there is room");
+    let word = disk.contents()[40..48].try_into().expect("eight bytes");
+    let third_entry = u64::from_be_bytes(word) + 16;
+    disk.patch(third_entry, &0x1ff_u64.to_be_bytes());
+    let image = image_on(&disk);
+    let third_table = 2 * (CLUSTER / 8) * CLUSTER;
+    let read = block_on(image.read(third_table, BufMut::zeroed(512)));
+    match read.expect_err("the entry has reserved bits") {
+        Error::Corrupt {
+            structure, offset, ..
+        } => assert_eq!((structure, offset), ("L1 entry", third_entry)),
+        other => panic!("{other}"),
     }
 }

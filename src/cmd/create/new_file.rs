@@ -1,109 +1,21 @@
-//! Where an image is made: a file of the host, or what is there already and as long as it is, a
-//! device or an export of a server.
+//! The files of a new image: made or opened, and removed if the image is not finished.
 
 use std::io::ErrorKind;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use cowslip::file::host::{CreateMode, FlushPolicy, HostOptions, open_host_file};
 use cowslip::file::{BlockFile, Claim, ReadAs, ReadSet};
-use cowslip::image::Format;
 
-use super::{FIXED_OPTIONS, Request, options_of, options_of_format, same_as_backing};
+use super::{Request, same_as_backing};
 use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
-use crate::open::{claim_file, local_name, open_export};
-use crate::options::{self, Known};
+use crate::open::{self, Destination, claim_file};
+use crate::options;
 use crate::output::warn;
-use cowslip_nbd::remote::ExportName;
 
 /// The extent size hint where space is allocated ahead, as QEMU's.
 const EXTENT_HINT_BYTES: u64 = 1 << 20;
-
-/// Where an image is made.
-#[derive(Clone, Debug)]
-pub enum Place {
-    /// A file of the host or a device, by its path.
-    Host(String),
-    /// An export of an NBD server, and the name that it was given by.
-    Export(ExportName, String),
-}
-
-impl Place {
-    /// The place of that name.
-    ///
-    /// # Errors
-    /// It is behind a protocol that is not supported, or no name of an export.
-    pub fn named(name: &str) -> Result<Place, CommandError> {
-        match ExportName::of_file_name(name) {
-            Some(export) => Ok(Place::Export(export?, name.to_string())),
-            None => Ok(Place::Host(local_name(name)?)),
-        }
-    }
-
-    /// The name, for messages, and for names that begin where it is.
-    pub fn name(&self) -> &str {
-        match self {
-            Place::Host(name) | Place::Export(_, name) => name,
-        }
-    }
-
-    /// The path, of what has one.
-    pub fn path(&self) -> Option<&Path> {
-        match self {
-            Place::Host(path) => Some(Path::new(path)),
-            Place::Export(..) => None,
-        }
-    }
-
-    /// Whether it is as long as it is, and holds what it held.
-    pub fn is_fixed(&self) -> bool {
-        let Some(path) = self.path() else { return true };
-        let kind = std::fs::metadata(path).map(|found| found.file_type());
-        kind.is_ok_and(|kind| kind.is_block_device() || kind.is_char_device())
-    }
-
-    /// The options that an image of a format has here.
-    pub(super) fn options_of(&self, format: Format) -> Vec<Known> {
-        if !self.is_fixed() {
-            return options_of(format);
-        }
-        let mut known = options_of_format(format);
-        for option in FIXED_OPTIONS {
-            if known.iter().all(|other| other.name != option.name) {
-                known.push(*option);
-            }
-        }
-        known
-    }
-
-    /// Makes the file, or opens what is there, and claims it. What it holds is lost only when the
-    /// image is written.
-    ///
-    /// # Errors
-    /// It cannot be made or opened, stores a file of `read`, or others use it.
-    pub(super) async fn make(
-        &self,
-        read: &ReadSet,
-        claim: Claim,
-        flush: FlushPolicy,
-    ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
-        let (export, name) = match self {
-            Place::Host(path) => return NewFile::open_with(path, read, claim, flush),
-            Place::Export(export, name) => (export, name),
-        };
-        // Some servers take one client at a time: the second would wait for the first.
-        refused_overwrite(read.check_stored(name, &export.storage()))?;
-        let file = open_export(export, name, true).await.map_err(|why| {
-            CommandError::new(format!(
-                "Protocol driver 'nbd' does not support creating new images, so an existing image must be selected as \
-                 the target; however, opening the given target as an existing image failed: {why}"
-            ))
-        })?;
-        Ok((NewFile { remove: None }, file))
-    }
-}
 
 /// The refusal to overwrite a file, in QEMU's words where it is a backing file.
 fn refused_overwrite(checked: cowslip::Result<()>) -> Result<(), CommandError> {
@@ -115,13 +27,35 @@ fn refused_overwrite(checked: cowslip::Result<()>) -> Result<(), CommandError> {
     })
 }
 
-/// A file of the host that is being made. If it was new it is removed when this is dropped, or the
-/// process interrupted, before it is finished.
+/// A file that is being made. A new one of the host is removed when this is dropped, or the process
+/// interrupted, before it is finished.
 pub struct NewFile {
     remove: Option<RemovedOnInterrupt>,
 }
 
 impl NewFile {
+    /// Makes the file of a destination, or opens the one that exists, and claims it. Its bytes are
+    /// lost only when the image is written.
+    ///
+    /// # Errors
+    /// It cannot be made or opened, stores a file of `read`, or is in use.
+    pub async fn create(
+        destination: &Destination,
+        read: &ReadSet,
+        claim: Claim,
+        flush: FlushPolicy,
+    ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
+        let node = match destination {
+            Destination::Host(path) => return NewFile::open_with(path, read, claim, flush),
+            Destination::Node(node) => node,
+        };
+        refused_overwrite(node.check(read))?;
+        let file = node.create(flush, &open::settings()).await?;
+        refused_overwrite(read.check(file.as_ref()))?;
+        claim_file(&file, claim)?;
+        Ok((NewFile { remove: None }, file))
+    }
+
     /// Makes or opens the file `name`, which must store nothing of `read`, and claims it. What it
     /// holds is lost only when the image is written.
     pub fn open(
@@ -132,7 +66,7 @@ impl NewFile {
         NewFile::open_with(name, read, claim, FlushPolicy::Honour)
     }
 
-    /// The same, with a say about whether flushes count.
+    /// As [`NewFile::open`]; with [`FlushPolicy::Ignore`] flushes of the file do nothing.
     pub(super) fn open_with(
         name: &str,
         read: &ReadSet,

@@ -3,10 +3,10 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
+use cowslip::error::system_words;
 use cowslip_queue::Listener;
 
-use super::socket_name::SocketName;
-use super::{Address, words};
+use super::{Address, SocketName};
 use crate::error::CommandError;
 
 /// A socket that clients connect to, and its name, if it is one in the file system.
@@ -21,11 +21,6 @@ impl Listening {
             Address::Unix(path) => Listening::on_path(path),
             Address::Tcp { host, port } => Listening::on_port(host, port),
         }
-    }
-
-    /// The path of the socket, if it has one.
-    pub fn socket_path(&self) -> Option<&Path> {
-        self.name.as_ref().map(SocketName::path)
     }
 
     fn on_path(path: &Path) -> Result<Listening, CommandError> {
@@ -58,7 +53,7 @@ impl Listening {
                         name: None,
                     });
                 }
-                Err(error) => failure = Some(words(&error)),
+                Err(error) => failure = Some(system_words(&error)),
             }
         }
         Err(CommandError::new(format!(

@@ -1,4 +1,5 @@
-//! [`OpenHow`]: options of opening that the program sets, for all images of a chain.
+//! [`OpenSettings`]: settings that the program makes for all images that it opens, whatever the
+//! options of an image say of that one.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::driver::{NoObjects, Objects};
 use crate::drivers;
 use crate::registry::Registry;
 
-/// `--cache`.
+/// Use of the page cache, and when writes are durable (`--cache`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CacheMode {
     /// The page cache; durable at a flush.
@@ -61,7 +62,7 @@ impl CacheMode {
         }
     }
 
-    /// Whether flushes count.
+    /// Whether flushes reach the disk, or are ignored.
     pub fn flush_policy(self) -> FlushPolicy {
         match self {
             CacheMode::Unsafe => FlushPolicy::Ignore,
@@ -73,19 +74,19 @@ impl CacheMode {
 /// Whether an image is opened for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Access {
-    /// Only for reading.
+    /// Reads only.
     #[default]
     Read,
-    /// Also for writing.
+    /// Reads and writes.
     Write,
 }
 
 /// Services of the program that opens images: drivers, objects, texts for its users.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    /// The drivers.
+    /// Drivers of formats, protocols and filters.
     pub registry: Arc<Registry>,
-    /// Secrets and credentials.
+    /// Secrets and credentials, which options name by IDs.
     pub objects: Arc<dyn Objects>,
     /// Shows a warning.
     pub warn: fn(&str),
@@ -107,19 +108,20 @@ impl Default for Environment {
     }
 }
 
-/// Options of opening an image.
+/// Settings with which a program opens images. Options in the specification of an image count for
+/// more.
 #[derive(Clone, Debug)]
-pub struct OpenHow {
+pub struct OpenSettings {
     /// For writing or not.
     pub access: Access,
-    /// `--cache`.
+    /// Cache mode, unless the specification says otherwise (`--cache`).
     pub cache: CacheMode,
-    /// `--aio`.
+    /// Engine for requests to the system, unless the specification says otherwise (`--aio`).
     pub aio: Aio,
     /// The engine was named `native`, which QEMU refuses with the page cache. Set under the names
     /// of QEMU's programs only.
     pub aio_is_native: bool,
-    /// Effect of discards.
+    /// Effect of discards, unless the specification says otherwise.
     pub discard: DiscardPolicy,
     /// Effect of writes of zeroes, unless the specification says otherwise.
     pub detect_zeroes: DetectZeroes,
@@ -134,7 +136,7 @@ pub struct OpenHow {
     pub metadata_only: bool,
     /// Access that other processes keep meanwhile.
     pub sharing: Sharing,
-    /// `--backing-policy`.
+    /// Files that images may name (`--backing-policy`).
     pub policy: BackingPolicy,
     /// Threads that compress and decompress clusters.
     pub workers: Workers,
@@ -156,10 +158,10 @@ pub struct OpenHow {
     pub environment: Environment,
 }
 
-impl OpenHow {
-    /// Options for reading, with the default for everything else.
-    pub fn new(environment: Environment) -> OpenHow {
-        OpenHow {
+impl OpenSettings {
+    /// Settings for reading, with the default for everything else.
+    pub fn new(environment: Environment) -> OpenSettings {
+        OpenSettings {
             access: Access::default(),
             cache: CacheMode::default(),
             aio: Aio::default(),
@@ -184,9 +186,9 @@ impl OpenHow {
         }
     }
 
-    /// Options for an image below this one: without those of this one alone.
-    pub(crate) fn of_another(&self) -> OpenHow {
-        OpenHow {
+    /// Settings for an image below this one: without those of this one alone.
+    pub(crate) fn of_another(&self) -> OpenSettings {
+        OpenSettings {
             snapshot: None,
             key_secret: None,
             backing: BackingChoice::AsNamed,

@@ -8,14 +8,14 @@
 
 use std::sync::Arc;
 
-use cowslip::disk::{DiskFuture, DiskPart};
+use cowslip::disk::DiskFuture;
 use cowslip::image::Extent;
 use cowslip::qcow2::bitmap::{DirtyBits, DirtyRun};
 use cowslip::{Disk, Error, Image};
 use cowslip_nbd::export::{Export, MetadataContext, StatusExtent, joined};
 use cowslip_nbd::protocol::{ALLOCATION_DEPTH, AllocationFlags, DIRTY_BITMAP_NAMESPACE};
 
-use super::Service;
+use super::{Nbd, Served};
 use crate::error::CommandError;
 
 /// The state of what has changed.
@@ -106,29 +106,25 @@ impl Bitmap {
     }
 }
 
-/// The export that the service makes of its image.
+/// The export of a disk.
 ///
 /// # Errors
 /// A bitmap that it is to show is not there, or cannot be used.
-pub async fn export_of(image: &Arc<Image>, service: &Service) -> Result<Export, CommandError> {
-    let whole: Arc<dyn Disk> = image.clone();
-    let disk: Arc<dyn Disk> = match service.offset {
-        0 => whole,
-        offset => Arc::new(DiskPart::after(whole, offset)),
-    };
-    let mut export = Export::new(Arc::clone(&disk));
-    export.description.clone_from(&service.description);
+pub async fn export_of(served: &Served, nbd: &Nbd) -> Result<Export, CommandError> {
+    let (image, disk) = (&served.image, &served.disk);
+    let mut export = Export::new(Arc::clone(disk));
+    export.description.clone_from(&nbd.description);
     // Where several clients may share it, one's flush covers what the others wrote.
-    export.shared_cache = service.clients_max != Some(1);
-    if service.has_depth_context {
+    export.shared_cache = nbd.clients_max != Some(1);
+    if nbd.has_depth_context {
         export.contexts.push(Arc::new(Depth {
-            disk,
+            disk: Arc::clone(disk),
             layers: image.layers().len() as u32,
         }));
     }
     // As qemu-nbd lists them: the last one of the command line first.
-    for name in service.bitmaps.iter().rev() {
-        if service.offset > 0 {
+    for name in nbd.bitmaps.iter().rev() {
+        if served.offset > 0 {
             // A bitmap is one of a whole disk, and this is another one.
             let text = format!("Bitmap '{name}' is not found");
             return Err(CommandError::new(text));

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
+use cowslip::error::system_words;
 use cowslip_nbd::protocol::TransmissionFlags;
 use cowslip_nbd::tls::ClientTls;
 use cowslip_nbd::{Client, ExportDescription};
 use cowslip_queue::{Backend, Queue};
 
-use super::words;
 use crate::error::CommandError;
 use crate::output;
 use cowslip_nbd::remote::{Address, refused};
@@ -35,8 +35,9 @@ const FLAGS: &[(TransmissionFlags, &str)] = &[
 ///
 /// # Errors
 /// It does not answer, or not as it should.
-pub(super) fn list(address: &Address, tls: Option<&ClientTls>) -> Result<(), CommandError> {
-    let queue = Queue::new(Backend::Auto).map_err(|error| CommandError::new(words(&error)))?;
+pub fn list(address: &Address, tls: Option<&ClientTls>) -> Result<(), CommandError> {
+    let queue =
+        Queue::new(Backend::Auto).map_err(|error| CommandError::new(system_words(&error)))?;
     let exports = queue.block_on(async {
         let stream = address.connect().await?;
         let listed = Client::list(stream, tls).await;

@@ -1,0 +1,110 @@
+//! [`Transport`]: a protocol by which clients reach a disk, such as NBD.
+//!
+//! The protocol itself is a crate that serves a [`Disk`]. Its file here reads what the command line
+//! says of it, and makes the endpoint that clients connect to. A server (`service.rs`) runs any
+//! number of transports over one image, in this order:
+//!
+//! 1. [`Transport::listen`], when the image is open and locked,
+//! 2. [`Endpoint::rights`], when all files are open; then the sandbox closes,
+//! 3. [`Endpoint::serve`], until all endpoints have ended; then the image is closed,
+//! 4. names of sockets are removed.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use cowslip::{Disk, Image};
+
+use super::sandbox::Rights;
+use super::socket_name::SocketName;
+use crate::error::CommandError;
+use crate::output::{Program, is_called_as_qemu};
+
+/// Work on the thread of the server's queue.
+pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// A protocol, with its options.
+pub trait Transport {
+    /// Makes an endpoint, to which clients can connect from now on. They wait until it serves.
+    ///
+    /// # Errors
+    /// An address that cannot be listened on; options that do not fit the image.
+    fn listen<'a>(
+        &'a self,
+        served: &'a Served,
+    ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>>;
+}
+
+/// An address that clients can connect to.
+pub trait Endpoint {
+    /// Rights that it needs beyond those of answering requests, until it has ended.
+    fn rights(&self) -> Rights;
+
+    /// A function that asks the endpoint to stop, before or while it serves: it accepts no more
+    /// requests, and ends when those that were started have completed.
+    fn stopper(&self) -> Box<dyn Fn()>;
+
+    /// Serves until it is stopped, or ends by itself as its options say. Returns the name of its
+    /// socket, if there is one, which is removed once the image is closed.
+    fn serve(self: Box<Self>) -> LocalFuture<'static, Option<SocketName>>;
+}
+
+/// An image that is served.
+pub struct Served {
+    /// The disk that clients see: the image's, or the part of it that follows `offset`.
+    pub disk: Arc<dyn Disk>,
+    /// The image, for what a disk does not know: layers and bitmaps.
+    pub image: Arc<Image>,
+    /// The first byte of the image that clients see.
+    pub offset: u64,
+    /// The place for events.
+    pub log: Log,
+}
+
+/// Events that a server reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Verbosity {
+    /// Errors that end the server.
+    #[default]
+    Errors,
+    /// All events.
+    Everything,
+}
+
+/// The kind of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// An event that is part of serving.
+    Usual,
+    /// A client was lost, or could not be served.
+    Failure,
+}
+
+/// Reports events on standard error.
+#[derive(Clone)]
+pub struct Log {
+    program: Program,
+    verbosity: Verbosity,
+}
+
+impl Log {
+    /// A log of this program.
+    pub fn new(program: &Program, verbosity: Verbosity) -> Log {
+        Log {
+            program: program.clone(),
+            verbosity,
+        }
+    }
+
+    /// Whether events of this kind are reported. Under the name qemu-nbd usual ones are not, since
+    /// scripts compare its output.
+    pub fn reports(&self, severity: Severity) -> bool {
+        self.verbosity == Verbosity::Everything
+            && (severity == Severity::Failure || !is_called_as_qemu())
+    }
+
+    /// Writes a line, whatever the verbosity.
+    pub fn write(&self, line: impl fmt::Display) {
+        self.program.complain(line);
+    }
+}
