@@ -154,7 +154,7 @@ impl Reporter {
 /// The results of a table, whatever its rows are: for programs, and for pages that are made from
 /// them.
 pub struct Results {
-    /// What was asked for, the machine, and the places.
+    /// Arguments, the machine, and the places.
     pub conditions: Value,
     /// Rows in the order of measurement.
     pub rows: Vec<Value>,

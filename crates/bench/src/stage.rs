@@ -481,7 +481,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Ends the use of a file whose engine has ended: checks it, and returns the space that it took.
+    /// Ends the use of a file whose engine has ended: checks it. Returns the space that it took.
     ///
     /// # Errors
     /// The image is not sound; the file system's.

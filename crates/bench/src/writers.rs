@@ -3,8 +3,8 @@
 //!
 //! `cell.rs` says what is measured, `stream.rs` writes raw files, `space.rs` only allocates,
 //! `measure.rs` makes a run and looks at its files, `table.rs` puts it in words,
-//! `section/writers.rs` on a page. `model.json` and `model.txt` have results of a simulation of what
-//! no machine here holds. The story is in docs/writers.md.
+//! `section/writers.rs` on a page. `model.json` and `model.txt` have the results of a simulation of
+//! what no machine here holds. The story is in docs/writers.md.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
