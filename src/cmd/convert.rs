@@ -400,6 +400,10 @@ impl<'a> Request<'a> {
             let text = "Compression and encryption not supported at the same time";
             return Err(CommandError::new(text));
         }
+        if args.compress && value("preallocation").is_some_and(|mode| mode != "off") {
+            let text = "Compression and preallocation not supported at the same time";
+            return Err(CommandError::new(text));
+        }
         Ok(given)
     }
 

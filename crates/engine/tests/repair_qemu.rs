@@ -17,10 +17,10 @@ use std::sync::Arc;
 use self::judge::{Break, judge};
 use crate::support::crash::Recorder;
 use crate::support::{COMPRESSED, COPIED, block_on, peers_are_installed};
-use cowslip::Buf;
 use cowslip::file::BlockFile;
 use cowslip::qcow2::inspect::inspect;
 use cowslip::qcow2::repair::{self, RepairOptions, Scope};
+use cowslip::{Buf, Error};
 
 #[test]
 fn refcounts() {
@@ -369,6 +369,37 @@ fn snapshots() {
             i.set_word(64, to as u64);
         }),
     ]);
+}
+
+/// A wrong length or offset in the header lets a structure reach over tables by which the disk is
+/// read. The repair changes nothing then, also where it is begun by opening; the disk can be copied.
+#[test]
+fn a_structure_that_reaches_over_the_tables_of_the_disk_is_left_alone() {
+    let longer_l1: (Base, Break) = (PLAIN, |i| i.set(36, 4, 0x2001));
+    let l1_over_snapshots: (Base, Break) = (SNAPSHOT, |i| i.set(36, 4, 0x8001));
+    let snapshots_in_l2: (Base, Break) = (SNAPSHOT, |i| i.set_word(64, i.l2()));
+    for (base, change) in [longer_l1, l1_over_snapshots, snapshots_in_l2] {
+        if !peers_are_installed() {
+            return;
+        }
+        let mut image = base.make();
+        let original = judge::contents(&image.bytes, &image);
+        change(&mut image);
+        image.map_word(72, |bits| bits | 1);
+        let still = judge::contents(&image.bytes, &image);
+        assert!(still == original, "the disk can be read");
+        let file = Recorder::new(image.bytes.clone());
+        let shared: Arc<dyn BlockFile> = file.clone();
+        let options = RepairOptions::new(Scope::All);
+        let refused = block_on(repair::repair(&shared, &options, &mut ()));
+        assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
+        let opened = judge::try_open_writable(shared, &image);
+        assert!(
+            opened.is_err(),
+            "a dirty image is repaired when it is opened"
+        );
+        assert!(file.contents() == image.bytes, "nothing is written");
+    }
 }
 
 /// As QEMU leaves it: the table comes last, and what would pad its last entry is not there.

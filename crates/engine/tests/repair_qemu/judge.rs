@@ -43,13 +43,20 @@ pub type Contents = Vec<Option<Vec<u8>>>;
 
 /// An image in memory, to be written.
 pub fn open_writable(file: Arc<dyn BlockFile>, image: &Image) -> cowslip::Image {
+    try_open_writable(file, image).unwrap()
+}
+
+pub fn try_open_writable(
+    file: Arc<dyn BlockFile>,
+    image: &Image,
+) -> cowslip::Result<cowslip::Image> {
     let options = OpenOptions {
         format: Some(Format::Qcow2),
         writable: true,
         ..OpenOptions::default()
     };
     let gate = Directory(image.dir().to_path_buf());
-    block_on(cowslip::Image::open(file, options, &gate)).unwrap()
+    block_on(cowslip::Image::open(file, options, &gate))
 }
 
 pub fn contents(bytes: &[u8], image: &Image) -> Contents {

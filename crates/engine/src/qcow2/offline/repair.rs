@@ -4,7 +4,8 @@
 //! is recovered where nothing else uses its space. A crash at any point of the run leaves the image
 //! no worse: each stage is durable before the next begins, and no stage makes an entry refer to
 //! space that is not counted. Nothing is written where nothing is wrong. Leaves out: the meaning of
-//! guest data, the external data file (which is not examined), and images whose header is unusable.
+//! guest data, the external data file (which is not examined), images whose header is unusable, and
+//! those in which a structure reaches over tables that the disk is read by (`overreach.rs`).
 //!
 //! 1. `survey.rs`: all tables are read once; the correction of each broken entry is decided
 //!    (`entry/mend.rs`), and the references are counted as they will be.
@@ -31,6 +32,7 @@ use crate::Result;
 use crate::file::BlockFile;
 
 mod copied;
+mod overreach;
 mod plan;
 mod refcounts;
 mod roots;

@@ -174,6 +174,7 @@ impl<'a> Plan<'a> {
             freed: Vec::new(),
         };
         plan.survey_roots().await?;
+        plan.refuse_overreach().await?;
         plan.survey_l1_tables().await?;
         plan.survey_refcount_table().await?;
         plan.find_lost_tables().await?;
