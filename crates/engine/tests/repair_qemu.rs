@@ -372,7 +372,7 @@ fn snapshots() {
 }
 
 /// A wrong length or offset in the header lets a structure reach over tables by which the disk is
-/// read. The repair changes nothing then, also where it is begun by opening; the disk can be copied.
+/// read. The repair changes nothing then, also when an opening begins it; the disk can be copied.
 #[test]
 fn a_structure_that_reaches_over_the_tables_of_the_disk_is_left_alone() {
     let longer_l1: (Base, Break) = (PLAIN, |i| i.set(36, 4, 0x2001));

@@ -3,8 +3,8 @@
 //! Where two structures have one place, the repair gives it to the one that comes first, and the
 //! entries of the other are lost. That is right where neither can be used. But a wrong length in
 //! the header lets an L1 table or a snapshot table reach over tables that are sound: the disk reads
-//! as ever, and the repair would destroy it for the sake of entries that never were. Which of the
-//! two is meant cannot be told from the file, so nothing is changed.
+//! as ever, and the repair would destroy it for the sake of entries that never were. The file does
+//! not show which of the two is meant, so nothing is changed.
 
 use std::ops::Range;
 
