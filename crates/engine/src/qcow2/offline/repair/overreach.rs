@@ -77,8 +77,8 @@ impl Plan<'_> {
     }
 
     /// Structures that may reach too far, in order, without overlaps: the part of the active L1
-    /// table behind `needed`, the snapshot table, and the L1 tables of snapshots. Those that move are
-    /// changed in their copies alone, and leave their places to others.
+    /// table behind `needed`, the snapshot table, and the L1 tables of snapshots. Those that move
+    /// are changed in their copies alone, and leave their places to others.
     fn reaches(&self, needed: &Range<u64>) -> Vec<Reach> {
         let survey = &self.survey;
         let mut reaches: Vec<Reach> = survey
