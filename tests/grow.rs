@@ -281,33 +281,55 @@ fn no_byte_is_lost_while_files_are_cut_and_appended_to() {
     });
 }
 
+/// Appends pieces to a file in one opening, through the page cache.
+fn append(path: &Path, pieces: std::ops::Range<u64>, pause: Duration) {
+    let mut options = OpenOptions::new();
+    let mut file = options.create(true).append(true).open(path).unwrap();
+    for piece in pieces {
+        file.write_all(&bytes(0, piece * PIECE as u64, PIECE))
+            .unwrap();
+        std::thread::sleep(pause);
+    }
+}
+
 /// XFS does not release space on its own from a file that was preallocated once.
 #[test]
 fn space_that_a_file_system_adds_to_a_file_given_steps_before_is_given_back() {
     on(Kind::Xfs, |at| {
         let mut grow = Grow::start(&["--idle", "0.02"], at);
         let path = at.join("a");
-        let append = |pieces: std::ops::Range<u64>, pause: Duration| {
-            let mut options = OpenOptions::new();
-            let mut file = options.create(true).append(true).open(&path).unwrap();
-            for piece in pieces {
-                file.write_all(&bytes(0, piece * PIECE as u64, PIECE))
-                    .unwrap();
-                std::thread::sleep(pause);
-            }
-        };
-        append(0..48, Duration::from_millis(5));
+        append(&path, 0..48, Duration::from_millis(5));
         grow.until("given-back", &path);
         // It is forgotten, and what comes next is seen at once with its end.
         std::thread::sleep(Duration::from_millis(300));
         grow.signal(Signal::STOP);
-        append(48..51, Duration::ZERO);
-        append(51..112, Duration::ZERO);
+        append(&path, 48..51, Duration::ZERO);
+        append(&path, 51..112, Duration::ZERO);
         assert!(excess(&path) > 8192, "nothing to give back");
         grow.signal(Signal::CONT);
         expect_no_excess(std::slice::from_ref(&path));
         grow.end();
         expect_content(&path, 0, 112 * PIECE as u64);
+    });
+}
+
+/// The file has another name when more is written than was when its space was given back.
+#[test]
+fn a_renamed_file_that_was_given_steps_keeps_no_space_either() {
+    on(Kind::Xfs, |at| {
+        let mut grow = Grow::start(&["--idle", "30"], at);
+        let (path, renamed) = (at.join("a"), at.join("b"));
+        append(&path, 0..48, Duration::from_millis(5));
+        grow.until("given-back", &path);
+        grow.signal(Signal::STOP);
+        fs::rename(&path, &renamed).unwrap();
+        append(&renamed, 48..51, Duration::ZERO);
+        append(&renamed, 51..112, Duration::ZERO);
+        assert!(excess(&renamed) > 8192, "nothing to give back");
+        grow.signal(Signal::CONT);
+        expect_no_excess(std::slice::from_ref(&renamed));
+        grow.end();
+        expect_content(&renamed, 0, 112 * PIECE as u64);
     });
 }
 

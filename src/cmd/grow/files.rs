@@ -199,7 +199,11 @@ impl Files {
             return false;
         }
         if self.entries.len() >= FILES_MAX {
-            self.entries.retain(|_, entry| entry.owes());
+            let settled = self.entries.extract_if(|_, entry| !entry.owes());
+            let settled: Vec<Entry> = settled.map(|(_, entry)| entry).collect();
+            for entry in &settled {
+                self.recall_later(entry);
+            }
         }
         if self.entries.len() >= FILES_MAX {
             return false;
@@ -220,12 +224,22 @@ impl Files {
 
     /// The file has another name now, or none.
     fn detach(&mut self, watch: &Watch, key: &Key, now: Instant) {
-        if let Some(mut entry) = self.entries.remove(key)
-            && entry.owes()
-            && !entry.is_deleted()
-        {
+        let Some(mut entry) = self.entries.remove(key) else {
+            return;
+        };
+        if entry.owes() && !entry.is_deleted() {
             entry.orphaned(now);
             self.orphans.push((name(watch, key), entry));
+        } else {
+            self.recall_later(&entry);
+        }
+    }
+
+    /// Remembers of a file that is forgotten that it was given space: it may come back, by this
+    /// name or by another.
+    fn recall_later(&mut self, entry: &Entry) {
+        if entry.was_given() && self.given.len() < GIVEN_MAX {
+            self.given.insert(entry.id);
         }
     }
 
@@ -244,12 +258,14 @@ impl Files {
             }
         }
         let idle = self.settings.idle;
-        for (_, entry) in self.entries.extract_if(|_, e| e.is_forgotten(idle, now)) {
-            if entry.was_given() && self.given.len() < GIVEN_MAX {
-                self.given.insert(entry.id);
-            }
+        let quiet = self.entries.extract_if(|_, e| e.is_forgotten(idle, now));
+        let quiet = quiet.map(|(_, entry)| entry);
+        let settled = |e: &Entry| !e.owes() || e.is_deleted();
+        let orphans = self.orphans.extract_if(.., |(_, e)| settled(e));
+        let left: Vec<Entry> = quiet.chain(orphans.map(|(_, entry)| entry)).collect();
+        for entry in &left {
+            self.recall_later(entry);
         }
-        self.orphans.retain(|(_, e)| e.owes() && !e.is_deleted());
     }
 
     /// Gives back the space of all files that are not open elsewhere, and reports the rest.
