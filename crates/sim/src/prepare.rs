@@ -433,7 +433,9 @@ fn make(
                     // Whole clusters are filled.
                     let disk_bytes = config.size.max(config.created_bytes);
                     let bytes = disk_bytes.next_multiple_of(config.layout.cluster_bytes());
-                    (files, garbage(3 * bytes, rng))
+                    // A device ends where one of its blocks does.
+                    let unit = u64::from(files.space_alignment_bytes);
+                    (files, garbage((3 * bytes).next_multiple_of(unit), rng))
                 }
             };
             disk.add_file(&name, files, content);
