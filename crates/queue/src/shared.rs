@@ -11,12 +11,15 @@
 //! where the memory is not in the nearest cache.
 #![allow(unsafe_code)] // Words of memory that is not ours: each access says why it is sound.
 
+use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::buf::ALIGNMENT_BYTES;
+use crate::mapping::Mapping;
 
 /// Bytes of a word.
 pub const WORD_BYTES: usize = size_of::<usize>();
@@ -164,13 +167,60 @@ pub(crate) unsafe fn is_zero(start: NonNull<u8>, len: usize) -> bool {
             .all(|chunk| chunk.iter().fold(0, joined) == 0)
 }
 
-/// Memory that this process shares with whom it likes: what a guest's is to a VMM, in safe code.
+/// Memory that this process shares: with its own threads, or with the other processes that map a
+/// file, as a VMM does with its guest's memory.
+///
+/// # Fields
+///
+/// Rings and tables in such memory have fields that several processes read and write at the same
+/// time: [`SharedMemory::load_u16`] and its like access these by one operation of their size, with
+/// the order that a consumer (acquire) and a producer (release) need. Threads of one process that
+/// access one field at a time must all use the same size.
 #[derive(Debug)]
 pub struct SharedMemory {
-    words: Box<[AtomicUsize]>,
-    /// Where it begins in `words`, in bytes: at a multiple of [`ALIGNMENT_BYTES`].
-    start: usize,
+    _keeper: Keeper,
+    start: NonNull<u8>,
     len: usize,
+}
+
+/// Owner of the memory.
+#[derive(Debug)]
+#[expect(dead_code, reason = "it is kept for the memory that it owns")]
+enum Keeper {
+    Words(Box<[AtomicUsize]>),
+    File(Mapping),
+}
+
+// SAFETY: the memory lives as long as its keeper, and all access is atomic.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+/// Accessors of a field of one size.
+macro_rules! fields {
+    ($($load:ident, $store:ident: $word:ty, $atomic:ty;)+) => {$(
+        /// The field at `at`, as little-endian bytes; what was written before it was stored can be
+        /// read afterwards.
+        ///
+        /// # Panics
+        /// If the field is not within the memory, or not aligned to its size.
+        pub fn $load(&self, at: usize) -> $word {
+            let field = self.field::<$atomic>(at);
+            // SAFETY: within the memory and aligned, as was asserted; atomic words may be changed
+            // by others while they are referred to.
+            <$word>::from_le(unsafe { field.as_ref() }.load(Ordering::Acquire))
+        }
+
+        /// Stores the field at `at`, as little-endian bytes, after all that was written before.
+        ///
+        /// # Panics
+        /// As the method that loads it.
+        pub fn $store(&self, at: usize, value: $word) {
+            let field = self.field::<$atomic>(at);
+            // SAFETY: as for loading; atomic words may be written through a shared reference.
+            unsafe { field.as_ref() }.store(value.to_le(), Ordering::Release);
+        }
+    )+};
 }
 
 impl SharedMemory {
@@ -179,11 +229,30 @@ impl SharedMemory {
         let count = (len + ALIGNMENT_BYTES).div_ceil(WORD_BYTES);
         let words: Box<[AtomicUsize]> = (0..count).map(|_| AtomicUsize::new(0)).collect();
         let address = words.as_ptr().addr();
+        let skip = address.next_multiple_of(ALIGNMENT_BYTES) - address;
+        // SAFETY: within the allocation, which has `ALIGNMENT_BYTES` more than are asked for.
+        let start = unsafe { NonNull::from(&*words).cast::<u8>().add(skip) };
         Arc::new(SharedMemory {
-            start: address.next_multiple_of(ALIGNMENT_BYTES) - address,
-            words,
+            _keeper: Keeper::Words(words),
+            start,
             len,
         })
+    }
+
+    /// Maps `len` bytes at `offset` of a file, such as a guest's memory.
+    ///
+    /// A process that shortens the file later ends this one by SIGBUS, unless the file is sealed
+    /// against that: memory is taken from processes that are trusted so far.
+    ///
+    /// # Errors
+    /// The file ends before that part does; the system's refusal.
+    pub fn map(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Arc<SharedMemory>> {
+        let mapping = Mapping::of(file, offset, len)?;
+        Ok(Arc::new(SharedMemory {
+            start: mapping.start(),
+            len: mapping.len(),
+            _keeper: Keeper::File(mapping),
+        }))
     }
 
     /// Its length in bytes.
@@ -206,9 +275,32 @@ impl SharedMemory {
             "{range:?} of {} bytes of shared memory",
             self.len
         );
-        let words = NonNull::from(&*self.words).cast::<u8>();
-        // SAFETY: within the allocation, as was asserted: it has `start` and `len` bytes more.
-        unsafe { words.add(self.start + range.start) }
+        // SAFETY: within the memory, as was asserted.
+        unsafe { self.start.add(range.start) }
+    }
+
+    /// The place of a field of type `T`.
+    fn field<T>(&self, at: usize) -> NonNull<T> {
+        let field = self.at(&(at..at + size_of::<T>())).cast::<T>();
+        assert!(field.is_aligned(), "a field at {at} is not aligned");
+        field
+    }
+
+    fields! {
+        load_u8, store_u8: u8, AtomicU8;
+        load_u16, store_u16: u16, AtomicU16;
+        load_u32, store_u32: u32, AtomicU32;
+        load_u64, store_u64: u64, AtomicU64;
+    }
+
+    /// Sets bits of the byte at `at`, and leaves the others.
+    ///
+    /// # Panics
+    /// If the byte is not within the memory.
+    pub fn set_bits(&self, at: usize, bits: u8) {
+        let field = self.field::<AtomicU8>(at);
+        // SAFETY: as for storing a field.
+        unsafe { field.as_ref() }.fetch_or(bits, Ordering::SeqCst);
     }
 
     /// Copies the bytes at `at` into `to`.
@@ -279,6 +371,40 @@ mod tests {
                 memory.write(index, &[0]);
             }
         }
+    }
+
+    #[test]
+    fn a_mapped_part_of_a_file_is_the_files_bytes() {
+        use std::os::fd::AsFd;
+        use std::os::unix::fs::FileExt;
+
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(10_000).unwrap();
+        let memory = SharedMemory::map(file.as_fd(), 96, 9_904).unwrap();
+        assert_eq!(memory.len(), 9_904);
+        memory.write(4, b"guest");
+        memory.store_u16(4_000, 0x1234);
+        memory.store_u64(4_008, 7);
+        memory.set_bits(9_903, 0x80);
+        memory.set_bits(9_903, 0x01);
+        let mut bytes = [0; 10_000];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes[100..105], b"guest");
+        assert_eq!(bytes[4_096..4_098], [0x34, 0x12]);
+        assert_eq!(bytes[9_999], 0x81);
+        file.write_all_at(&0xABCD_u32.to_le_bytes(), 200).unwrap();
+        assert_eq!(memory.load_u32(104), 0xABCD);
+        assert_eq!(memory.load_u16(4_000), 0x1234);
+        assert_eq!((memory.load_u64(4_008), memory.load_u8(9_903)), (7, 0x81));
+        for (offset, len) in [(0, 10_001), (10_000, 1), (0, 0), (u64::MAX, 2)] {
+            assert!(SharedMemory::map(file.as_fd(), offset, len).is_err());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "not aligned")]
+    fn a_field_is_aligned() {
+        SharedMemory::new(8).load_u32(2);
     }
 
     #[test]

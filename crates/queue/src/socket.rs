@@ -124,6 +124,10 @@ impl Stream {
         Stream { fd: Arc::new(fd) }
     }
 
+    pub(crate) fn descriptor(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
     /// Connects to a listener on a path.
     ///
     /// # Errors
@@ -285,7 +289,7 @@ fn on_ring() -> bool {
 }
 
 /// Waits until the socket may be ready; it may be early.
-async fn wait_ready(fd: &Arc<OwnedFd>, interest: Interest) -> io::Result<()> {
+pub(crate) async fn wait_ready(fd: &Arc<OwnedFd>, interest: Interest) -> io::Result<()> {
     if on_ring() {
         return OnRing::start(|ring| ring.poll(Arc::clone(fd), interest)).await;
     }

@@ -11,6 +11,8 @@ pub mod cut;
 mod driver;
 #[path = "../../../../queue/src/epoll.rs"]
 mod epoll;
+#[path = "../../../../queue/src/event.rs"]
+mod event;
 #[path = "../../../../queue/src/executor.rs"]
 mod executor;
 #[path = "../../../../queue/src/fibmap.rs"]
@@ -31,8 +33,12 @@ pub mod lock;
 pub mod loop_device;
 #[path = "../../../../queue/src/mailbox.rs"]
 mod mailbox;
+#[path = "../../../../queue/src/mapping.rs"]
+mod mapping;
 #[path = "../../../../queue/src/memory.rs"]
 mod memory;
+#[path = "../../../../queue/src/passing.rs"]
+pub mod passing;
 #[path = "../../../../queue/src/patience.rs"]
 mod patience;
 #[path = "../../../../queue/src/pending.rs"]
@@ -52,6 +58,8 @@ mod socket;
 pub mod space;
 #[path = "../../../../queue/src/sys.rs"]
 mod sys;
+#[path = "../../../../queue/src/threads.rs"]
+mod threads;
 #[path = "../../../../queue/src/timer.rs"]
 mod timer;
 #[path = "../../../../queue/src/uring.rs"]
@@ -61,6 +69,7 @@ pub mod zero;
 
 pub use buf::{Buf, BufMut};
 pub use driver::Backend;
+pub use event::Event;
 pub use executor::{Queue, spawn, yield_now};
 pub use file::File;
 pub use iovec::{IoVec, IoVecMut};
@@ -69,4 +78,5 @@ pub use pool::{blocking, retire_idle_threads};
 pub use shared::SharedMemory;
 pub use signal::{Signal, Signals};
 pub use socket::{Listener, Stream};
+pub use threads::Threads;
 pub use timer::{Sleep, sleep};

@@ -1,0 +1,105 @@
+//! A counter of events that another process adds to (an eventfd), as something to wait for.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::epoll::Interest;
+use crate::socket::wait_ready;
+use crate::sys;
+
+/// An eventfd; clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Event {
+    fd: Arc<OwnedFd>,
+}
+
+impl Event {
+    /// A new event, for the threads of this process or to be passed on.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn new() -> io::Result<Event> {
+        Ok(Event {
+            fd: Arc::new(sys::new_event()?),
+        })
+    }
+
+    /// Takes over an event of another process.
+    ///
+    /// # Errors
+    /// It is no descriptor that can be made non-blocking.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Event> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Event { fd: Arc::new(fd) })
+    }
+
+    /// Adds one event. A counter that is full keeps its value: it wakes as well.
+    ///
+    /// # Errors
+    /// The descriptor is no event, or its other side is closed.
+    pub fn signal(&self) -> io::Result<()> {
+        match rustix::io::write(&*self.fd, &1u64.to_ne_bytes()) {
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until there is an event, and takes all that there are.
+    ///
+    /// # Errors
+    /// The descriptor is no event.
+    ///
+    /// # Panics
+    /// Outside a queue, if it has to wait.
+    pub async fn wait(&self) -> io::Result<()> {
+        loop {
+            match rustix::io::read(&*self.fd, &mut [0u8; 8]) {
+                Ok(8) => return Ok(()),
+                // A pipe or socket whose other side is closed.
+                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => wait_ready(&self.fd, Interest::Readable).await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Event {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backend, Queue};
+
+    #[test]
+    fn events_of_other_threads_are_waited_for() {
+        for backend in [Backend::Auto, Backend::Threads] {
+            let queue = Queue::new(backend).unwrap();
+            let event = Event::new().unwrap();
+            let other = event.clone();
+            queue.block_on(async {
+                event.signal().unwrap();
+                event.signal().unwrap();
+                event.wait().await.unwrap();
+                let thread = std::thread::spawn(move || {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    other.signal().unwrap();
+                });
+                event.wait().await.unwrap();
+                thread.join().unwrap();
+            });
+            let (reader, writer) = std::io::pipe().unwrap();
+            let closed = Event::from_fd(reader.into()).unwrap();
+            drop(writer);
+            assert!(queue.block_on(closed.wait()).is_err());
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Threads with a queue each, for work that is spread over several cores.
+//!
+//! Work is a future that is made on its thread and stays there: what it submits goes through that
+//! thread's ring. Threads start when work comes first, and end when their owner is dropped and the
+//! work that they have is done.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use crate::driver::Backend;
+use crate::event::Event;
+use crate::executor::{Queue, spawn};
+
+/// A future of a thread.
+type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
+/// A function that makes a future on its thread.
+type Make = Box<dyn FnOnce() -> LocalFuture + Send>;
+
+/// What an owner and a thread share.
+struct Inbox {
+    work: Mutex<State>,
+    event: Event,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Make>,
+    is_closed: bool,
+}
+
+impl Inbox {
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        // Nothing that holds the lock panics.
+        change(&mut self.work.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Threads that run futures, each with a queue of its own.
+pub struct Threads {
+    name: String,
+    inboxes: Vec<Option<Arc<Inbox>>>,
+}
+
+impl Threads {
+    /// `count` threads (at least one) of this name, none of which runs yet.
+    pub fn new(name: &str, count: usize) -> Threads {
+        Threads {
+            name: name.to_string(),
+            inboxes: (0..count.max(1)).map(|_| None).collect(),
+        }
+    }
+
+    /// Number of threads.
+    pub fn count(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    /// Runs a future on the thread `index`, counted around the number of threads.
+    ///
+    /// # Errors
+    /// The system's refusal of a thread or of its queue.
+    pub fn run<F: Future<Output = ()> + 'static>(
+        &mut self,
+        index: usize,
+        make: impl FnOnce() -> F + Send + 'static,
+    ) -> io::Result<()> {
+        let index = index % self.inboxes.len();
+        let inbox = match &self.inboxes[index] {
+            Some(inbox) => inbox,
+            None => {
+                let started = start(format!("{}-{index}", self.name))?;
+                self.inboxes[index].insert(started)
+            }
+        };
+        inbox.change(|state| state.waiting.push_back(Box::new(move || Box::pin(make()))));
+        inbox.event.signal()
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for inbox in self.inboxes.iter().flatten() {
+            inbox.change(|state| state.is_closed = true);
+            // An event of ours can always be signalled.
+            drop(inbox.event.signal());
+        }
+    }
+}
+
+fn start(name: String) -> io::Result<Arc<Inbox>> {
+    let inbox = Arc::new(Inbox {
+        work: Mutex::default(),
+        event: Event::new()?,
+    });
+    let shared = Arc::clone(&inbox);
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    thread::Builder::new().name(name).spawn(move || {
+        let queue = match Queue::new(Backend::Auto) {
+            Ok(queue) => queue,
+            Err(error) => {
+                // The owner waits for it.
+                drop(ready.send(Err(error)));
+                return;
+            }
+        };
+        drop(ready.send(Ok(())));
+        queue.block_on(serve(&shared));
+    })?;
+    match is_ready.recv() {
+        Ok(started) => started.map(|()| inbox),
+        Err(_) => Err(io::Error::other("a thread ended before it had a queue")),
+    }
+}
+
+/// Starts all work that comes, and returns when the owner is gone and all of it is done.
+async fn serve(inbox: &Inbox) {
+    let running = std::rc::Rc::new(());
+    loop {
+        let (work, is_closed) =
+            inbox.change(|state| (std::mem::take(&mut state.waiting), state.is_closed));
+        for make in work {
+            let (running, event) = (std::rc::Rc::clone(&running), inbox.event.clone());
+            spawn(async move {
+                make().await;
+                drop(running);
+                // The thread looks whether that was the last.
+                drop(event.signal());
+            });
+        }
+        if is_closed && std::rc::Rc::strong_count(&running) == 1 {
+            return;
+        }
+        if inbox.event.wait().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn work_runs_on_its_thread_and_is_finished_after_the_owner_has_left() {
+        let mut threads = Threads::new("test", 2);
+        assert_eq!(threads.count(), 2);
+        let (to, from) = mpsc::channel();
+        for index in 0..6 {
+            let to = to.clone();
+            threads
+                .run(index, move || async move {
+                    crate::sleep(Duration::from_millis(5)).await;
+                    let name = thread::current().name().map(ToOwned::to_owned);
+                    to.send((index, name)).unwrap();
+                })
+                .unwrap();
+        }
+        drop((threads, to));
+        let mut all: Vec<(usize, Option<String>)> = from.iter().collect();
+        all.sort();
+        let expected = (0..6).map(|index| (index, Some(format!("test-{}", index % 2))));
+        assert_eq!(all, expected.collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,281 @@
+//! A queue at work: requests are taken from its ring, carried out together, given back as they
+//! complete, and the driver is notified once for all that completed in a turn.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::task::{Context, Poll, Waker};
+
+use cowslip_block::file::Durability;
+use cowslip_queue::{Completer, Event};
+use futures_util::stream::{FuturesUnordered, Stream};
+
+use crate::device::Device;
+use crate::memory::{DirtyLog, GuestMemory};
+use crate::request::{Completed, Request};
+use crate::ring::{Broken, Ring};
+use crate::server::{Observer, ServerEvent};
+
+/// Bytes of requests that a queue has in flight at most: it takes no further request above that. A
+/// long request counts with what it may need beside the guest's memory.
+pub const BYTES_IN_FLIGHT_MAX: u64 = 64 << 20;
+
+/// How a queue works, fixed from its start on.
+pub(crate) struct Setup {
+    pub index: u16,
+    pub device: Arc<Device>,
+    pub ring: Ring,
+    pub guest: Arc<GuestMemory>,
+    /// Features that the driver has accepted.
+    pub features: u64,
+    /// Events of the driver: chains are available.
+    pub kick: Option<Event>,
+    pub log: Option<Log>,
+    pub observer: Observer,
+}
+
+/// Where writes to the guest's memory are logged.
+#[derive(Clone)]
+pub(crate) struct Log {
+    pub pages: Arc<DirtyLog>,
+    /// Guest address and length of the part of the ring that the device writes, if that is logged.
+    pub ring: Option<(u64, u64)>,
+}
+
+/// What the connection's task changes while a queue works.
+#[derive(Default)]
+pub(crate) struct Control {
+    state: Mutex<ControlState>,
+}
+
+#[derive(Default)]
+struct ControlState {
+    /// The events that the driver waits for: chains were used; the ring is broken.
+    call: Option<Event>,
+    error: Option<Event>,
+    is_enabled: bool,
+    stop: Option<Completer<u32>>,
+    /// The queue's task, if it waits.
+    waker: Option<Waker>,
+}
+
+impl Control {
+    fn change<T>(&self, change: impl FnOnce(&mut ControlState) -> T) -> T {
+        // Nothing that holds the lock panics.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = change(&mut state);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        value
+    }
+
+    pub fn set_call(&self, call: Option<Event>) {
+        self.change(|state| state.call = call);
+    }
+
+    pub fn set_error(&self, error: Option<Event>) {
+        self.change(|state| state.error = error);
+    }
+
+    pub fn set_enabled(&self, is_enabled: bool) {
+        self.change(|state| state.is_enabled = is_enabled);
+    }
+
+    /// Asks the queue to end: it takes no more requests, completes those that it has, and delivers
+    /// its place in the ring.
+    pub fn stop(&self, done: Completer<u32>) {
+        self.change(|state| state.stop = Some(done));
+    }
+
+    /// What a turn of the queue needs to know.
+    fn look(&self) -> (bool, bool) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.is_enabled, state.stop.is_some())
+    }
+
+    fn call(&self) -> Option<Event> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.call.clone()
+    }
+}
+
+/// A queue at work.
+pub(crate) struct Worker {
+    setup: Setup,
+    control: Arc<Control>,
+    bytes_in_flight: u64,
+    /// Whether the ring was found broken: it is not touched any more.
+    is_broken: bool,
+}
+
+type KickFuture = Pin<Box<dyn Future<Output = std::io::Result<()>>>>;
+
+impl Worker {
+    pub fn new(setup: Setup, control: Arc<Control>) -> Worker {
+        Worker {
+            setup,
+            control,
+            bytes_in_flight: 0,
+            is_broken: false,
+        }
+    }
+
+    /// Works until the queue is stopped.
+    pub async fn run(mut self) {
+        let device = Rc::new(Arc::clone(&self.setup.device));
+        let mut running = FuturesUnordered::new();
+        let mut kick: Option<KickFuture> = None;
+        let mut done = Vec::new();
+        loop {
+            let (is_enabled, stops) = self.control.look();
+            let takes = is_enabled && !stops && !self.is_broken;
+            let mut has_more = false;
+            if takes {
+                self.setup.ring.disable_kicks();
+                while self.bytes_in_flight < BYTES_IN_FLIGHT_MAX {
+                    let Some(request) = self.take() else { break };
+                    let durability = self.durability();
+                    let device = Rc::clone(&device);
+                    running.push(async move { request.perform(&device, durability).await });
+                }
+                has_more = !self.is_broken
+                    && self.bytes_in_flight < BYTES_IN_FLIGHT_MAX
+                    && self.setup.ring.wait_for_chain();
+            }
+            if stops && running.is_empty() {
+                return self.end();
+            }
+            if kick.is_none() && takes {
+                kick = self.setup.kick.clone().map(|event| {
+                    let wait: KickFuture = Box::pin(async move { event.wait().await });
+                    wait
+                });
+            }
+            let before = (is_enabled, stops);
+            std::future::poll_fn(|context| {
+                let news = self.poll(context, (&mut kick, &mut running, &mut done), before);
+                match news || has_more {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            })
+            .await;
+            if !done.is_empty() {
+                self.give_back(&mut done);
+            }
+        }
+    }
+
+    /// Looks for completions, kicks and changes of the control. Returns whether there were any.
+    fn poll<F: Future<Output = Completed>>(
+        &mut self,
+        context: &mut Context<'_>,
+        (kick, running, done): (
+            &mut Option<KickFuture>,
+            &mut FuturesUnordered<F>,
+            &mut Vec<Completed>,
+        ),
+        before: (bool, bool),
+    ) -> bool {
+        let mut has_news = false;
+        while let Poll::Ready(Some(completed)) = Pin::new(&mut *running).poll_next(context) {
+            done.push(completed);
+            has_news = true;
+        }
+        if let Some(wait) = kick
+            && let Poll::Ready(outcome) = wait.as_mut().poll(context)
+        {
+            *kick = None;
+            if let Err(error) = outcome {
+                self.set_broken(&Broken(format!("its kick descriptor failed: {error}")));
+            }
+            has_news = true;
+        }
+        let mut state = self
+            .control
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if (state.is_enabled, state.stop.is_some()) != before {
+            return true;
+        }
+        state.waker = Some(context.waker().clone());
+        has_news
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::of_fua(self.setup.device.is_writethrough(self.setup.features))
+    }
+
+    /// The next request of the ring, if there is one.
+    fn take(&mut self) -> Option<Request> {
+        let popped = self.setup.ring.pop(&self.setup.guest);
+        let request = popped.and_then(|chain| chain.map(Request::of).transpose());
+        match request {
+            Ok(request) => {
+                let request = request?;
+                self.bytes_in_flight += request.cost_bytes();
+                Some(request)
+            }
+            Err(broken) => {
+                self.set_broken(&broken);
+                None
+            }
+        }
+    }
+
+    fn set_broken(&mut self, broken: &Broken) {
+        if std::mem::replace(&mut self.is_broken, true) {
+            return;
+        }
+        (self.setup.observer)(&ServerEvent::QueueBroken {
+            queue: self.setup.index,
+            reason: broken.to_string(),
+        });
+        let error = self.control.change(|state| state.error.clone());
+        if let Some(event) = error {
+            // The front end may have closed its side.
+            drop(event.signal());
+        }
+    }
+
+    /// Gives completed requests back, and notifies the driver of all of them at once.
+    fn give_back(&mut self, done: &mut Vec<Completed>) {
+        for completed in done.drain(..) {
+            self.bytes_in_flight -= completed.bytes;
+            if let Some((request, failure)) = &completed.failure {
+                (self.setup.observer)(&ServerEvent::RequestFailed {
+                    queue: self.setup.index,
+                    request,
+                    error: failure.to_string(),
+                });
+            }
+            if let Some(log) = &self.setup.log {
+                let ranges = completed.ranges.iter().copied().chain(log.ring);
+                ranges.for_each(|range| log.pages.mark(range));
+            }
+            if !self.is_broken {
+                self.setup.ring.push(completed.slot, completed.written);
+            }
+        }
+        if !self.is_broken
+            && self.setup.ring.take_notification()
+            && let Some(call) = self.control.call()
+        {
+            // The front end may have closed its side; then it will not wait for it.
+            drop(call.signal());
+        }
+    }
+
+    fn end(self) {
+        let base = self.setup.ring.base();
+        if let Some(stop) = self.control.change(|state| state.stop.take()) {
+            stop.complete(base);
+        }
+    }
+}

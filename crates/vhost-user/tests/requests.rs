@@ -1,0 +1,275 @@
+//! Requests of all kinds and shapes, on rings of all kinds, against a model of the disk.
+
+use std::sync::Arc;
+
+use cowslip_block::Disk;
+use cowslip_block::disk::MemoryDisk;
+use cowslip_vhost_user::Options;
+
+use crate::front::{
+    DATA_AT, EVENT_IDX, FLUSH, Front, INDIRECT, MEMORY_BYTES, Make, PACKED, Running, TestQueue,
+    VERSION_1,
+};
+
+const DISK_BYTES: u64 = 4 << 20;
+const IN: u32 = 0;
+const OUT: u32 = 1;
+
+/// A generator of numbers (splitmix64).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+fn disk() -> Arc<dyn Disk> {
+    Arc::new(MemoryDisk::new("disk", DISK_BYTES))
+}
+
+/// All combinations of features that change a ring.
+fn combinations() -> Vec<u64> {
+    let mut all = Vec::new();
+    for packed in [0, PACKED] {
+        for event_idx in [0, EVENT_IDX] {
+            for indirect in [0, INDIRECT] {
+                all.push(VERSION_1 | FLUSH | packed | event_idx | indirect);
+            }
+        }
+    }
+    all
+}
+
+/// Cuts a range of the memory into pieces.
+fn cut(rng: &mut Rng, start: usize, len: usize, pieces_max: u64) -> Vec<(usize, usize)> {
+    let mut pieces = Vec::new();
+    let (mut at, end) = (start, start + len);
+    let count = 1 + rng.below(pieces_max);
+    for _ in 1..count {
+        if end - at > 1 {
+            let piece = 1 + rng.below((end - at) as u64 - 1) as usize;
+            pieces.push((at, piece));
+            at += piece;
+        }
+    }
+    pieces.push((at, end - at));
+    pieces
+}
+
+/// Carries out `count` random requests, a few at a time, on sectors that no other queue uses.
+fn random_requests(
+    front: &Front,
+    queue: &mut TestQueue,
+    (seed, count): (u64, usize),
+    (first, sectors): (u64, u64),
+) {
+    let mut rng = Rng(seed);
+    let mut model = vec![0u8; (sectors * 512) as usize];
+    let memory = Arc::clone(&front.memory);
+    let area = DATA_AT + queue.index as usize * (2 << 20);
+    assert!((area + (2 << 20)) as u64 <= MEMORY_BYTES);
+    let mut made = 0;
+    while made < count {
+        // Requests of a round do not overlap, so their order does not matter.
+        let round = 1 + rng.below(12);
+        let part = sectors / round;
+        let mut expected = Vec::new();
+        for number in 0..round {
+            if queue.ring.free_count() < 12 {
+                break;
+            }
+            let len = 1 + rng.below(part.min(64));
+            let sector = number * part + rng.below(part - len + 1);
+            let bytes = (len * 512) as usize;
+            let start = area + number as usize * (100 << 10) + rng.below(600) as usize;
+            let range = (sector * 512) as usize..(sector * 512) as usize + bytes;
+            let kind = [IN, IN, OUT, OUT, OUT, 4, 8, 11, 13][rng.below(9) as usize];
+            let mut data = cut(&mut rng, start, bytes, 6);
+            let mut at = first + sector;
+            match kind {
+                OUT => {
+                    let content: Vec<u8> = (0..bytes).map(|_| rng.next() as u8).collect();
+                    memory.write(start, &content);
+                    model[range.clone()].copy_from_slice(&content);
+                }
+                IN => memory.write(start, &vec![0xCC; bytes]),
+                4 => {
+                    data.clear();
+                    at = 0;
+                }
+                8 => data = vec![(start, 20)],
+                _ => {
+                    let mut record = [0; 16];
+                    record[..8].copy_from_slice(&at.to_le_bytes());
+                    record[8..12].copy_from_slice(&(len as u32).to_le_bytes());
+                    record[12] = u8::from(kind == 13 && rng.below(2) == 0);
+                    memory.write(start, &record);
+                    data = cut(&mut rng, start, 16, 2);
+                    at = 0;
+                    if kind == 13 {
+                        model[range.clone()].fill(0);
+                    }
+                }
+            }
+            let cuts: &[u32] = [&[][..], &[4], &[1, 8, 15]][rng.below(3) as usize];
+            queue.submit(&Make {
+                kind,
+                sector: at,
+                data: &data,
+                tag: expected.len() as u64,
+                header_cuts: cuts,
+                is_indirect: front.features & INDIRECT != 0 && rng.below(2) == 0,
+            });
+            expected.push((kind, range));
+            made += 1;
+        }
+        queue.kick();
+        let in_flight = queue.requests.iter().flatten().count();
+        let mut discarded = Vec::new();
+        for _ in 0..in_flight {
+            let (made, status) = queue.complete();
+            assert_eq!(status, 0, "{made:?}");
+            let (kind, range) = &expected[made.tag as usize];
+            match *kind {
+                IN => {
+                    let mut read = vec![0; range.len()];
+                    memory.read(made.data[0].0, &mut read);
+                    assert!(read == model[range.clone()], "{made:?}");
+                }
+                8 => {
+                    let mut serial = [0; 20];
+                    memory.read(made.data[0].0, &mut serial);
+                    assert_eq!(&serial, b"a-serial-number\0\0\0\0\0");
+                }
+                11 => discarded.push(range.clone()),
+                _ => {}
+            }
+        }
+        // What was discarded may read as anything: known bytes again.
+        for range in discarded {
+            memory.write(area, &vec![7; range.len()]);
+            let sector = first + (range.start / 512) as u64;
+            assert_eq!(queue.request(OUT, sector, &[(area, range.len())]), 0);
+            model[range].fill(7);
+        }
+    }
+}
+
+fn options() -> Options {
+    Options {
+        serial: "a-serial-number".to_string(),
+        threads: 2,
+        ..Options::default()
+    }
+}
+
+#[test]
+fn requests_of_any_shape_do_what_they_say_on_rings_of_any_kind() {
+    for features in combinations() {
+        let server = Running::start(disk(), options());
+        let mut front = Front::connect(&server.path, features);
+        let mut queue = front.queue(0, 128);
+        random_requests(&front, &mut queue, (features ^ 1, 600), (0, 4096));
+        assert!(!server.has_event("Failed") && !server.has_event("Broken"));
+    }
+}
+
+#[test]
+fn queues_on_threads_of_their_own_share_a_disk() {
+    let server = Running::start(disk(), options());
+    let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX | FLUSH);
+    let mut queues: Vec<TestQueue> = (0..4).map(|index| front.queue(index, 64)).collect();
+    let front = &front;
+    std::thread::scope(|scope| {
+        for (index, queue) in queues.iter_mut().enumerate() {
+            scope.spawn(move || {
+                let index = index as u64;
+                random_requests(front, queue, (index, 400), (index * 2048, 2048));
+            });
+        }
+    });
+}
+
+#[test]
+fn a_stopped_queue_goes_on_where_it_was() {
+    for features in [VERSION_1, VERSION_1 | EVENT_IDX, VERSION_1 | PACKED] {
+        let server = Running::start(disk(), options());
+        let mut front = Front::connect(&server.path, features);
+        let mut queue = front.queue(0, 16);
+        for round in 0..40u8 {
+            front.memory.write(DATA_AT, &[round; 512]);
+            assert_eq!(queue.request(OUT, 3, &[(DATA_AT, 512)]), 0);
+            let base = front.stop_queue(0);
+            front.start_queue(&mut queue, base);
+            assert_eq!(queue.request(IN, 3, &[(DATA_AT + 512, 512)]), 0);
+            let mut read = [0; 512];
+            front.memory.read(DATA_AT + 512, &mut read);
+            assert_eq!(read, [round; 512]);
+        }
+    }
+}
+
+#[test]
+fn a_guest_learns_of_a_new_size() {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    let server = Running::start(disk(), options());
+    let mut front = Front::connect(&server.path, VERSION_1);
+    let config = front.config(60);
+    assert_eq!(u64::from_le_bytes(config[..8].try_into().unwrap()), DISK_BYTES / 512);
+    // Drivers ask for more than there is; the rest is zeroes.
+    assert_eq!(front.config(200)[..60], config);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    front.send_acked(21, &[], &[theirs.as_fd()]);
+    server.handle.resized();
+    let mut message = [0; 12];
+    (&ours).read_exact(&mut message).unwrap();
+    assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn memory_comes_and_goes_while_queues_work() {
+    use std::os::fd::AsFd;
+
+    let server = Running::start(disk(), options());
+    let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX);
+    let mut queue = front.queue(0, 16);
+    let more = crate::front::memory_file(1 << 20);
+    let mut region = vec![0; 8];
+    let start = 1u64 << 40;
+    for field in [start, 1 << 20, start, 0] {
+        region.extend(field.to_le_bytes());
+    }
+    for round in 0..20 {
+        assert_eq!(front.send_acked(37, &region, &[more.as_fd()]), 0);
+        assert_eq!(front.send_acked(37, &region, &[more.as_fd()]), 1, "it overlaps itself");
+        assert_eq!(queue.request(OUT, round, &[(DATA_AT, 512)]), 0);
+        assert_eq!(front.send_acked(38, &region, &[]), 0);
+        assert_eq!(front.send_acked(38, &region, &[]), 1, "it is gone");
+        assert_eq!(queue.request(IN, round, &[(DATA_AT, 512)]), 0);
+    }
+    assert_eq!(front.ask_u64(36), 509);
+}
+
+#[test]
+fn one_front_end_after_the_other_is_served() {
+    let server = Running::start(disk(), options());
+    for round in 0..10 {
+        let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX);
+        let mut queue = front.queue(round % 3, 16);
+        assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]), 0);
+    }
+    let events = server.events.lock().unwrap();
+    assert!(events.iter().all(|event| !event.contains("Some")), "{events:?}");
+}
