@@ -4,9 +4,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use io_uring::IoUring;
+
 use crate::epoll::Epoll;
 use crate::patience::Patience;
-use crate::uring::Uring;
+use crate::uring::{self, Uring};
 
 /// How a queue talks to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,19 +28,37 @@ pub(crate) enum Driver {
     Epoll(Epoll),
 }
 
-impl Driver {
-    pub(crate) fn new(backend: Backend, event: Arc<OwnedFd>) -> io::Result<Driver> {
+/// The descriptors of a driver that does not work yet. Any thread may start it.
+// One per queue, and not for long.
+#[allow(clippy::large_enum_variant)]
+pub(crate) enum PreparedDriver {
+    Uring(IoUring),
+    Epoll(OwnedFd),
+}
+
+impl PreparedDriver {
+    pub(crate) fn new(backend: Backend) -> io::Result<PreparedDriver> {
         match backend {
-            Backend::Uring => Uring::new(event).map(Driver::Uring),
-            Backend::Threads => Epoll::new(event).map(Driver::Epoll),
-            Backend::Auto => match Uring::new(Arc::clone(&event)) {
-                Ok(ring) => Ok(Driver::Uring(ring)),
+            Backend::Uring => uring::prepare().map(PreparedDriver::Uring),
+            Backend::Threads => Epoll::prepare().map(PreparedDriver::Epoll),
+            Backend::Auto => match uring::prepare() {
+                Ok(ring) => Ok(PreparedDriver::Uring(ring)),
                 // Containers forbid it, old kernels lack it: both are ordinary.
-                Err(_) => Epoll::new(event).map(Driver::Epoll),
+                Err(_) => Epoll::prepare().map(PreparedDriver::Epoll),
             },
         }
     }
 
+    /// Has the driver work for this thread.
+    pub(crate) fn start(self, event: Arc<OwnedFd>) -> io::Result<Driver> {
+        match self {
+            PreparedDriver::Uring(ring) => Uring::start_ring(ring, event).map(Driver::Uring),
+            PreparedDriver::Epoll(epoll) => Epoll::new(epoll, event).map(Driver::Epoll),
+        }
+    }
+}
+
+impl Driver {
     pub(crate) fn backend(&self) -> Backend {
         match self {
             Driver::Uring(_) => Backend::Uring,

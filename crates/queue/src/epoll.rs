@@ -51,8 +51,12 @@ pub(crate) struct Epoll {
 }
 
 impl Epoll {
-    pub(crate) fn new(event: Arc<OwnedFd>) -> io::Result<Epoll> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+    /// Makes the descriptor, on any thread.
+    pub(crate) fn prepare() -> io::Result<OwnedFd> {
+        Ok(epoll::create(CreateFlags::CLOEXEC)?)
+    }
+
+    pub(crate) fn new(epoll: OwnedFd, event: Arc<OwnedFd>) -> io::Result<Epoll> {
         // Edge-triggered: each signal is one wake, and the counter need not be read back.
         let flags = EventFlags::IN | EventFlags::ET;
         epoll::add(&epoll, &*event, EventData::new_u64(EVENT), flags)?;

@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use slab::Slab;
 
-use crate::driver::{Backend, Driver};
+use crate::driver::{Backend, Driver, PreparedDriver};
 use crate::mailbox::{Mailbox, Scheduled};
 use crate::patience::Patience;
 use crate::sys;
@@ -190,6 +190,49 @@ impl Drop for Entered {
     }
 }
 
+/// A queue that has its descriptors and no thread yet: made where making them is still allowed, such
+/// as before a sandbox closes, and started on the thread that it is for.
+pub struct PreparedQueue {
+    event: Arc<OwnedFd>,
+    driver: PreparedDriver,
+}
+
+impl PreparedQueue {
+    /// A queue for any thread.
+    ///
+    /// # Errors
+    /// As of [`Queue::new`].
+    pub fn new(backend: Backend) -> io::Result<PreparedQueue> {
+        Ok(PreparedQueue {
+            event: Arc::new(sys::new_event()?),
+            driver: PreparedDriver::new(backend)?,
+        })
+    }
+
+    /// Has the queue belong to this thread.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn start(self) -> io::Result<Queue> {
+        let core = Core {
+            shared: Arc::new(Shared {
+                inbox: Mailbox::new(),
+                event: Arc::clone(&self.event),
+            }),
+            ready: RefCell::new(VecDeque::new()),
+            slots: RefCell::new(Slab::new()),
+            timers: Timers::default(),
+            driver: self.driver.start(self.event)?,
+            transfers: Cell::new(0),
+            running: Cell::new(false),
+        };
+        Ok(Queue {
+            core: Rc::new(core),
+            _local: PhantomData,
+        })
+    }
+}
+
 /// An executor and its I/O queue; it belongs to the thread that made it.
 ///
 /// Operations that are in flight make progress only while [`Queue::block_on`] runs. Dropping the
@@ -206,23 +249,7 @@ impl Queue {
     /// # Errors
     /// The system refuses the ring (with [`Backend::Uring`]) or the descriptors.
     pub fn new(backend: Backend) -> io::Result<Queue> {
-        let event = Arc::new(sys::new_event()?);
-        let core = Core {
-            shared: Arc::new(Shared {
-                inbox: Mailbox::new(),
-                event: Arc::clone(&event),
-            }),
-            ready: RefCell::new(VecDeque::new()),
-            slots: RefCell::new(Slab::new()),
-            timers: Timers::default(),
-            driver: Driver::new(backend, event)?,
-            transfers: Cell::new(0),
-            running: Cell::new(false),
-        };
-        Ok(Queue {
-            core: Rc::new(core),
-            _local: PhantomData,
-        })
+        PreparedQueue::new(backend)?.start()
     }
 
     /// The backend that was chosen; never [`Backend::Auto`].

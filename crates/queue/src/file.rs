@@ -342,8 +342,8 @@ pub fn ring_available() -> io::Result<()> {
     /// The answer is the same for the life of the process; the error is kept as its number.
     static ANSWER: OnceLock<Option<i32>> = OnceLock::new();
     let refusal = ANSWER.get_or_init(|| {
-        let ring = sys::new_event().and_then(|event| Uring::new(Arc::new(event)));
-        let error = ring.map(|ring| ring.drain()).err()?;
+        let ring = crate::uring::prepare();
+        let error = ring.err()?;
         Some(error.raw_os_error().unwrap_or(libc::ENOSYS))
     });
     refusal.map_or(Ok(()), |number| Err(io::Error::from_raw_os_error(number)))

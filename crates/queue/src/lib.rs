@@ -79,7 +79,7 @@ pub mod zero;
 pub use buf::{Buf, BufMut};
 pub use driver::Backend;
 pub use event::Event;
-pub use executor::{Queue, spawn, yield_now};
+pub use executor::{PreparedQueue, Queue, spawn, yield_now};
 pub use file::File;
 pub use iovec::{IoVec, IoVecMut};
 pub use pending::{Completer, Pending, pending};

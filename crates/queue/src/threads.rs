@@ -1,8 +1,9 @@
 //! Threads with a queue each, for work that is spread over several cores.
 //!
 //! Work is a future that is made on its thread and stays there: what it submits goes through that
-//! thread's ring. Threads start when work comes first, and end when their owner is dropped and the
-//! work that they have is done.
+//! thread's ring. The rings are made at once; threads start when work comes first, so that they have
+//! what their owner has given up until then, and end when the owner is dropped and the work that
+//! they have is done.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -13,7 +14,7 @@ use std::thread;
 
 use crate::driver::Backend;
 use crate::event::Event;
-use crate::executor::{Queue, spawn};
+use crate::executor::{PreparedQueue, spawn};
 
 /// A future of a thread.
 type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
@@ -39,42 +40,58 @@ impl Inbox {
     }
 }
 
+/// A thread, or what it will begin with.
+enum Slot {
+    Prepared(Option<PreparedQueue>),
+    Started(Arc<Inbox>),
+}
+
 /// Threads that run futures, each with a queue of its own.
 pub struct Threads {
     name: String,
-    inboxes: Vec<Option<Arc<Inbox>>>,
+    slots: Vec<Slot>,
 }
 
 impl Threads {
     /// `count` threads (at least one) of this name, none of which runs yet.
-    pub fn new(name: &str, count: usize) -> Threads {
-        Threads {
+    ///
+    /// # Errors
+    /// The system's refusal of a queue.
+    pub fn new(name: &str, count: usize) -> io::Result<Threads> {
+        let prepare = |_| {
+            let queue = PreparedQueue::new(Backend::Auto)?;
+            Ok(Slot::Prepared(Some(queue)))
+        };
+        let slots: io::Result<Vec<Slot>> = (0..count.max(1)).map(prepare).collect();
+        Ok(Threads {
             name: name.to_string(),
-            inboxes: (0..count.max(1)).map(|_| None).collect(),
-        }
+            slots: slots?,
+        })
     }
 
     /// Number of threads.
     pub fn count(&self) -> usize {
-        self.inboxes.len()
+        self.slots.len()
     }
 
     /// Runs a future on the thread `index`, counted around the number of threads.
     ///
     /// # Errors
-    /// The system's refusal of a thread or of its queue.
+    /// The system's refusal of a thread, or of its queue's start.
     pub fn run<F: Future<Output = ()> + 'static>(
         &mut self,
         index: usize,
         make: impl FnOnce() -> F + Send + 'static,
     ) -> io::Result<()> {
-        let index = index % self.inboxes.len();
-        let inbox = match &self.inboxes[index] {
-            Some(inbox) => inbox,
-            None => {
-                let started = start(format!("{}-{index}", self.name))?;
-                self.inboxes[index].insert(started)
-            }
+        let index = index % self.slots.len();
+        let slot = &mut self.slots[index];
+        if let Slot::Prepared(queue) = slot {
+            let queue = queue.take();
+            let queue = queue.ok_or_else(|| io::Error::other("a thread could not be started"))?;
+            *slot = Slot::Started(start(format!("{}-{index}", self.name), queue)?);
+        }
+        let Slot::Started(inbox) = slot else {
+            return Err(io::Error::other("a thread could not be started"));
         };
         inbox.change(|state| state.waiting.push_back(Box::new(move || Box::pin(make()))));
         inbox.event.signal()
@@ -83,7 +100,10 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        for inbox in self.inboxes.iter().flatten() {
+        for slot in &self.slots {
+            let Slot::Started(inbox) = slot else {
+                continue;
+            };
             inbox.change(|state| state.is_closed = true);
             // An event of ours can always be signalled.
             drop(inbox.event.signal());
@@ -91,7 +111,7 @@ impl Drop for Threads {
     }
 }
 
-fn start(name: String) -> io::Result<Arc<Inbox>> {
+fn start(name: String, queue: PreparedQueue) -> io::Result<Arc<Inbox>> {
     let inbox = Arc::new(Inbox {
         work: Mutex::default(),
         event: Event::new()?,
@@ -99,7 +119,7 @@ fn start(name: String) -> io::Result<Arc<Inbox>> {
     let shared = Arc::clone(&inbox);
     let (ready, is_ready) = std::sync::mpsc::channel();
     thread::Builder::new().name(name).spawn(move || {
-        let queue = match Queue::new(Backend::Auto) {
+        let queue = match queue.start() {
             Ok(queue) => queue,
             Err(error) => {
                 // The owner waits for it.
@@ -149,7 +169,7 @@ mod tests {
 
     #[test]
     fn work_runs_on_its_thread_and_is_finished_after_the_owner_has_left() {
-        let mut threads = Threads::new("test", 2);
+        let mut threads = Threads::new("test", 2).unwrap();
         assert_eq!(threads.count(), 2);
         let (to, from) = mpsc::channel();
         for index in 0..6 {

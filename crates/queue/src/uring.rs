@@ -279,12 +279,18 @@ const OPERATIONS: [u8; 10] = [
 ];
 
 /// Makes the kernel refuse all other operations: a system call filter does not see the ring's
-/// operations, and no ring of ours opens files or makes connections. The ring works from here on.
+/// operations, and no ring of ours opens files or makes connections.
 fn restrict(ring: &IoUring) -> io::Result<()> {
     let mut allowed = OPERATIONS.map(Restriction::sqe_op);
-    let submitter = ring.submitter();
-    submitter.register_restrictions(&mut allowed)?;
-    submitter.register_enable_rings()
+    ring.submitter().register_restrictions(&mut allowed)
+}
+
+/// Makes a ring that does not work yet, on any thread.
+pub(crate) fn prepare() -> io::Result<IoUring> {
+    let ring = build_ring()?;
+    check_operations(&ring)?;
+    restrict(&ring)?;
+    Ok(ring)
 }
 
 /// Whether the kernel knows all that is used here.
@@ -302,10 +308,9 @@ fn check_operations(ring: &IoUring) -> io::Result<()> {
 }
 
 impl Uring {
-    pub(crate) fn new(event: Arc<OwnedFd>) -> io::Result<Uring> {
-        let ring = build_ring()?;
-        check_operations(&ring)?;
-        restrict(&ring)?;
+    /// Has a ring work from here on, for this thread.
+    pub(crate) fn start_ring(ring: IoUring, event: Arc<OwnedFd>) -> io::Result<Uring> {
+        ring.submitter().register_enable_rings()?;
         let uring = Uring {
             state: RefCell::new(State {
                 ring,

@@ -107,6 +107,7 @@ impl ServerHandle {
 /// A server of one disk.
 pub struct Server {
     device: Arc<Device>,
+    threads: Threads,
     observer: Observer,
     handle: ServerHandle,
 }
@@ -115,9 +116,10 @@ impl Server {
     /// A server of a disk.
     ///
     /// # Errors
-    /// The system's refusal of a descriptor.
+    /// The system's refusal of a descriptor: all that the server itself needs are made here.
     pub fn new(disk: Arc<dyn Disk>, options: Options) -> io::Result<Server> {
         Ok(Server {
+            threads: Threads::new("vhost-user", options.threads)?,
             device: Arc::new(Device::new(disk, options)),
             observer: Arc::new(|_| ()),
             handle: ServerHandle {
@@ -139,11 +141,10 @@ impl Server {
 
     /// Serves front ends that connect, one after the other, until it is stopped.
     pub async fn serve(self, listener: Listener) {
-        let threads = Threads::new("vhost-user", self.device.options.threads);
         let state = Arc::new(ServerState {
             device: self.device,
             observer: self.observer,
-            threads: Mutex::new(threads),
+            threads: Mutex::new(self.threads),
         });
         let handle = self.handle;
         while !handle.is_stopped() {
