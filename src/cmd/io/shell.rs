@@ -15,7 +15,7 @@ use super::out::Out;
 use super::parse;
 use super::table::{self, Command, Needs, Verb};
 use crate::getopt::Mistake;
-use crate::open::read_only;
+use crate::open;
 use crate::output::worded;
 
 /// Why a command failed, and which part of it is still to be printed.
@@ -154,7 +154,7 @@ impl Shell {
             .map_err(Complaint::Error)?;
         let read_only = self.opened.as_ref().is_some_and(|opened| !opened.writable);
         if command.needs == Needs::WritableImage && read_only {
-            return Err(Complaint::ByName(read_only()));
+            return Err(Complaint::ByName(open::read_only()));
         }
         Ok(())
     }
