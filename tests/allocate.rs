@@ -243,7 +243,7 @@ fn where_nothing_may_be_tried_and_the_call_is_refused_zeroes_are_written_and_tol
     assert_eq!(by.len(), 2, "{said}");
     assert!(by[0].contains("by fallocate"), "{said}");
     assert!(
-        by[1].contains("by writes of 1 MiB: the file system has no call"),
+        by[1].contains("by writes of 1 MiB: the file system does not support fallocate"),
         "{said}"
     );
     let shown = String::from_utf8_lossy(&output.stderr);

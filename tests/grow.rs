@@ -627,7 +627,7 @@ fn what_cannot_be_watched_is_refused_in_a_line() {
         (vec!["--policy", "fixed=1", "."], "fixed size"),
         (vec!["--trim", "none"], "No such file"),
         (vec!["--trim", "/dev/null"], "not a regular file"),
-        (vec!["--idle", "soon", "."], "no number of seconds"),
+        (vec!["--idle", "soon", "."], "not a number of seconds"),
         (vec!["--trim", "--once", "."], "cannot be used with"),
     ] {
         let output = outcome(cowslip().current_dir(dir.path()).arg("grow").args(&words));

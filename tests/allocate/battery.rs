@@ -157,7 +157,7 @@ impl<'a> Battery<'a> {
         command.current_dir(self.dir);
         let said =
             run(command.args("allocate --size 1M --method posix_fallocate new".split_whitespace()));
-        assert!(said.contains("writes one byte a block"), "{said}");
+        assert!(said.contains("writes one byte per block"), "{said}");
         self.remove("new");
         let file = File::create(self.path("new")).unwrap();
         let calls = give(&file, 0..1 << 20, FillMethod::Library).unwrap();
