@@ -23,6 +23,13 @@ use crate::size;
 const WAIT_MAX: Duration = Duration::from_millis(100);
 /// Amount that may be moved at once before the pace is kept.
 const BURST: Duration = Duration::from_millis(100);
+/// No end is predicted before a job has run so long: the first pieces are slower or faster than
+/// the others.
+const PREDICTED_AFTER_SECONDS: f64 = 2.0;
+/// Nor before this part of its work is done, unless it has run for [`SLOW_AFTER_SECONDS`].
+const PREDICTED_AFTER_PART: f64 = 0.01;
+/// A job whose first per cent takes longer than this has shown its rate by then.
+const SLOW_AFTER_SECONDS: f64 = 30.0;
 /// Width of "999 MiB/s, 100000 s left".
 const BESIDE_WIDTH: usize = 24;
 /// Width of "    (100.00/100%)".
@@ -68,7 +75,8 @@ struct Shown {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Speed {
     bytes_per_second: f64,
-    seconds_left: f64,
+    /// `None` while too little is done to predict it.
+    seconds_left: Option<f64>,
 }
 
 impl Speed {
@@ -79,15 +87,21 @@ impl Speed {
         }
         let bytes_per_second = progress.done_bytes as f64 / seconds;
         let left = progress.total_bytes.saturating_sub(progress.done_bytes);
+        let part = progress.done_bytes as f64 / progress.total_bytes.max(1) as f64;
+        let is_known = seconds >= PREDICTED_AFTER_SECONDS
+            && (part >= PREDICTED_AFTER_PART || seconds >= SLOW_AFTER_SECONDS);
         Some(Speed {
             bytes_per_second,
-            seconds_left: left as f64 / bytes_per_second,
+            seconds_left: is_known.then_some(left as f64 / bytes_per_second),
         })
     }
 
     fn words(self) -> String {
         let rate = size::human(self.bytes_per_second as u64);
-        format!("{rate}/s, {:.0} s left", self.seconds_left.ceil())
+        match self.seconds_left {
+            Some(seconds) => format!("{rate}/s, {:.0} s left", seconds.ceil()),
+            None => format!("{rate}/s"),
+        }
     }
 }
 
@@ -205,7 +219,7 @@ impl Attendant for Shown {
                     "done": progress.done_bytes,
                     "total": progress.total_bytes,
                     "bytes-per-second": speed.map(|speed| speed.bytes_per_second),
-                    "seconds-left": speed.map(|speed| speed.seconds_left),
+                    "seconds-left": speed.and_then(|speed| speed.seconds_left),
                 });
                 // A closed standard error is no reason to stop the job.
                 drop(writeln!(std::io::stderr(), "{line}"));
@@ -264,8 +278,25 @@ mod tests {
         };
         assert_eq!(Speed::of(progress(0), 1.0), None);
         let speed = Speed::of(progress(10 << 20), 2.0).unwrap();
-        assert_eq!(speed.seconds_left, 4.0);
+        assert_eq!(speed.seconds_left, Some(4.0));
         assert_eq!(speed.words(), "5 MiB/s, 4 s left");
+    }
+
+    #[test]
+    fn the_end_is_not_predicted_before_enough_is_done() {
+        let left = |done_bytes, seconds| {
+            let progress = Progress {
+                stage: cowslip::job::Stage::Allocate,
+                done_bytes,
+                total_bytes: 1 << 30,
+            };
+            Speed::of(progress, seconds).unwrap().seconds_left
+        };
+        let per_cent = (1 << 30) / 100 + 1;
+        assert_eq!(left(50 * per_cent, 0.5), None, "too early");
+        assert_eq!(left(4096, 2.5), None, "too little: 7 days");
+        assert!(left(per_cent, 2.5).is_some());
+        assert!(left(4096, 31.0).is_some(), "slow, and known to be");
     }
 
     #[test]

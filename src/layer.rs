@@ -130,7 +130,7 @@ impl ImageFileInfo {
         options: &InspectOptions,
     ) -> Result<ImageFileInfo, CommandError> {
         if source.image.copy_on_read.is_some() {
-            return Err(CommandError::new("Block node is read-only"));
+            return Err(CommandError::new(open::read_only()));
         }
         let mut layer = ImageFileInfo::inspect_named(source, options).await?;
         source.check_file_options()?;
@@ -290,7 +290,7 @@ impl ImageFileInfo {
         };
         let len = file.len().await;
         let len = len.map_err(|error| {
-            cowslip::Error::io(format!("Could not tell the length of '{name}'"), error)
+            cowslip::Error::io(format!("Could not determine the length of '{name}'"), error)
         })?;
         let inside = inspection.as_ref().and_then(Inspection::keys_place);
         let keys = match inside.or((format == Format::Luks).then_some(0..len)) {

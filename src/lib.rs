@@ -64,7 +64,7 @@ impl Personality {
     name = "cowslip",
     version,
     about = "A qcow2 storage engine that allocates well",
-    after_help = "Also: cowslip qemu-img|qemu-io|qemu-nbd ARGS.. behaves as that program does.",
+    after_help = "Also: 'cowslip qemu-img ARGS...' behaves as qemu-img does; so do qemu-io and qemu-nbd.",
     args_override_self = true,
     infer_long_args = true
 )]

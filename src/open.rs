@@ -31,6 +31,11 @@ pub use image_args::{OneImage, only};
 pub use refusal::{opening_failed, opening_reason, refused};
 pub use snapshot_arg::{chosen_snapshot, parse_choice};
 
+/// The refusal to write to an image that is read-only.
+pub fn read_only() -> String {
+    output::worded("Block node is read-only", "The image is read-only")
+}
+
 /// Settings for reading an image by this program, with the default for everything else.
 pub fn settings() -> OpenSettings {
     OpenSettings::new(Environment {

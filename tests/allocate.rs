@@ -171,7 +171,7 @@ fn a_length_that_the_file_system_cannot_have_is_refused() {
         return;
     };
     let text = refused(&mounted.at, "--size 1P x");
-    let expected = "its file system takes no files of 1125899906842624 bytes";
+    let expected = "its file system does not support files of 1125899906842624 bytes";
     assert!(text.contains(expected), "{text}");
     assert!(!mounted.at.join("x").exists());
 }
@@ -187,7 +187,7 @@ fn a_limit_on_lengths_is_an_error_and_no_signal() {
             .current_dir(&dir),
     );
     let text = complaint(&output);
-    let expected = "no file beyond 1048576 bytes (RLIMIT_FSIZE, 'ulimit -f')";
+    let expected = "limited to 1048576 bytes (RLIMIT_FSIZE, 'ulimit -f')";
     assert!(text.contains(expected), "{text}");
     assert!(!dir.path().join("x").exists());
 }
@@ -243,7 +243,7 @@ fn where_nothing_may_be_tried_and_the_call_is_refused_zeroes_are_written_and_tol
     assert_eq!(by.len(), 2, "{said}");
     assert!(by[0].contains("by fallocate"), "{said}");
     assert!(
-        by[1].contains("by writes of 1 MiB: the file system has no call"),
+        by[1].contains("by writes of 1 MiB: the file system does not support fallocate"),
         "{said}"
     );
     let shown = String::from_utf8_lossy(&output.stderr);

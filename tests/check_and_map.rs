@@ -339,7 +339,9 @@ fn a_plan_and_a_repair_of_nothing_change_nothing() {
         );
     }
     assert_eq!(steps[0]["where"]["offset"], table);
-    assert!(steps[0]["may_lose"].is_string() && steps[1]["may_lose"].is_null());
+    let loss = |step: usize| &steps[step]["possible-data-loss"];
+    assert!(loss(0).is_string() && loss(1).is_null());
+    assert_eq!(steps[1]["where"]["length"], 2, "refcounts of 16 bits");
     let human = bench.run(&ours, &["check", "--plan", "-r", "all", "image"]);
     let text = String::from_utf8_lossy(&human.stdout).into_owned();
     assert!(

@@ -414,7 +414,7 @@ fn a_described_backing_file_is_committed_to_as_far_as_it_may_be_followed() {
     let output = outcome(cowslip().current_dir(at).args(forbidden));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        text.contains("forbids that: it is no file's name"),
+        text.contains("forbids that: it does not name a file"),
         "{text}"
     );
 }

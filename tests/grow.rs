@@ -501,7 +501,7 @@ fn files_with_rights_that_a_change_takes_away_are_left_alone() {
         let trimmed = outcome(cowslip().args(["grow", "--trim"]).arg(at));
         let said = String::from_utf8_lossy(&trimmed.stdout).into_owned();
         for why in ["capabilities", "set-user-ID", "set-group-ID"] {
-            let why = format!("left alone: it has {}", why_words(why));
+            let why = format!("skipped: it has {}", why_words(why));
             assert!(said.contains(&why), "{said}");
         }
         let mut found = [0; 20];
@@ -558,7 +558,7 @@ fn files_that_others_than_this_kernel_open_are_left_alone() {
 }
 
 /// Why files are left alone on such file systems.
-const WHY: &str = "its file system has no leases that hold for all who may open it";
+const WHY: &str = "leases on its file system do not cover all processes that may open it";
 
 #[test]
 fn a_standard_output_that_fails_ends_it_and_leaves_nothing() {
@@ -627,7 +627,7 @@ fn what_cannot_be_watched_is_refused_in_a_line() {
         (vec!["--policy", "fixed=1", "."], "fixed size"),
         (vec!["--trim", "none"], "No such file"),
         (vec!["--trim", "/dev/null"], "not a regular file"),
-        (vec!["--idle", "soon", "."], "no number of seconds"),
+        (vec!["--idle", "soon", "."], "not a number of seconds"),
         (vec!["--trim", "--once", "."], "cannot be used with"),
     ] {
         let output = outcome(cowslip().current_dir(dir.path()).arg("grow").args(&words));

@@ -52,4 +52,5 @@ mod serve_sandbox;
 mod snapshot;
 mod support;
 mod users_calls;
+mod wording;
 mod zero_targets;

@@ -209,6 +209,7 @@ impl Scene {
             "it is the data file of an image of the chain",
             "the image names itself as its data file",
             "its data file is in use by an image of its chain",
+            "itself: leave out -b to merge bitmaps",
         ];
         let is_clear = |line: &str| words.iter().any(|words| line.contains(words));
         assert!(errors.lines().any(is_clear), "{context}");

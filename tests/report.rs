@@ -122,7 +122,10 @@ fn a_page_that_cannot_be_written_is_refused_before_anything_is_measured() {
         ("all --minutes 0".to_string(), "--minutes expects"),
         ("all --tables flush,x".to_string(), "--tables expects"),
         ("report --html p".to_string(), "required"),
-        (format!("report {file} --html {file}.html"), "it is no JSON"),
+        (
+            format!("report {file} --html {file}.html"),
+            "it is not JSON",
+        ),
         (
             format!("report /nonexistent --html {file}.html"),
             "No such file",

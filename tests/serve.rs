@@ -286,7 +286,8 @@ fn a_socket_on_which_a_server_answers_is_not_taken() {
             assert_eq!(
                 said,
                 format!(
-                    "cowslip: Failed to bind socket to {}: Address already in use (a server answers there)\n",
+                    "cowslip: A server is already listening on the socket '{}': stop it, or choose \
+                     another path with --socket\n",
                     socket.display()
                 )
             );

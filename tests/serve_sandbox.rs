@@ -235,6 +235,10 @@ fn serve_without(call: i64, test: &str, missing: &str) {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains(missing), "{said}");
+    assert!(
+        said.contains("--sandbox=auto serves with what there is"),
+        "{said}"
+    );
     assert!(!socket.exists(), "it leaves its socket");
 
     for (option, warns) in [
@@ -271,7 +275,7 @@ fn a_kernel_without_landlock_is_refused_or_told() {
     serve_without(
         libc::SYS_landlock_create_ruleset,
         "serve_sandbox::a_kernel_without_landlock_is_refused_or_told",
-        "cowslip: sandbox: Landlock missing in this kernel, seccomp on",
+        "sandbox: Landlock not supported by this kernel, seccomp on",
     );
 }
 

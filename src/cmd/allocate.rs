@@ -35,34 +35,34 @@ const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 512..=64 << 20;
 /// Command line of `allocate`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-auto tries what the directory's file system does with each call, on a scratch file that vanishes, and takes \
-fallocate where it takes space, or else writes zeroes. Only holes are filled: data and space that are there stay. \
-Interrupted or failed, the file is what it was, but for what others have appended and for space that they may be using; \
-killed and started again, it goes on. If at the end space is missing although all calls succeeded, that is an error, and the \
-file stays as it is. Others must not write into the file's holes meanwhile: all methods but fallocate may put zeroes over \
-it. See docs/allocation.md.")]
+auto tests each call on a temporary file in the same directory, and uses fallocate if that allocates space there, or \
+else writes zeroes. Only holes are filled: existing data and space stay. If the command is interrupted or fails, the file \
+is restored, except for data that other programs have appended and space that they may be using; if it is killed, \
+starting it again resumes the work. Space that is missing at the end although all calls succeeded is an error, and the \
+file is left as it is. Other programs must not write into the file's holes meanwhile: all methods but fallocate may \
+overwrite such data with zeroes. See docs/allocation.md.")]
 pub struct Args {
-    /// Part of the file, from its beginning, that gets space; with suffix b, k, M, G, T, P or E
+    /// Bytes to allocate, from the beginning of the file; with suffix b, k, M, G, T, P or E
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     size: String,
-    /// auto, fallocate, posix_fallocate (libc's), mmap (mapped and filled) or write
+    /// Method: auto, fallocate, posix_fallocate (libc's), mmap (mapped and filled) or write
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     method: String,
-    /// Bytes of one write; 1M if not given
+    /// Bytes per write of --method=write; 1M if not given
     #[arg(long, value_name = "SIZE")]
     chunk: Option<String>,
-    /// The file keeps its length: space beyond its end waits for it to grow
+    /// Keep the length of the file: space beyond its end is allocated for its growth
     #[arg(long)]
     keep_size: bool,
     /// Print nothing
     #[arg(short, long)]
     quiet: bool,
-    /// Tell what was done in JSON
+    /// Print what was done as JSON
     #[arg(long, conflicts_with = "quiet")]
     json: bool,
     #[command(flatten)]
     job: JobArgs,
-    /// The file; made if it does not exist
+    /// The file; created if it does not exist
     #[arg(value_name = "FILE")]
     filename: String,
 }
@@ -105,7 +105,7 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
     match outcome {
         Err(Failure::Engine(Error::Cancelled)) => {
             program.complain(format_args!(
-                "Cancelled: what was allocated for '{}' is given back",
+                "Cancelled: the space allocated for '{}' was freed again",
                 args.filename
             ));
             interrupted.end_by_signal();
@@ -162,9 +162,9 @@ impl Request<'_> {
         if let Ok(false) = takes_length(&directory, size) {
             let why = match getrlimit(Resource::Fsize).current {
                 Some(most) if most < size => format!(
-                    "this process may write no file beyond {most} bytes (RLIMIT_FSIZE, 'ulimit -f')"
+                    "files of this process are limited to {most} bytes (RLIMIT_FSIZE, 'ulimit -f')"
                 ),
-                _ => format!("its file system takes no files of {size} bytes"),
+                _ => format!("its file system does not support files of {size} bytes"),
             };
             return Err(CommandError::new(format!(
                 "Could not allocate space for '{path}': {why}"
@@ -201,7 +201,7 @@ impl Request<'_> {
                 let plan = self.plan(&file).await?;
                 let writes = Chosen {
                     method: Method::WRITE,
-                    because: "the file system has no call for it",
+                    because: "the file system does not support fallocate",
                 };
                 self.announce(&plan, &writes);
                 chosen = Some(writes);
@@ -241,7 +241,7 @@ impl Request<'_> {
     fn choose(&self, plan: &Plan) -> Result<(Option<Abilities>, Option<Chosen>), Error> {
         let asked = |method| Chosen {
             method,
-            because: "asked for",
+            because: "requested",
         };
         let abilities = match (self.wanted, probe_space(&self.directory)) {
             (Wanted::This(method), probed) => return Ok((probed.ok(), Some(asked(method)))),
@@ -253,7 +253,7 @@ impl Request<'_> {
             }
             (Wanted::Auto, Err(_)) => {
                 let because =
-                    "nothing can be tried in its directory, so the call is tried on the file";
+                    "nothing can be tested in its directory, so the call is tested on the file";
                 let method = Method::Fallocate;
                 return Ok((None, Some(Chosen { method, because })));
             }
@@ -305,7 +305,7 @@ impl Request<'_> {
         match outcome.missing_bytes {
             0 => Ok(()),
             missing => Err(CommandError::new(format!(
-                "'{}': {missing} of {} bytes have no space, although all calls succeeded; the file stays as it is now",
+                "'{}': {missing} of {} bytes are not allocated, although all calls succeeded; the file is left as it is",
                 self.args.filename, outcome.size_bytes
             ))),
         }
@@ -319,9 +319,9 @@ impl Request<'_> {
             ..
         } = done.outcome;
         let filled = match filled_bytes {
-            0 => "nothing was missing".to_string(),
+            0 => "everything was allocated already".to_string(),
             _ => format!(
-                "{} allocated in {holes} hole{} in {seconds:.2} s, {} had space before",
+                "{} allocated in {holes} hole{} in {seconds:.2} s, {} were allocated before",
                 size::human(filled_bytes),
                 if holes == 1 { "" } else { "s" },
                 size::human(already_bytes)
@@ -329,11 +329,11 @@ impl Request<'_> {
         };
         let space = done.outcome.allocated_bytes;
         let space = space.map_or(String::new(), |bytes| {
-            format!("; it takes {} in all", size::human(bytes))
+            format!("; it occupies {} in all", size::human(bytes))
         });
         let extents = figures.map_or(String::new(), |figures| match figures.extents {
             Some(extents) => format!(
-                "; {extents} extent{}, {} would do",
+                "; {extents} extent{} (minimum {})",
                 if extents == 1 { "" } else { "s" },
                 figures.perfect
             ),
@@ -427,7 +427,7 @@ fn directory_of(path: &str) -> Result<PathBuf, CommandError> {
         Ok(found) => match other_than_file(&found) {
             None => std::fs::canonicalize(path).map_err(failed)?,
             Some("a block device") => {
-                let why = "it is a block device, all of whose space is its own; blkdiscard --zeroout fills it with \
+                let why = "it is a block device, which has all of its space; blkdiscard --zeroout fills it with \
                            zeroes";
                 return Err(refused(why.to_string()));
             }
@@ -456,10 +456,12 @@ fn named(method: Method) -> String {
 
 fn words_of(makes: LibraryMakes) -> &'static str {
     match makes {
-        LibraryMakes::KernelCall => "libc makes the kernel's call of it here",
-        LibraryMakes::Writes => "libc writes one byte a block here, because the kernel has no call",
-        LibraryMakes::Nothing => "libc has no answer to it here",
-        LibraryMakes::Unknown => "what libc makes of it could not be tried",
+        LibraryMakes::KernelCall => "libc uses the kernel's fallocate here",
+        LibraryMakes::Writes => {
+            "libc writes one byte per block here, because fallocate is not supported"
+        }
+        LibraryMakes::Nothing => "libc does not support it here",
+        LibraryMakes::Unknown => "the method that libc uses could not be determined",
     }
 }
 
@@ -469,12 +471,13 @@ fn notes(done: &Done, figures: &Result<Figures, CommandError>) -> Vec<String> {
     let (system, encoded_bytes) = match figures {
         Ok(figures) => (figures.file_system.as_str(), figures.encoded_bytes),
         Err(error) => {
-            notes.push(format!("its extents are not known: {error}"));
+            notes.push(format!("its extents could not be listed: {error}"));
             ("its file system", 0)
         }
     };
     if system == "btrfs" {
-        let text = "btrfs copies on write: what is written a second time takes new space, unless the file is nocow";
+        let text =
+            "btrfs copies on write: overwriting data allocates new space, unless the file is nocow";
         notes.push(text.to_string());
     }
     let compresses = done.abilities.is_some_and(|a| a.zeroes == ZeroesTake::Less);
@@ -486,7 +489,7 @@ fn notes(done: &Done, figures: &Result<Figures, CommandError>) -> Vec<String> {
     }
     if done.outcome.by == HolesBy::Seeking {
         notes.push(format!(
-            "{system} lists no extents: the space is known from the count of blocks only"
+            "{system} does not list extents: the space is known from the block count only"
         ));
     }
     notes

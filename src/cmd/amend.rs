@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::change::ChangeArgs;
 use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS, creatable_format};
+use super::resize::shrink_refused;
 use crate::encryption::{self, SlotOptions};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
@@ -24,7 +25,7 @@ use crate::open::{
     warn_of_guessed_raw,
 };
 use crate::options::{self, Kind, Known};
-use crate::output::{Program, is_called_as_qemu, print, usage_error};
+use crate::output::{Program, is_called_as_qemu, print, usage_error, worded};
 
 /// Command line of `amend`.
 #[derive(clap::Args)]
@@ -41,9 +42,12 @@ pub struct Args {
     /// Cache mode
     #[arg(short = 't', long, value_name = "CACHE", default_value = "writeback")]
     cache: String,
-    /// Allow what may lose data: a key slot in use is overwritten, the last one is erased
+    /// Allow changes that may lose data: overwriting a key slot in use, erasing the last one
     #[arg(long)]
     force: bool,
+    /// Allow -o size= to shrink the disk; data beyond its new end is lost
+    #[arg(long)]
+    shrink: bool,
     #[command(flatten)]
     change: ChangeArgs,
     #[command(flatten)]
@@ -152,7 +156,11 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         };
         let current = spec.resolve()?.image.key_secret;
         let changes = request.changes(&image, current.as_deref(), args.force);
-        let passes = changes.await?.in_passes(&image);
+        let changes = changes.await?;
+        if changes.shrink(&image) && !args.shrink && !is_called_as_qemu() {
+            return Err(shrink_refused(program));
+        }
+        let passes = changes.in_passes(&image);
         let mut image = Some(image);
         for pass in passes {
             let image = match image.take() {
@@ -168,8 +176,8 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     })?;
     if let Err(Error::Cancelled) = outcome {
         program.complain(match done {
-            0 => "Cancelled: nothing is changed",
-            _ => "Cancelled: what was changed before stays so",
+            0 => "Cancelled: nothing was changed",
+            _ => "Cancelled: changes that were complete stay in place",
         });
         interrupted.end_by_signal();
     }
@@ -177,16 +185,20 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     if asks_for_help {
         return Ok(());
     }
+    report(args, &spec.filename, options);
+    Ok(())
+}
+
+fn report(args: &Args, filename: &str, options: Vec<(String, String)>) {
     args.change.job.end();
     args.change.done.report(args.change.quiet, "", || {
         let options = options.into_iter();
         let options = options.map(|(name, value)| (name, Value::from(value)));
         json!({
-            "filename": spec.filename,
+            "filename": filename,
             "options": Value::Object(options.collect()),
         })
     });
-    Ok(())
 }
 
 /// Changes, in this order.
@@ -197,6 +209,11 @@ struct Changes {
 }
 
 impl Changes {
+    /// Whether the disk becomes smaller. qemu-img's `amend` shrinks without being asked twice.
+    fn shrink(&self, image: &Image) -> bool {
+        self.size.is_some_and(|size| size < image.size())
+    }
+
     /// Splits the changes into sessions: two where version 3 allows what version 2 does not, since
     /// an amendment ends its session.
     fn in_passes(self, image: &Image) -> Vec<Changes> {
@@ -368,7 +385,9 @@ impl Request {
         let backing = (value("backing_file"), value("backing_fmt"));
         let now = (header.backing_file.as_deref(), header.backing_format());
         if backing != (None, None) && backing != now {
-            return refuse("Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.");
+            let instead = worded("qemu-img rebase", "cowslip rebase");
+            let text = format!("Cannot amend the backing file\nYou can use '{instead}' instead.");
+            return Err(CommandError::new(text));
         }
         Ok(Amendment {
             version,

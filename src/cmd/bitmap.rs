@@ -5,6 +5,8 @@
 //! it has the old bitmaps or the new ones. A change that is refused ends the list, and those before
 //! it stay.
 
+use std::os::unix::fs::MetadataExt;
+
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use cowslip::Error;
 use cowslip::file::host::Aio;
@@ -18,7 +20,7 @@ use crate::open::{
     self, Access, ImageSpec, OpenSettings, Trust, block_on, open_image, warn_of_guessed_raw,
 };
 use crate::options::bytes_within;
-use crate::output::{DoneArgs, Program};
+use crate::output::{DoneArgs, Program, is_called_as_qemu};
 use crate::size::SIZE_MAX;
 
 /// Command line of `bitmap`.
@@ -78,16 +80,16 @@ impl Action {
 const PLAIN: [(Action, &str); 5] = [
     (
         Action::Add,
-        "Make a bitmap, which records what is written from now on",
+        "Create a bitmap, which records writes from now on",
     ),
     (Action::Remove, "Delete the bitmap"),
-    (Action::Clear, "Forget what the bitmap has recorded"),
-    (Action::Enable, "Record what is written from now on"),
-    (Action::Disable, "Record nothing any more"),
+    (Action::Clear, "Mark everything in the bitmap as clean"),
+    (Action::Enable, "Let the bitmap record writes from now on"),
+    (Action::Disable, "Let the bitmap record no further writes"),
 ];
 const MERGE: &str = "merge";
 const MERGE_HELP: &str =
-    "Add what another bitmap has recorded, of this image or of the one that -b names";
+    "Add the dirty areas of another bitmap, of this image or of the one that -b names";
 
 /// Actions in the order of the command line, which a derived parser does not keep.
 struct Actions(Vec<Action>);
@@ -209,6 +211,7 @@ async fn change_all(
 ) -> Result<(), CommandError> {
     let source = match &args.source_file {
         Some(file) => {
+            refuse_itself(image, file)?;
             let source = open_source(args, file).await?;
             let mut read = ReadSet::default();
             source.add_to(&mut read, ReadAs::Source);
@@ -240,6 +243,22 @@ async fn change_all(
         source.close().await?;
     }
     Ok(())
+}
+
+/// Refuses a source that is the image itself, maybe under another name: the image's own lock would
+/// keep it from being opened, and the message would name this process. QEMU's is that message.
+fn refuse_itself(image: &Image, source: &str) -> Result<(), CommandError> {
+    let name = &image.layers()[0].name;
+    let same = match (std::fs::metadata(name), std::fs::metadata(source)) {
+        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => false,
+    };
+    match same && !is_called_as_qemu() {
+        true => Err(CommandError::new(format!(
+            "'{source}' is the image '{name}' itself: leave out -b to merge bitmaps of one image"
+        ))),
+        false => Ok(()),
+    }
 }
 
 async fn open_source(args: &Args, filename: &str) -> Result<Image, CommandError> {

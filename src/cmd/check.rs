@@ -57,7 +57,7 @@ pub struct Args {
     /// Damage to repair: leaks or all
     #[arg(short, long, value_name = "WHAT")]
     repair: Option<String>,
-    /// Tell what a repair would do, why, and what may be lost, and change nothing
+    /// Show what a repair would do, why, and which data may be lost, and change nothing
     #[arg(long)]
     plan: bool,
     #[command(flatten)]

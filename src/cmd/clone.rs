@@ -29,12 +29,15 @@ pub struct Args {
     /// The source's format
     #[arg(short, long, value_name = "FMT")]
     format: Option<String>,
-    /// Name of the clone's external data file, if the source has one: it is cloned too
+    /// Name of the clone's external data file, if the source has one, which is cloned too
     #[arg(long, value_name = "FILE")]
     data_file: Option<String>,
-    /// Copy where the file system cannot share data
+    /// Copy the data where the file system has no reflinks
     #[arg(long)]
     copy: bool,
+    /// The verb on the command line is `create`, which has no `--copy`.
+    #[arg(skip)]
+    by_create: bool,
     /// Clone the image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
@@ -55,6 +58,7 @@ impl Args {
             format: None,
             data_file: None,
             copy: false,
+            by_create: true,
             force_share: false,
             done: DoneArgs::default(),
             job,
@@ -134,8 +138,7 @@ async fn usable_header(file: &Arc<dyn BlockFile>, args: &Args) -> Result<Header,
     }
     match (header.data_file_name(), &args.data_file) {
         (Some(name), None) => refuse(format!(
-            "its data is in another file, '{name}', which the clone cannot share; --data-file names one for \
-             the clone, into which that is cloned"
+            "its data is in the external data file '{name}', which the clone cannot share; name another one for the clone with --data-file, and it is cloned too"
         )),
         (None, Some(_)) => refuse("it has no external data file".to_string()),
         _ => Ok(header),
@@ -202,20 +205,26 @@ async fn share(
         return Ok(space::copy(&from, &to, job).await?);
     }
     let why = match error.raw_os_error() {
-        Some(libc::EXDEV) => "they are on different file systems, and data is shared within one",
-        _ => "the file system has no reflinks (XFS and btrfs have)",
+        Some(libc::EXDEV) => {
+            "they are on different file systems, and data can only be shared within one"
+        }
+        _ => "the file system has no reflinks (XFS and btrfs do)",
     };
     let backing = absolute(source.name()).map_or(source.name().to_string(), |path| {
         path.to_string_lossy().into_owned()
     });
+    let (from, to) = (quoted(source.name()), quoted(&args.target));
+    let copying = match args.by_create {
+        true => format!("To copy the data instead:\n    cowslip clone --copy {from} {to}"),
+        false => "--copy copies the data instead.".to_string(),
+    };
     Err(CommandError::new(format!(
-        "Could not clone '{}' to '{}': {why}. An overlay shares the data of any image that is not written any \
-         more:\n    cowslip create -f qcow2 -b {} -F {} {}\nor --copy copies it.",
+        "Could not clone '{}' to '{}': {why}. An overlay shares the data of any image that is no longer \
+         written to:\n    cowslip create -f qcow2 -b {} -F {} {to}\n{copying}",
         source.name(),
         target.name(),
         quoted(&backing),
         format_name(format),
-        quoted(&args.target),
     )))
 }
 

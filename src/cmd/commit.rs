@@ -32,10 +32,10 @@ pub struct Args {
         default_value = "writeback"
     )]
     cache: String,
-    /// The image of the backing chain that receives, instead of the first one; implies --drop
+    /// Image of the backing chain to commit into, instead of the first one; implies --drop
     #[arg(short, long, value_name = "BASE_IMG")]
     base: Option<String>,
-    /// Leave the image as it is, instead of emptying it
+    /// Do not empty the image afterwards
     #[arg(short, long)]
     drop: bool,
     /// Maximum rate in bytes per second; 0 is no limit

@@ -43,7 +43,7 @@ pub struct Args {
     /// The FILENAMEs are complete image specifications
     #[arg(long)]
     image_opts: bool,
-    /// Also compare sizes, and how the disks are stored: data, zeroes, nothing
+    /// Also compare sizes and allocation: data, zeroes, unallocated
     #[arg(short, long)]
     strict: bool,
     /// Cache mode
@@ -60,7 +60,7 @@ pub struct Args {
     /// Print nothing but errors
     #[arg(short, long)]
     quiet: bool,
-    /// Tell the outcome as JSON
+    /// Print the outcome as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]

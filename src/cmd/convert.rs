@@ -20,6 +20,7 @@ use cowslip::{BufMut, Disk, Error, Image, Job};
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 
+use super::change::what_is_left;
 use super::create;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
@@ -57,7 +58,7 @@ pub struct Args {
     /// The sources are complete image specifications
     #[arg(long = "source-image-opts", visible_alias = "image-opts")]
     image_opts: bool,
-    /// Snapshot of the source that is converted
+    /// Snapshot of the source to convert
     #[arg(
         short = 'l',
         long = "source-snapshot",
@@ -106,13 +107,13 @@ pub struct Args {
         default_value = "unsafe"
     )]
     target_cache: String,
-    /// Backing file of the target: only what the source's own image holds is copied
+    /// Backing file of the target: only data of the source's top image is copied
     #[arg(short = 'B', long = "backing", value_name = "FILE")]
     backing: Option<String>,
     /// Format of the backing file
     #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
     backing_format: Option<String>,
-    /// The target exists, and is written as it is
+    /// Write into an existing target instead of creating it
     #[arg(short = 'n', long)]
     no_create: bool,
     /// The target of -n reads as zeroes
@@ -124,7 +125,7 @@ pub struct Args {
     /// Copy persistent bitmaps too
     #[arg(long)]
     bitmaps: bool,
-    /// Leave out bitmaps that are broken
+    /// Skip inconsistent bitmaps
     #[arg(long)]
     skip_broken_bitmaps: bool,
     /// Open the sources although another process writes to them
@@ -133,14 +134,14 @@ pub struct Args {
     /// Maximum rate in bytes per second
     #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
-    /// How many pieces are under way together, 1 to 16, each with up to 2 MiB of memory; 8, or 16
-    /// if a server is far away
+    /// Number of pieces in flight, 1 to 16, each with up to 2 MiB of memory; by default 8, or 16 if
+    /// a server responds slowly
     #[arg(short = 'm', long, value_name = "NUMBER", allow_hyphen_values = true)]
     parallel: Option<String>,
-    /// Have the system copy, and share data where the file system can
+    /// Let the kernel copy (copy_file_range), which shares data on file systems with reflinks
     #[arg(short = 'C', long)]
     copy_range_offloading: bool,
-    /// Where the source cannot be read, go on with zeroes
+    /// Replace unreadable parts of the source by zeroes
     #[arg(long)]
     salvage: bool,
     /// Write the target in any order
@@ -149,17 +150,17 @@ pub struct Args {
     /// Print nothing
     #[arg(short = 'q', long)]
     quiet: bool,
-    /// Say what was done in JSON
+    /// Print what was done as JSON
     #[arg(long)]
     json: bool,
-    /// Begin although the data may not fit on the target's file system
+    /// Start although the data may not fit on the target's file system
     #[arg(long)]
     no_space_check: bool,
     #[command(flatten)]
     trust: Trust,
     #[command(flatten)]
     job: JobArgs,
-    /// The images that are converted, and the target
+    /// The source images, and the target
     #[arg(value_name = "SOURCE.. TARGET")]
     names: Vec<String>,
 }
@@ -178,6 +179,8 @@ struct Request<'a> {
     source_cache: CacheMode,
     target_cache: CacheMode,
     options: Options,
+    /// The target has been opened for writing, or is about to be.
+    begun: bool,
 }
 
 /// Runs `convert`. Returns the exit code.
@@ -322,6 +325,7 @@ impl<'a> Request<'a> {
                 },
                 last_sector: LastSector::Whole,
             },
+            begun: false,
         })
     }
 
@@ -415,10 +419,11 @@ impl<'a> Request<'a> {
         let sources = self.open_sources().await?;
         self.choose_target()?;
         let wanted = bitmaps::wanted(self.args, &sources, program).await?;
-        if self.may_share(&sources)
-            && let Some(done) = share::share(&sources[0], self.target, job).await?
-        {
-            return Ok(done);
+        if self.may_share(&sources) {
+            self.begun = true;
+            if let Some(done) = share::share(&sources[0], self.target, job).await? {
+                return Ok(done);
+            }
         }
         let disks = Sources::new(&sources);
         let warn = |failure: &Failure| {
@@ -447,6 +452,7 @@ impl<'a> Request<'a> {
         }
         let plan = Plan::new(&disks, options, (job, &warn)).await;
         let mut plan = plan.map_err(failed)?;
+        self.begun = true;
         let target = match existing {
             Some(target) => target,
             None => Target::make(self, (&read, disks.size()), (plan.found(), job)).await?,
@@ -517,10 +523,12 @@ impl<'a> Request<'a> {
     /// Describes the leftovers of a cancelled conversion.
     fn what_is_left(&self) -> String {
         let target = self.target;
-        match self.args.no_create {
-            true => format!("Cancelled: '{target}' is written in part, and is no copy"),
-            false => format!("Cancelled: '{target}' is gone, or empty if it was there before"),
-        }
+        let left = match (self.args.no_create, self.begun) {
+            (true, true) => "contains an incomplete copy",
+            (true, false) => "is unchanged",
+            (false, begun) => what_is_left(target, begun),
+        };
+        format!("Cancelled: '{target}' {left}")
     }
 
     fn report(&self, done: Converted, seconds: f64) -> Value {

@@ -20,7 +20,7 @@ use crate::job::JobArgs;
 use crate::layer::{self, ImageFileInfo, InspectOptions};
 use crate::open::{self, Destination, Trust, alloc_policy, block_on, foreign, parse_format};
 use crate::options::{self, Kind, Known};
-use crate::output::{Program, json_text, print};
+use crate::output::{Program, is_called_as_qemu, json_text, print, usage_error};
 use crate::size::{self, SIZE_MAX, SizeError};
 
 mod new_file;
@@ -48,7 +48,7 @@ pub struct Args {
         allow_hyphen_values = true
     )]
     options: Vec<String>,
-    /// Backing file that the new image is put on
+    /// Backing file of the new image
     #[arg(short = 'b', long = "backing", value_name = "FILE")]
     backing: Option<String>,
     /// Format of the backing file
@@ -62,7 +62,7 @@ pub struct Args {
     /// Print nothing
     #[arg(short = 'q', long)]
     quiet: bool,
-    /// Say what was made in JSON
+    /// Print what was created as JSON
     #[arg(long)]
     json: bool,
     /// Make the new file a clone of this image, sharing its data (see `clone`)
@@ -308,15 +308,12 @@ fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
         return print_help(&args.format, args.filename.as_deref(), program);
     }
     let Some(filename) = &args.filename else {
-        return Err(CommandError::new(
-            "Expecting image file name\nTry 'qemu-img create --help' for more info",
-        ));
+        return Err(usage_error("Expecting image file name", "create", program));
     };
     let size = args.size.as_deref().map(disk_size).transpose()?;
     if let Some(excess) = args.excess.first() {
-        return Err(CommandError::new(format!(
-            "Unexpected argument: {excess}\nTry 'qemu-img create --help' for more info"
-        )));
+        let text = format!("Unexpected argument: {excess}");
+        return Err(usage_error(&text, "create", program));
     }
     let prefixed = |error: CommandError| CommandError::new(format!("{filename}: {error}"));
     let mut request = request(args, filename, lists.concat(), size).map_err(prefixed)?;
@@ -556,6 +553,21 @@ pub(super) async fn openable_files(
     }
 }
 
+/// Refuses a relative name of a backing file for an image behind a protocol: it would name another
+/// export of the same server. Under QEMU's names the attempt to open that says so.
+fn refuse_beside_a_node(request: &Request, name: &str) -> Result<(), CommandError> {
+    let target = request.destination.name();
+    let is_node = matches!(request.destination, Destination::Node(_));
+    let is_relative = !name.starts_with('/') && !open::is_node(name);
+    match is_node && is_relative && !is_called_as_qemu() {
+        true => Err(CommandError::new(format!(
+            "The backing file '{name}' has a relative name, which is relative to the image's \
+             directory, and '{target}' is not in a directory of this host: give an absolute path"
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// Looks at the chain; also returns its files.
 async fn open_chain(
     request: &Request,
@@ -565,6 +577,7 @@ async fn open_chain(
 ) -> Result<(Vec<ImageFileInfo>, ReadSet), CommandError> {
     let inspect_options = inspect_options(request, trust);
     let format = format.map(parse_format).transpose()?;
+    refuse_beside_a_node(request, name)?;
     let resolved = resolve_name(request.destination.name(), name);
     let first = ImageFileInfo::inspect_resolved(&resolved, format, &inspect_options).await?;
     let chain = layer::chain(first, &inspect_options).await;

@@ -27,16 +27,16 @@ pub struct Args {
     /// Format of the files, raw or qcow2; probed by default
     #[arg(short, long, value_name = "FMT")]
     format: Option<String>,
-    /// Look at images although another process writes to them
+    /// Read images although another process writes to them
     #[arg(short = 'U', long)]
     force_share: bool,
     #[command(flatten)]
     trust: Trust,
-    /// How extents are found out: fiemap, fibmap or seek; the first that the file system knows by
-    /// default
+    /// Source of the extents: fiemap, fibmap or seek; by default the first that the file system
+    /// supports
     #[arg(long, value_name = "METHOD", value_parser = parse_method)]
     by: Option<Method>,
-    /// Write data back first, so that nothing is delayed
+    /// Write dirty data back first, so that no allocation is delayed
     #[arg(long)]
     sync: bool,
     /// List all extents, and for images all pieces of the disk

@@ -29,18 +29,18 @@ impl Declared {
 /// Command line of `completions`.
 #[derive(clap::Args)]
 pub struct CompletionsArgs {
-    /// The program that is to be completed
+    /// The program to complete
     #[arg(long, value_enum, default_value = "cowslip")]
     program: Declared,
-    /// The shell: what is printed goes where it looks for completions
+    /// The shell; its completions are read from a file with this output
     shell: Shell,
 }
 
 /// Command line of `manual`.
 #[derive(clap::Args)]
 pub struct ManualArgs {
-    /// A directory, such as /usr/local/share/man/man1: one page for each program and each verb is
-    /// written there
+    /// Directory for the pages, one for each program and each verb, such as
+    /// /usr/local/share/man/man1
     directory: PathBuf,
 }
 

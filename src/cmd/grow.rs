@@ -37,42 +37,42 @@ const FIXED_MAX: u64 = 1 << 40;
 /// Command line of `grow`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Files that grow side by side end up in pieces between each other. This keeps space allocated ahead of the ends of the \
-named files, or of all regular files of a directory (not of those below it), while others write them. No length and \
-no byte changes that a program sees. The space is given back when a file is closed; from the third close with growth \
-on it stays until nothing has been written for --idle seconds. At most a sixteenth of the free space is asked for \
-at a time. A signal ends it; what it has allocated is given back, unless --keep.
+Files that grow at the same time end up interleaved on the disk. This command keeps space allocated ahead of the ends \
+of the named files, or of all regular files of a directory (not of its subdirectories), while other programs write them. \
+Lengths and contents of the files do not change. The space is freed when a file is closed; from the third close with \
+growth on it stays until nothing has been written for --idle seconds. At most a sixteenth of the free space is \
+allocated at a time. A signal ends the command, which frees what it has allocated, unless --keep is given.
 
-Limits: files have to be writable, and the caller's own unless he has CAP_LEASE. Programs with set-user-ID, set-group-ID or \
-capabilities are left alone. What is written before the notice of \
-it arrives is laid out without help. Space is given back only when nobody has the file open, not even for reading: \
-what is open when the command ends stays allocated and is named; 'cowslip grow --trim' gives it back later. While a file \
-is cut, for some microseconds, programs that open it wait, or fail with O_NONBLOCK. A program that was just written \
-may be busy for a moment. File systems without fallocate behind the end, or without leases (NFS), get nothing. On \
-btrfs a snapshot or a reflink turns what was allocated into copies. More: docs/writers.md.")]
+Limits: files have to be writable, and owned by the caller unless the process has CAP_LEASE. Programs with set-user-ID, \
+set-group-ID or capabilities are skipped. Data that is written before the notification of it arrives is laid out \
+without help. Space is freed only while no process has the file open, not even for reading: the space of files that are \
+open when the command ends stays allocated, and they are named; 'cowslip grow --trim' frees it later. While a file is \
+truncated, for some microseconds, programs that open it wait, or fail with O_NONBLOCK. A program that was just written \
+may be busy for a moment. File systems without fallocate beyond the end, or without leases (NFS), are not supported. On \
+btrfs a snapshot or a reflink turns allocated space into copies. More: docs/writers.md.")]
 pub struct Args {
     /// How much is allocated ahead: none, fixed=SIZE, or dynamic: steps that grow with the file
     #[arg(long, value_name = "POLICY", default_value = "dynamic", value_parser = parse_rule)]
     policy: Rule,
-    /// End when files were written and nothing has happened to them for --idle seconds
+    /// End when files have been written and then stayed unchanged for --idle seconds
     #[arg(long)]
     once: bool,
     /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     time: Option<Duration>,
-    /// Seconds without a change after which a file is given up
+    /// Seconds without a change after which a file is no longer given space
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     idle: Duration,
-    /// Leave space where it is at the end
+    /// Keep the space that is allocated ahead when the command ends
     #[arg(long)]
     keep: bool,
-    /// Watch nothing: give back what lies behind the ends of files that nobody has open, and end
+    /// Watch nothing: free the space beyond the ends of files that no process has open, and end
     #[arg(long, conflicts_with_all = ["once", "time", "keep", "policy"])]
     trim: bool,
-    /// Tell everything as lines of JSON
+    /// Report all events as lines of JSON
     #[arg(long)]
     json: bool,
-    /// Tell only what goes wrong
+    /// Report problems only
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
     /// Files, which need not exist yet, or directories
@@ -100,7 +100,7 @@ pub fn parse_rule(text: &str) -> Result<Rule, String> {
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: Option<f64> = text.parse().ok();
     let seconds = seconds.filter(|seconds| (0.0..1e9).contains(seconds));
-    let seconds = seconds.ok_or_else(|| format!("'{text}' is no number of seconds"))?;
+    let seconds = seconds.ok_or_else(|| format!("'{text}' is not a number of seconds"))?;
     Ok(Duration::from_secs_f64(seconds))
 }
 

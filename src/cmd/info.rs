@@ -28,13 +28,13 @@ const PAGE_BYTES: u64 = 4096;
 /// Command line of `info`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also all backing files
+    /// Include all backing files
     #[arg(short = 'b', long)]
     backing_chain: bool,
     /// Open the image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Also the alignments and limits of requests to the image and to its file
+    /// Include the alignments and limits of requests to the image and to its file
     #[arg(long)]
     limits: bool,
     #[command(flatten)]

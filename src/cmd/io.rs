@@ -10,7 +10,7 @@ use cowslip_queue::{Backend, Queue};
 use crate::cmd::trace::{Traced, trace};
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
 use crate::open::object;
-use crate::output::{self, Program};
+use crate::output::{self, Program, worded};
 
 mod breaks;
 mod opening;
@@ -161,10 +161,10 @@ fn parse_line(args: &[String], program: &Program) -> Result<Line, Ended> {
 
 /// Runs the shell with the arguments behind the program's name. Returns the exit code.
 pub fn run_args(args: &[OsString], program: &Program) -> u8 {
-    let args: Vec<String> = args
-        .iter()
-        .map(|arg| arg.to_string_lossy().into_owned())
-        .collect();
+    let args = match output::utf8_arguments(args) {
+        Ok(args) => args,
+        Err(error) => return program.fail(&error),
+    };
     match parse_line(&args, program) {
         Ok(line) => run_line(line, program),
         Err(Ended::Help) => {
@@ -225,9 +225,14 @@ pub(super) async fn run_lines(image: cowslip::Image, lines: &[&str]) -> bool {
 }
 
 fn usage(name: &str) -> String {
+    let name = worded(name, format!("{name} io"));
+    let about = worded(
+        "QEMU Disk exerciser",
+        "Read, write and examine an image, in the manner of qemu-io",
+    );
     format!(
         "Usage: {name} [OPTIONS]... [-c STRING]... [file]
-QEMU Disk exerciser
+{about}
 
   --object OBJECTDEF   define an object such as 'secret' for
                        passwords and/or encryption keys

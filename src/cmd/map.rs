@@ -19,10 +19,10 @@ const EXTENTS_AT_ONCE: usize = 1024;
 /// Command line of `map`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where to begin
+    /// Offset of the first byte to map
     #[arg(short = 's', long, value_name = "OFFSET", allow_hyphen_values = true)]
     start_offset: Option<String>,
-    /// How much to map
+    /// Number of bytes to map
     #[arg(short = 'l', long, value_name = "LENGTH", allow_hyphen_values = true)]
     max_length: Option<String>,
     /// Open the image although another process writes to it

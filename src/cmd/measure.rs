@@ -38,16 +38,16 @@ pub struct Args {
     /// Options of that format, as for `create`
     #[arg(short = 'o', long = "options", value_name = "OPTIONS", action = ArgAction::Append, allow_hyphen_values = true)]
     options: Vec<String>,
-    /// Size of its disk, where there is no image to take it from
+    /// Size of the disk, instead of an image
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     size: Option<String>,
-    /// Format of the image that is to be converted
+    /// Format of the source image
     #[arg(short = 'f', long, value_name = "FMT")]
     format: Option<String>,
     /// FILENAME is a complete image specification
     #[arg(long)]
     image_opts: bool,
-    /// Snapshot of the image that is to be converted
+    /// Snapshot of the source image
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
     snapshot: Option<String>,
     /// Open the image although another process writes to it
@@ -57,7 +57,7 @@ pub struct Args {
     output: OutputArgs,
     #[command(flatten)]
     trust: Trust,
-    /// The image that is to be converted
+    /// The source image
     #[arg(value_name = "FILENAME")]
     filenames: Vec<String>,
 }

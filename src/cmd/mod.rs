@@ -43,13 +43,13 @@ pub enum ImgVerb {
     Create(create::Args),
     /// Check an image's structures and refcounts
     Check(check::Args),
-    /// Copy images into another one, of another format if wanted
+    /// Copy one or more images into a new one, also of another format
     Convert(Box<convert::Args>),
     /// Copy a part of an image into a new one
     Dd(Box<dd::Args>),
-    /// Tell how large the file of a new image will be
+    /// Show how large the file of a new image will be
     Measure(Box<measure::Args>),
-    /// Tell where the data of an image is
+    /// Show where the data of an image is stored
     Map(map::Args),
     /// Display information about an image
     Info(info::Args),
@@ -57,13 +57,13 @@ pub enum ImgVerb {
     Resize(resize::Args),
     /// Change options of an existing image
     Amend(amend::Args),
-    /// Tell whether two images hold the same
+    /// Compare the contents of two images
     Compare(compare::Args),
     /// Give an image another backing file
     Rebase(rebase::Args),
-    /// Write what an image holds into its backing file
+    /// Write the data of an image into its backing file
     Commit(commit::Args),
-    /// List, make, apply or delete internal snapshots
+    /// List, create, apply or delete internal snapshots
     Snapshot(snapshot::Args),
     /// Add, remove, clear, enable, disable or merge persistent dirty bitmaps
     Bitmap(bitmap::Args),
@@ -123,16 +123,16 @@ pub enum CowslipVerb {
     Io(io::Args),
     /// Serve an image over NBD
     Serve(serve::Args),
-    /// Make a file that shares its data with an image, where the file system can
+    /// Create a file that shares its data with an image, on file systems with reflinks
     Clone(clone::Args),
-    /// Give a file of any kind its space, as a job that can be interrupted
+    /// Allocate all space of a file of any kind, as a job that can be interrupted
     Allocate(allocate::Args),
-    /// Tell where files are on their devices, and a guest's disk in them
+    /// Show where files lie on their devices, and where a guest's disk lies in them
     Extents(Box<extents::Args>),
     /// Keep space allocated ahead of the ends of files that other programs write
     Grow(grow::Args),
-    /// Show the main job on real data: overlays on a golden image, served, written, read back,
-    /// checked
+    /// Run a demonstration on real data: overlays on a golden image are served, written, read back
+    /// and checked
     Demo(demo::Args),
     /// Print completions for a shell
     Completions(generate::CompletionsArgs),

@@ -32,10 +32,10 @@ pub struct Args {
     /// The new backing file's format
     #[arg(short = 'F', long, value_name = "BACKING_FMT")]
     backing_format: Option<String>,
-    /// Change the header only; what the disk shows may change
+    /// Change the header only; the contents of the disk may change
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
-    /// Compress what has to be written
+    /// Compress clusters that have to be written
     #[arg(short, long)]
     compress: bool,
     /// Cache mode of the image
@@ -139,7 +139,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
         Ok(changed?.and(closed))
     })?;
     if let Err(Error::Cancelled) = outcome {
-        program.complain("Cancelled: the backing file is what it was, and so is the disk");
+        program.complain("Cancelled: the backing file and the contents of the disk are unchanged");
         interrupted.end_by_signal();
     }
     outcome.map_err(|error| args.could_not_change(error))?;

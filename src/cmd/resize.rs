@@ -24,10 +24,10 @@ pub struct Args {
     /// FILENAME is a complete image specification
     #[arg(long)]
     image_opts: bool,
-    /// How the space of what is added is allocated: off, metadata, falloc or full
+    /// Preallocation of the added space: off, metadata, falloc or full
     #[arg(long, value_name = "PREALLOC", default_value = "off")]
     preallocation: String,
-    /// Allow the disk to become smaller; what is beyond its new end is lost
+    /// Allow the disk to shrink; data beyond its new end is lost
     #[arg(long)]
     shrink: bool,
     #[command(flatten)]
@@ -121,7 +121,7 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
     match outcome {
         Err(Error::Cancelled) => {
             program.complain(format_args!(
-                "Cancelled: '{filename}' has its old size, and what was allocated is given back"
+                "Cancelled: '{filename}' keeps its old size, and the space that was allocated has been freed"
             ));
             interrupted.end_by_signal();
             Err(CommandError::new("Cancelled"))
@@ -157,14 +157,19 @@ fn checked_size(
         return Err(CommandError::new(text));
     }
     if size < now && !args.shrink {
-        program.complain("Use the --shrink option to perform a shrink operation.");
-        program.warn(
-            "Shrinking an image will delete all data beyond the shrunken image's end. Before \
-             performing such an operation, make sure there is no important data there.",
-        );
-        return Err(CommandError::already_reported());
+        return Err(shrink_refused(program));
     }
     Ok(size)
+}
+
+/// Complains of a shrink without `--shrink`. Returns the error for that.
+pub fn shrink_refused(program: &Program) -> CommandError {
+    program.complain("Use the --shrink option to perform a shrink operation.");
+    program.warn(
+        "Shrinking an image will delete all data beyond the shrunken image's end. Before \
+         performing such an operation, make sure there is no important data there.",
+    );
+    CommandError::already_reported()
 }
 
 #[cfg(test)]

@@ -41,20 +41,21 @@ pub struct Args {
     /// Listen on this address, HOST:PORT
     #[arg(short, long, value_name = "ADDRESS", conflicts_with = "socket")]
     listen: Option<String>,
-    /// The image's format: qcow2 or raw
+    /// The image's format, such as qcow2, raw or luks; guessed from the image if not given
     #[arg(short, long)]
     format: Option<String>,
     /// The export's name
     #[arg(short = 'x', long = "name", default_value = "")]
     export_name: String,
-    /// Say this about the export to those who list it
+    /// Description of the export, shown to clients that list exports
     #[arg(short = 'D', long, default_value = "")]
     description: String,
-    /// Tell clients that ask (qemu:allocation-depth) which image of the backing chain holds what
+    /// Offer the metadata context qemu:allocation-depth: the image of the backing chain that holds
+    /// each extent
     #[arg(short = 'A', long)]
     allocation_depth: bool,
-    /// Tell clients that ask (qemu:dirty-bitmap:NAME) what this persistent bitmap, of the image or
-    /// of one below it, says; more than once for several
+    /// Offer this persistent bitmap, of the image or of one below it, as the metadata context
+    /// qemu:dirty-bitmap:NAME; more than once for several
     #[arg(short = 'B', long = "bitmap", value_name = "NAME")]
     bitmaps: Vec<String>,
     /// Refuse writes
@@ -71,25 +72,25 @@ pub struct Args {
     /// Serve at most this many clients at a time; others wait. 0 is no limit
     #[arg(short = 'e', long, default_value_t = 0, value_name = "N")]
     clients: usize,
-    /// none, writeback, writethrough, directsync or unsafe
+    /// Cache mode: none, writeback, writethrough, directsync or unsafe
     #[arg(short = 't', long, default_value = "writeback")]
     cache: String,
-    /// threads or io_uring; the better one that works, if not given
+    /// I/O engine: threads or io_uring; by default the faster one that works here
     #[arg(long)]
     aio: Option<String>,
     /// Effect of clients' discards: unmap or ignore
     #[arg(long, default_value = "unmap")]
     discard: String,
-    /// Effect of clients' writes of zeroes: off (nothing special), on (they need no space that is
-    /// not there), or unmap (their space is given back)
+    /// Effect of clients' writes of zeroes: off (written as data), on (allocate no new space), or
+    /// unmap (release the space)
     #[arg(long, default_value = "off", value_name = "MODE")]
     detect_zeroes: String,
-    /// How space is allocated: contiguous (whole clusters, ahead of need), sparse (what is written
-    /// only), or auto: as the image says
+    /// How space is allocated: contiguous (whole clusters, ahead of need), sparse (only what is
+    /// written), or auto (as stored in the image)
     #[arg(long, default_value = "auto", value_name = "POLICY")]
     alloc_policy: String,
     /// Bytes of L2 tables kept in memory for the image and its backing chain, 32M if not given;
-    /// SIGUSR1 makes the server say what it keeps, and how often that did
+    /// on SIGUSR1 the server prints statistics of this cache
     #[arg(long, value_name = "SIZE")]
     cache_size: Option<String>,
     /// Start serving at this byte of the image
@@ -101,19 +102,19 @@ pub struct Args {
     /// Write the server's process number into this file
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
-    /// Give up what serving does not need: auto (what the system has of it), on (or do not serve),
-    /// off
+    /// Confine the server with Landlock and seccomp once its files are open: auto (as far as the
+    /// kernel supports them), on (refuse to serve unless both are in force), off
     #[arg(long, default_value = "auto", value_name = "MODE")]
     sandbox: String,
-    /// Serve over TLS with the credentials of this ID (--object tls-creds-x509,…,endpoint=server or
-    /// tls-creds-psk,…), and nobody without
+    /// Serve over TLS only, with the credentials of this ID (--object
+    /// tls-creds-x509,…,endpoint=server or tls-creds-psk,…)
     #[arg(long, value_name = "ID")]
     tls_creds: Option<String>,
-    /// Serve those clients only whom the object of this ID allows (--object authz-simple,… or
+    /// Serve only clients that the object of this ID authorizes (--object authz-simple,… or
     /// authz-list,…)
     #[arg(long, value_name = "ID", requires = "tls_creds")]
     tls_authz: Option<String>,
-    /// Tell what happens, on standard error
+    /// Report events on standard error
     #[arg(short, long)]
     verbose: bool,
 }
@@ -128,16 +129,15 @@ pub fn run(args: Args, program: &Program) -> u8 {
 
 impl Args {
     fn service(self) -> Result<(Service, Nbd), CommandError> {
-        let invalid = |what: &str, value: &str| {
-            CommandError::new(format!("'{value}' is no {what} that is known here"))
-        };
+        let invalid =
+            |what: &str, value: &str| CommandError::new(format!("'{value}' is not {what}"));
         let mut service = Service::of(ImageSpec::named(&self.file, self.format.as_deref()));
         let address = match (self.socket, self.listen) {
             (Some(path), _) => Address::Unix(path),
             (None, Some(listen)) => {
                 let (host, port) = listen
                     .rsplit_once(':')
-                    .ok_or_else(|| invalid("address (HOST:PORT)", &listen))?;
+                    .ok_or_else(|| invalid("an address (HOST:PORT)", &listen))?;
                 Address::Tcp {
                     host: host.trim_matches(['[', ']']).to_string(),
                     port: port.to_string(),
@@ -150,17 +150,17 @@ impl Args {
             },
         };
         service.settings.cache =
-            CacheMode::parse(&self.cache).ok_or_else(|| invalid("cache mode", &self.cache))?;
-        service.settings.discard =
-            discard_policy(&self.discard).ok_or_else(|| invalid("discard mode", &self.discard))?;
+            CacheMode::parse(&self.cache).ok_or_else(|| invalid("a cache mode", &self.cache))?;
+        service.settings.discard = discard_policy(&self.discard)
+            .ok_or_else(|| invalid("a discard mode (unmap or ignore)", &self.discard))?;
         service.settings.detect_zeroes = open::detect_zeroes(&self.detect_zeroes)?;
         service.settings.alloc_policy = open::alloc_policy("alloc-policy", &self.alloc_policy)?;
         if let Some(aio) = &self.aio {
-            service.settings.aio =
-                open::parse_aio(aio).ok_or_else(|| invalid("I/O engine", aio))?;
+            service.settings.aio = open::parse_aio(aio)
+                .ok_or_else(|| invalid("an I/O engine (threads or io_uring)", aio))?;
         }
         service.sandbox = sandbox::Mode::parse(&self.sandbox)
-            .ok_or_else(|| invalid("sandbox mode", &self.sandbox))?;
+            .ok_or_else(|| invalid("a sandbox mode (auto, on or off)", &self.sandbox))?;
         if let Some(size) = &self.cache_size {
             service.settings.cache_bytes = options::size("cache-size", size)?;
         }

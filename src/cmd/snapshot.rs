@@ -28,14 +28,13 @@ use crate::output::{self, Program, print, print_json, usage_error};
 /// Command line of `snapshot`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// List the snapshots; what is done if nothing else is asked for
+    /// List the snapshots; the default
     #[arg(short, long, action = ArgAction::Count)]
     list: u8,
-    /// Make a snapshot of this name; others may have it, too
+    /// Create a snapshot of this name, which others may have too
     #[arg(short, long, value_name = "NAME", action = ArgAction::Append)]
     create: Vec<String>,
-    /// Make the disk what it was when the snapshot with this ID or name was taken; what it holds
-    /// now is lost
+    /// Revert the disk to the snapshot with this ID or name; its current contents are lost
     #[arg(short, long, value_name = "ID|NAME", action = ArgAction::Append)]
     apply: Vec<String>,
     /// Delete the first snapshot of this name; under the name cowslip also the one with this ID
@@ -186,7 +185,7 @@ fn change(
     match outcome {
         Err(Error::Cancelled) => {
             let filename = &spec.filename;
-            program.complain(format_args!("Cancelled: '{filename}' is as it was"));
+            program.complain(format_args!("Cancelled: '{filename}' is unchanged"));
             interrupted.end_by_signal();
             Err(CommandError::new("Cancelled"))
         }

@@ -19,9 +19,13 @@ use super::psk;
 use super::tls::{self, Authorization, Credentials};
 use crate::error::CommandError;
 use crate::options;
+use crate::output::worded;
 
 /// Secrets are short; a file that is named by mistake may not be.
 const SECRET_BYTES_MAX: u64 = 1 << 20;
+
+/// The types of objects, for messages.
+const TYPES: &str = "secret, tls-creds-x509, tls-creds-psk, authz-simple and authz-list";
 
 type Bytes = Zeroizing<Vec<u8>>;
 
@@ -59,8 +63,10 @@ pub fn define(definition: &str) -> Result<(), CommandError> {
     let (id, object) = parse(definition)?;
     let mut objects = objects();
     if objects.contains_key(&id) {
-        let text = format!("attempt to add duplicate property '{id}' to object (type 'container')");
-        return Err(CommandError::new(text));
+        return Err(CommandError::new(worded(
+            format!("attempt to add duplicate property '{id}' to object (type 'container')"),
+            format!("There are two objects with the ID '{id}'"),
+        )));
     }
     objects.insert(id, object);
     Ok(())
@@ -161,7 +167,10 @@ fn parse(definition: &str) -> Result<(String, Object), CommandError> {
     let refuse = |text: String| Err(CommandError::new(text));
     let pairs = pairs(definition)?;
     let Some(kind) = options::value(&pairs, "qom-type") else {
-        return refuse("Parameter 'qom-type' is missing".to_string());
+        return refuse(worded(
+            "Parameter 'qom-type' is missing",
+            format!("An object begins with its type: {TYPES}"),
+        ));
     };
     if let Some(why) = unsupported(kind) {
         return refuse(format!("Objects of type '{kind}' are not supported{why}"));
@@ -173,8 +182,9 @@ fn parse(definition: &str) -> Result<(String, Object), CommandError> {
         "authz-simple" => |pairs| tls::authorize_one(pairs).map(Object::Authorization),
         "authz-list" => |pairs| tls::authorize_list(pairs).map(Object::Authorization),
         other => {
-            return refuse(format!(
-                "Parameter 'qom-type' does not accept value '{other}'"
+            return refuse(worded(
+                format!("Parameter 'qom-type' does not accept value '{other}'"),
+                format!("'{other}' is not a type of objects; there are {TYPES}"),
             ));
         }
     };
@@ -219,7 +229,7 @@ fn unsupported(kind: &str) -> Option<String> {
     let why = match kind {
         "tls-creds-psk" => return PSK_MISSING.map(|why| format!(": {why}")),
         "tls-creds-anon" => {
-            ": without certificates nobody knows with whom he speaks; use tls-creds-x509"
+            ": without certificates neither side can authenticate the other; use tls-creds-x509"
         }
         "authz-list-file" => "; use authz-list",
         "authz-pam" => "; use authz-simple or authz-list",
@@ -354,8 +364,8 @@ mod tests {
                 "tls-creds-anon,id=a,dir=/x",
                 "'tls-creds-anon' are not supported",
             ),
-            ("rng-random,id=a", "does not accept value 'rng-random'"),
-            ("id=a,data=x", "'qom-type' is missing"),
+            ("rng-random,id=a", "'rng-random' is not a type of objects"),
+            ("id=a,data=x", "An object begins with its type: secret,"),
             ("secret", "'id' is missing"),
             ("secret,id=1,data=x", "expects an identifier"),
             ("secret,id=a", "Either 'file' or 'data'"),
@@ -388,7 +398,7 @@ mod tests {
             define("secret,id=found,data=y")
                 .unwrap_err()
                 .to_string()
-                .contains("duplicate")
+                .contains("two objects with the ID 'found'")
         );
         assert!(passphrase("found").is_ok());
         let error = passphrase("lost").unwrap_err().to_string();

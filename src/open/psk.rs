@@ -51,7 +51,7 @@ pub fn credentials(pairs: &[(String, String)]) -> Result<Credentials, CommandErr
         return refuse("username should not be set when endpoint=server");
     }
     let Some(directory) = directory else {
-        return refuse("Missing 'dir' property value");
+        return Err(tls::no_directory());
     };
     let path = directory.join(FILE);
     let keys = read(&path)?;
@@ -81,7 +81,7 @@ pub fn client_of_file(path: &Path, user: Option<&str>) -> Result<ClientCredentia
         None => {
             own = own_name().ok_or_else(|| {
                 CommandError::new(
-                    "The system has no name for the user of this program: say tls-username=NAME beside tls-psk-file",
+                    "The system has no name for the user of this process: give tls-username=NAME with tls-psk-file",
                 )
             })?;
             &own

@@ -82,6 +82,6 @@ fn unnamed_file(settings: &OpenSettings) -> Result<Arc<dyn BlockFile>, CommandEr
 fn not_made(place: &Path, why: &dyn std::fmt::Display) -> CommandError {
     let place = place.display();
     CommandError::new(format!(
-        "Could not make a temporary file in '{place}' ($TMPDIR names another directory): {why}"
+        "Could not create a temporary file in '{place}' (set $TMPDIR to use another directory): {why}"
     ))
 }

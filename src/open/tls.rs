@@ -21,6 +21,7 @@ use zeroize::Zeroizing;
 
 use crate::error::CommandError;
 use crate::options;
+use crate::output::worded;
 
 /// Certificates are short, even some hundred of them; a file that is named by mistake may not be.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -68,9 +69,17 @@ pub fn credentials(pairs: &[(String, String)]) -> Result<Credentials, CommandErr
             _ => return Err(unexpected(name)),
         }
     }
-    let directory = directory.ok_or_else(|| CommandError::new("Missing 'dir' property value"))?;
+    let directory = directory.ok_or_else(no_directory)?;
     let files = Files::of(directory, endpoint);
     files.credentials(check, examination)
+}
+
+/// The refusal of credentials without `dir=`.
+pub(super) fn no_directory() -> CommandError {
+    CommandError::new(worded(
+        "Missing 'dir' property value",
+        "TLS credentials need 'dir', the directory of their files",
+    ))
 }
 
 /// The side that `endpoint=` names.

@@ -157,7 +157,7 @@ impl<'a> Battery<'a> {
         command.current_dir(self.dir);
         let said =
             run(command.args("allocate --size 1M --method posix_fallocate new".split_whitespace()));
-        assert!(said.contains("writes one byte a block"), "{said}");
+        assert!(said.contains("writes one byte per block"), "{said}");
         self.remove("new");
         let file = File::create(self.path("new")).unwrap();
         let calls = give(&file, 0..1 << 20, FillMethod::Library).unwrap();
@@ -244,7 +244,7 @@ impl<'a> Battery<'a> {
         self.wait_for_space(&mut child, "file", 3 << 20);
         let output = interrupted(child, Signal::TERM);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(text.contains("no lease is to be had on it"), "{text}");
+        assert!(text.contains("the system grants no lease on it"), "{text}");
         assert!(self.path("file").metadata().unwrap().len() >= 3 << 20);
         self.remove("file");
     }
@@ -254,7 +254,7 @@ impl<'a> Battery<'a> {
         self.wait_for_space(&mut child, "new", 3 << 20);
         let output = interrupted(child, Signal::TERM);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(text.contains("is given back"), "{text}");
+        assert!(text.contains("was freed again"), "{text}");
         assert!(!self.path("new").exists());
     }
 

@@ -105,7 +105,7 @@ pub fn a_file_that_is_open_elsewhere_is_not_cut(dir: &Path) {
 pub fn alone_it_is_cut(dir: &Path) {
     for words in ["--keep-size", ""] {
         let said = interrupt(dir, words, |_| {});
-        assert!(said.contains("is given back"), "{said}");
+        assert!(said.contains("was freed again"), "{said}");
         let path = dir.join("recording");
         expect(&path, BEFORE, 0, &[1; 10]);
         assert!(path.metadata().unwrap().blocks() * 512 <= 2 * BEFORE);

@@ -247,7 +247,7 @@ fn an_interrupted_change_leaves_the_slots_as_they_were() {
     assert!(
         rest.last()
             .unwrap()
-            .contains("Cancelled: nothing is changed")
+            .contains("Cancelled: nothing was changed")
     );
     assert!(std::fs::read(dir.join("image")).unwrap() == before);
 }

@@ -50,8 +50,8 @@ fn shares() -> Vec<Share> {
 /// Options of `bench all`.
 #[derive(clap::Args)]
 pub struct AllOptions {
-    /// Write the results as a page: what one would attach to a mail. After an interruption it has
-    /// what is finished
+    /// Write the results as a page, to attach to a mail. After an interruption it contains the
+    /// finished cells
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Print all results as JSON at the end, for `bench report`, instead of the summary
@@ -63,13 +63,13 @@ pub struct AllOptions {
     /// Make file systems of these kinds on fully written loop devices, as the tables do (root)
     #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
     loops: Vec<String>,
-    /// Fewer requests, smaller disks, one run of each: a first look
+    /// Fewer requests, smaller disks and one run of each, for a first impression
     #[arg(long)]
     quick: bool,
     /// Time limit in minutes: cells that do not fit are left out; 40 by default, with --quick 10
     #[arg(long, value_name = "N")]
     minutes: Option<f64>,
-    /// Only these tables, with the time of all
+    /// Only these tables, in the time for all of them
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     tables: Vec<String>,
 }
@@ -80,7 +80,7 @@ pub struct ReportOptions {
     /// Output of --json; `-` is standard input
     #[arg(required = true, value_name = "RESULTS")]
     results: Vec<PathBuf>,
-    /// Write the page here
+    /// Write the page to this file
     #[arg(long, value_name = "FILE")]
     html: PathBuf,
 }
@@ -380,7 +380,7 @@ fn results_of(path: &Path) -> Result<Value, CommandError> {
             .and_then(|file| file.take(RESULT_BYTES_MAX).read_to_end(&mut bytes)),
     };
     read.map_err(|e| failed(cowslip::error::system_words(&e)))?;
-    serde_json::from_slice(&bytes).map_err(|e| failed(format!("it is no JSON ({e})")))
+    serde_json::from_slice(&bytes).map_err(|e| failed(format!("it is not JSON ({e})")))
 }
 
 #[cfg(test)]

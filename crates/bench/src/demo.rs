@@ -41,10 +41,10 @@ pub struct Args {
     /// Size of the golden image in MiB
     #[arg(long, value_name = "MIB", default_value_t = 512)]
     size: u64,
-    /// The order and contents of the writes
+    /// Seed of the order and contents of the writes
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Leave the images there
+    /// Keep the images
     #[arg(long)]
     keep: bool,
     /// Print the figures as JSON

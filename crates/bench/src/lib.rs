@@ -58,13 +58,13 @@ pub enum Verb {
     /// Of images, beside QEMU's
     #[command(flatten)]
     Table(Box<tables::Table>),
-    /// Files of any kind that are given their space: each method on each file system
+    /// Allocation of space for files of any kind: each method on each file system
     Allocate(allocate::Args),
     /// Files that grow side by side: extents, throughput, space ahead; --model has simulated ones
     Writers(writers::Args),
     /// All tables one after the other, on one page, within a given time
     All(all::AllOptions),
-    /// A page of results that --json has printed
+    /// Write a page from results that --json has printed
     Report(all::ReportOptions),
 }
 

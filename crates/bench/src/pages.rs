@@ -46,7 +46,7 @@ fn section_of(document: &Value) -> Result<Section, CommandError> {
     let results = Document(document);
     match (results.table(), document["rows"].is_array()) {
         ("", _) | (_, false) => Err(CommandError::new(
-            "This is no result of a table of bench, as --json prints it",
+            "This is not the result of a bench table, as --json prints it",
         )),
         ("allocate", true) => Ok(allocate::section(results)),
         ("writers", true) => Ok(writers::section(results)),

@@ -49,12 +49,12 @@ pub enum Table {
     Flush(Options),
     /// Random first writes to images and raw files of each kind of preallocation
     Preallocation(Options),
-    /// Space and speed when half of what was written is discarded, in pieces of 64 KiB; and after
-    /// what a file system of 1 GiB asked of its disk, with fstrim
+    /// Space and speed when half of the written data is discarded in pieces of 64 KiB, and after
+    /// the recorded requests of a file system of 1 GiB with fstrim
     Discard(Options),
     /// Images filled by random writes: extents, and reads in order and at random
     Fragmentation(Options),
-    /// Reads and overwrites of what is allocated
+    /// Reads and overwrites of allocated data
     Steady(Options),
     /// Random requests over 8 TiB, with 64 and 128 MiB of memory for tables and without a limit
     Metadata(Options),
@@ -101,12 +101,12 @@ pub struct Options {
     /// guest and served auto
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     policies: Vec<String>,
-    /// How new clusters of ours come to read as zeroes, each a column: auto, fresh, zero-range,
-    /// write; for subclusters and preallocation auto, zero-range and write if not given
+    /// How new clusters of Cowslip are zeroed, each a column: auto, fresh, zero-range, write; for
+    /// subclusters and preallocation auto, zero-range and write if not given
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     zero_methods: Option<Vec<String>>,
-    /// How files are driven, each a row of places: threads, native, io_uring; the best there is if
-    /// not given
+    /// I/O engines, each a row of places: threads, native, io_uring; by default the fastest one
+    /// that is available
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     aio: Vec<String>,
     /// Writers of the raw files that images are compared with: cowslip, qemu-img
@@ -120,7 +120,7 @@ pub struct Options {
     /// Only the cells whose name contains this text
     #[arg(long, value_name = "TEXT")]
     cells: Option<String>,
-    /// One run of each cell, few requests on a small disk: a first look
+    /// One run of each cell with few requests on a small disk, for a first impression
     #[arg(long, conflicts_with_all = ["size", "requests", "repetitions"])]
     quick: bool,
     /// own, or seed: disks and requests as in the mails that asked first (subclusters,
@@ -135,14 +135,14 @@ pub struct Options {
     /// Count system calls too, in one more run of each under strace
     #[arg(long)]
     system_calls: bool,
-    /// Leave the last image of each contestant there
+    /// Keep the last image of each contestant
     #[arg(long)]
     keep: bool,
     /// Print the results as JSON, at the end
     #[arg(long)]
     json: bool,
     /// Write the results as a page too: tables, charts, the machine and its disks, in one file.
-    /// After an interruption it has what is finished
+    /// After an interruption it contains the finished cells
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Draw requests over time below the rows; for preallocation on a terminal without being asked

@@ -42,6 +42,12 @@ impl CommandError {
         CommandError::after(Attempt::LoadingSnapshot, why)
     }
 
+    /// Whether the reason begins with the failed attempt already.
+    fn reason_names(&self, what: &Opening) -> bool {
+        let rest = self.reason.strip_prefix(&what.to_string());
+        rest.is_some_and(|rest| rest.starts_with(": "))
+    }
+
     fn after(attempt: Attempt, reason: impl Into<String>) -> CommandError {
         CommandError {
             attempt,
@@ -102,6 +108,10 @@ impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.attempt {
             Attempt::Unnamed => f.write_str(&self.reason),
+            // QEMU says it twice where the reason is that of the file itself.
+            Attempt::Opening(what) if !is_called_as_qemu() && self.reason_names(what) => {
+                f.write_str(&self.reason)
+            }
             Attempt::Opening(what) => write!(f, "{what}: {}", self.reason),
             Attempt::LoadingSnapshot => write!(f, "Failed to load snapshot: {}", self.reason),
         }

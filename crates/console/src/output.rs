@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::error::CommandError;
 use crate::program;
-pub use crate::program::is_called_as_qemu;
+pub use crate::program::{is_called_as_qemu, worded};
 
 /// Exit status of a process that SIGPIPE has killed, as shells report it.
 const BROKEN_PIPE_STATUS: u8 = 141;
@@ -123,6 +123,14 @@ impl Program {
             Some(ContextValue::String(text)) => Some(text.clone()),
             _ => None,
         };
+        if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            let name = &self.name;
+            print_error(&format!(
+                "{}\n\nTry '{name} --help' for more info\n",
+                usage_and_verbs(error)
+            ));
+            return 1;
+        }
         let argument = context(ContextKind::InvalidArg).unwrap_or_default();
         let (prefix, text) = match error.kind() {
             ErrorKind::InvalidSubcommand => {
@@ -141,6 +149,7 @@ impl Program {
                 (&called, format!("invalid option -- '{letter}'"))
             }
             ErrorKind::UnknownArgument => (&self.name, format!("Unexpected argument: {argument}")),
+            ErrorKind::InvalidUtf8 => (&self.name, not_utf8(args)),
             _ => (&self.name, plain_words(error)),
         };
         print_error(&format!(
@@ -148,6 +157,33 @@ impl Program {
         ));
         1
     }
+}
+
+/// The arguments as text.
+///
+/// # Errors
+/// One of them is not valid UTF-8. Its bytes would be lost, and another file might have the name
+/// that is left.
+pub fn utf8_arguments(args: &[OsString]) -> Result<Vec<String>, CommandError> {
+    let text = |arg: &OsString| arg.to_str().map(str::to_string);
+    let texts: Option<Vec<String>> = args.iter().map(text).collect();
+    texts.ok_or_else(|| CommandError::new(not_utf8(args)))
+}
+
+/// Says which argument is not valid UTF-8.
+fn not_utf8(args: &[OsString]) -> String {
+    let wrong = args.iter().find(|arg| arg.to_str().is_none());
+    let wrong = wrong.map(|arg| arg.to_string_lossy()).unwrap_or_default();
+    format!("'{wrong}' is not valid UTF-8, as names of files and values of options have to be")
+}
+
+/// The beginning of the help: the usage and the verbs, without the options.
+fn usage_and_verbs(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let start = text.find("Usage:").unwrap_or(0);
+    let text = &text[start..];
+    let end = text.find("\n\nOptions:").unwrap_or(text.len());
+    text[..end].trim_end().to_string()
 }
 
 /// The parser's error message on one line, without its prefix and the usage text.

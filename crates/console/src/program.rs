@@ -18,3 +18,11 @@ pub(crate) fn name() -> Option<&'static str> {
 pub fn is_called_as_qemu() -> bool {
     name().is_some_and(|name| name.starts_with("qemu-"))
 }
+
+/// Returns `qemus` under the name of a QEMU program, whose messages scripts compare, else `own`.
+pub fn worded(qemus: impl Into<String>, own: impl Into<String>) -> String {
+    match is_called_as_qemu() {
+        true => qemus.into(),
+        false => own.into(),
+    }
+}

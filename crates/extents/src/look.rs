@@ -332,7 +332,7 @@ fn caption(subject: &Subject, read: &Sequential, order: &'static str) -> Caption
         name: subject.host.name.clone(),
         order,
         figures: format!(
-            "sequential read: {} in {} contiguous runs, {} seeks, score {:.4}; {} extents, {} would do",
+            "sequential read: {} in {} contiguous runs, {} seeks, score {:.4}; {} extents (minimum {})",
             cowslip_console::size::human(read.bytes),
             read.runs,
             read.seeks,

@@ -170,7 +170,7 @@ fn legend(caption: &Caption, out: &mut String) {
     let x = MARGIN + 48 + SHADES * 14;
     *out += &format!("<text x=\"{x}\" y=\"{}\">last</text>\n", top + 12);
     let mut keys = vec![
-        ("e", "hole, or nobody's that was named"),
+        ("e", "hole, or none of the named files"),
         ("s5 u", "unwritten, zeroes"),
         ("n", "no place yet, or inline"),
         ("o", "another named file"),

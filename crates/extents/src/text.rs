@@ -195,7 +195,10 @@ pub fn sums(report: &FileReport<'_>, bars: Bars) -> String {
     });
     lines.extend(reason_lines(report.read, report.names));
     if report.changed {
-        lines.push("the file changed while it was looked at: this is no state that it had".into());
+        lines.push(
+            "the file changed while its extents were read: they may show no state that it ever had"
+                .into(),
+        );
     }
     let buckets = summary.histogram();
     if !buckets.is_empty() {
@@ -210,7 +213,7 @@ fn perfect_line(report: &FileReport<'_>, summary: &Summary) -> String {
     let on = &report.host.on;
     let limit = match on.limits.written {
         Some(longest) => format!("{} has {} at most in one", on.kind, size::human(longest)),
-        None => format!("what {} has at most in one is not known", on.kind),
+        None => format!("the longest extent of {} is not known", on.kind),
     };
     let indirect = match on.indirect {
         true => ", mapped block by block",
@@ -224,7 +227,7 @@ fn perfect_line(report: &FileReport<'_>, summary: &Summary) -> String {
     };
     let times = match perfect {
         0 => String::new(),
-        _ if summary.expressed() <= perfect => "; it is as good as can be".to_string(),
+        _ if summary.expressed() <= perfect => "; this is the optimum".to_string(),
         _ => format!(
             "; it has {:.1} times as many",
             summary.expressed() as f64 / perfect as f64

@@ -136,7 +136,7 @@ impl Plan {
         }
         if size < len {
             return invalid(format!(
-                "'{name}' is {len} bytes long: nothing is cut off, so the size must be at least that"
+                "'{name}' is {len} bytes long, and nothing is truncated: the size must be at least that"
             ));
         }
         let mut plan = Plan {
@@ -378,7 +378,7 @@ impl Plan {
 
 /// The failure of a job, and that it could not be undone.
 fn not_undone(error: &Error, why: &Error) -> Error {
-    let words = format!("{error}; and it could not all be taken back: {why}");
+    let words = format!("{error}; and not all of it could be undone: {why}");
     match error {
         Error::Io { source, .. } => {
             let kind = source.raw_os_error().map(io::Error::from_raw_os_error);

@@ -120,12 +120,14 @@ impl fmt::Display for CredentialsError {
             CredentialsError::NoIdentity => f.write_str("a server needs a certificate"),
             CredentialsError::NoHostname => f.write_str("No hostname for certificate validation"),
             CredentialsError::Hostname(name) => {
-                write!(f, "'{name}' is no hostname that a certificate could have")
+                write!(f, "'{name}' is not a valid host name for a certificate")
             }
             CredentialsError::KeysUnsupported => {
                 f.write_str(PSK_MISSING.unwrap_or("keys shared beforehand are not supported"))
             }
-            CredentialsError::NoKeys => f.write_str("there is no key, so nobody could be served"),
+            CredentialsError::NoKeys => {
+                f.write_str("there is no key, so no client could be served")
+            }
             CredentialsError::NoSuchUser(user) => write!(f, "there is no key for user '{user}'"),
             CredentialsError::Library(why) => write!(f, "OpenSSL: {why}"),
         }

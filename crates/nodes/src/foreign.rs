@@ -94,7 +94,9 @@ pub fn instead_of_filter(driver: &str) -> Option<&'static str> {
         "blkverify" => "compare the images afterwards: qemu-img compare",
         "quorum" => "mirror the files below it: dm-raid, or a file system with copies",
         "blklogwrites" => "log writes below it: dm-log-writes",
-        "blkreplay" | "replication" => "there is no machine here that would be replayed",
+        "blkreplay" | "replication" => {
+            "they serve the replay of a virtual machine, which is not run here"
+        }
         "preallocate" => "images grow ahead of need by themselves (alloc-policy=contiguous)",
         _ => return None,
     })

@@ -46,7 +46,7 @@ impl NodeGate {
             return Err(self
                 .host
                 .policy
-                .forbidden(request, ": it is no file's name"));
+                .forbidden(request, ": it does not name a file"));
         }
         let name = request.name;
         let could_not = |error| Error::Opening {

@@ -455,6 +455,6 @@ pub async fn disk_bytes(file: &Arc<dyn BlockFile>, format: Format, gate: &NodeGa
 
 fn warn_unprotected(file: &str, settings: &OpenSettings) {
     (settings.environment.warn)(&format!(
-        "the file system has no locks: nothing keeps other processes from {file}"
+        "the file system has no locks: {file} is not protected against other processes"
     ));
 }

@@ -32,6 +32,23 @@ use crate::pool::blocking;
 use crate::scatter::Scatter;
 use crate::uring::{Tag, Uring};
 
+/// Longest path of a Unix socket, in bytes: `sun_path` less its zero byte, unix(7).
+const PATH_BYTES_MAX: usize = 107;
+
+/// Refuses a path that no Unix socket can have; the standard library's message names a constant.
+fn check_length(path: &Path) -> io::Result<()> {
+    let bytes = path.as_os_str().len();
+    match bytes > PATH_BYTES_MAX {
+        true => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!(
+                "the path of a socket has at most {PATH_BYTES_MAX} bytes, this one has {bytes}"
+            ),
+        )),
+        false => Ok(()),
+    }
+}
+
 /// A socket that accepts connections.
 #[derive(Debug)]
 pub struct Listener {
@@ -45,6 +62,7 @@ impl Listener {
     /// # Errors
     /// The system's refusal.
     pub fn unix(path: &Path) -> io::Result<Self> {
+        check_length(path)?;
         Listener::from_fd(UnixListener::bind(path)?.into(), None)
     }
 
@@ -133,6 +151,7 @@ impl Stream {
     /// # Errors
     /// The system's refusal.
     pub async fn connect_unix(path: &Path) -> io::Result<Stream> {
+        check_length(path)?;
         let path = path.to_path_buf();
         let socket = blocking(move || UnixStream::connect(path)).await?;
         Ok(Stream::from_fd(socket.into()))

@@ -46,13 +46,13 @@ pub struct ImageArgs {
         allow_hyphen_values = true
     )]
     depth: String,
-    /// threads, native or io_uring
+    /// I/O engine: threads, native or io_uring
     #[arg(short = 'i', long, value_name = "AIO")]
     aio: Option<String>,
     /// The same as --aio=native
     #[arg(short, long)]
     native: bool,
-    /// The first request's offset
+    /// Offset of the first request
     #[arg(
         short,
         long,
@@ -61,7 +61,7 @@ pub struct ImageArgs {
         allow_hyphen_values = true
     )]
     offset: String,
-    /// Say less; accepted for compatibility
+    /// Accepted for compatibility
     #[arg(short, long)]
     quiet: bool,
     /// Size of a request
@@ -73,7 +73,7 @@ pub struct ImageArgs {
         allow_hyphen_values = true
     )]
     buffer_size: String,
-    /// From one request's offset to the next; 0 is the size of a request
+    /// Distance between the offsets of successive requests; 0 is the size of a request
     #[arg(
         short = 'S',
         long,
@@ -82,13 +82,13 @@ pub struct ImageArgs {
         allow_hyphen_values = true
     )]
     step_size: String,
-    /// none, writeback, writethrough, directsync or unsafe
+    /// Cache mode: none, writeback, writethrough, directsync or unsafe
     #[arg(short = 't', long, value_name = "CACHE", default_value = "writeback")]
     cache: String,
-    /// Write; otherwise requests read
+    /// Write instead of reading
     #[arg(short, long)]
     write: bool,
-    /// Write this byte throughout
+    /// Byte that is written
     #[arg(
         long,
         value_name = "BYTE",
@@ -104,22 +104,22 @@ pub struct ImageArgs {
         allow_hyphen_values = true
     )]
     flush_interval: String,
-    /// Flush beside requests, rather than when all have ended
+    /// Flush while requests are in flight, rather than when all have ended
     #[arg(long)]
     no_drain: bool,
-    /// Print, when a flush has ended, how many requests had ended before it
+    /// Print after each flush how many requests had completed before it
     #[arg(long, conflicts_with = "no_drain")]
     tell_flushes: bool,
     /// Open the image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Visit each place once, in an order that follows from this number, rather than in steps
+    /// Access each place once, in the random order of this seed, rather than in steps
     #[arg(long, value_name = "SEED")]
     random: Option<u64>,
-    /// Read as many places, spread evenly over the disk, before the clock starts
+    /// Number of places, spread evenly over the disk, to read before the measurement starts
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     warm_up: u64,
-    /// How space is allocated: contiguous, sparse, or auto: as the image says
+    /// How space is allocated: contiguous, sparse, or auto (as stored in the image)
     #[arg(long, default_value = "auto", value_name = "POLICY")]
     alloc_policy: String,
     #[command(flatten)]

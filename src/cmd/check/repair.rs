@@ -1,5 +1,6 @@
 //! `check -r` and `check --plan`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cowslip::file::BlockFile;
@@ -61,11 +62,40 @@ pub(super) async fn run(
     Ok((outcome.check, done))
 }
 
+/// Steps of a kind that the text for people lists; a damaged table has thousands.
+const STEPS_OF_A_KIND: u64 = 10;
+
 /// Prints steps as they are planned.
 struct Planner {
     format: OutputFormat,
     quiet: bool,
     steps: Vec<Value>,
+    /// Steps by kind, those that may lose data apart.
+    counts: BTreeMap<(&'static str, bool), u64>,
+}
+
+impl Planner {
+    fn print(&mut self, step: &Step) {
+        let kind = (step.kind(), step.may_lose().is_some());
+        let count = self.counts.entry(kind).or_default();
+        *count += 1;
+        if *count <= STEPS_OF_A_KIND {
+            output::print(&human_text(step));
+        }
+    }
+
+    /// Says how many steps were not listed.
+    fn print_rest(&self) {
+        for ((kind, loses), count) in &self.counts {
+            let more = count.saturating_sub(STEPS_OF_A_KIND);
+            let which = if *loses { " that may lose data" } else { "" };
+            if more > 0 {
+                output::print(&format!(
+                    "And {more} more {kind}{which}; --json lists all\n"
+                ));
+            }
+        }
+    }
 }
 
 impl Observer for Planner {
@@ -75,7 +105,7 @@ impl Observer for Planner {
         };
         match self.format {
             _ if self.quiet => {}
-            OutputFormat::Human => output::print(&human_text(step)),
+            OutputFormat::Human => self.print(step),
             OutputFormat::Json => self.steps.push(json_value(step)),
         }
     }
@@ -103,7 +133,7 @@ fn json_value(step: &Step) -> Value {
             "offset": place.start,
             "length": place.end - place.start,
         })),
-        "may_lose": step.may_lose(),
+        "possible-data-loss": step.may_lose(),
     })
 }
 
@@ -117,6 +147,7 @@ pub(super) async fn plan(
         format,
         quiet: args.quiet,
         steps: Vec::new(),
+        counts: BTreeMap::new(),
     };
     let summary = repair::plan(file, &RepairOptions::new(scope), &mut planner).await;
     let summary = summary.map_err(|error| CommandError::new(format!("Check failed: {error}")))?;
@@ -125,7 +156,7 @@ pub(super) async fn plan(
             OutputFormat::Human if summary.is_empty() => {
                 output::print("There is nothing to repair.\n");
             }
-            OutputFormat::Human => {}
+            OutputFormat::Human => planner.print_rest(),
             OutputFormat::Json => output::print_json(&Value::Array(planner.steps)),
         }
     }

@@ -35,9 +35,9 @@ pub async fn wanted(
         args.skip_broken_bitmaps,
     ) {
         return Err(CommandError::new(format!(
-            "Cannot copy inconsistent bitmap '{}'\nTry --skip-broken-bitmaps, or use 'qemu-img bitmap --remove' to \
+            "Cannot copy inconsistent bitmap '{}'\nTry --skip-broken-bitmaps, or use '{} bitmap --remove' to \
              delete it",
-            broken.name
+            broken.name, program.name
         )));
     }
     for broken in bitmaps.iter().filter(|bitmap| bitmap.in_use) {

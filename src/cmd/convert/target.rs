@@ -267,8 +267,8 @@ fn check_room(request: &Request<'_>, path: &Path, found: Totals) -> Result<(), C
         .saturating_add(given_back);
     match found.data_bytes > free {
         true => Err(CommandError::new(format!(
-            "Not begun: the source has {} bytes of data, and the file system of '{}' has {free} left. If enough of \
-             them are zeroes it fits all the same: --no-space-check tries",
+            "Not started: the source has {} bytes of data, and the file system of '{}' has {free} free. The copy \
+             may still fit if enough of the data is zeroes: use --no-space-check to try",
             found.data_bytes, request.target
         ))),
         false => Ok(()),

@@ -159,7 +159,10 @@ impl Files {
                 self.held_files += usize::from(entry.is_held() && !was_held);
                 reporter.summary.files += u64::from(first && entry.steps() > 0);
             } else if !std::mem::replace(&mut self.has_warned, true) {
-                let why = format!("{} others are given space already", self.held_max);
+                let why = format!(
+                    "space is already allocated for {} other files",
+                    self.held_max
+                );
                 events.push(Event::LeftAlone { why });
             }
         }
@@ -291,7 +294,7 @@ impl Files {
         for (name, entry) in &rest {
             let event = Event::Left {
                 bytes: entry.held_bytes(),
-                why: "another process has it open; 'cowslip grow --trim' gives it back later"
+                why: "another process has it open; 'cowslip grow --trim' frees it later"
                     .to_string(),
             };
             reporter.event(name, &event);

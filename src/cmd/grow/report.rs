@@ -167,7 +167,7 @@ impl Reporter {
                 output::print(&format!("{}\n", json!({ "summary": self.summary })))
             }
             ReportStyle::Lines => output::print(&format!(
-                "{files} files, {steps} steps, {} allocated ahead, {} at most at a time, {} given back, {} left\n",
+                "{files} files, {steps} steps, {} allocated ahead, {} at most at a time, {} freed, {} left\n",
                 human(allocated),
                 human(held_max),
                 human(given_back),
@@ -182,16 +182,18 @@ fn line(event: &Event) -> Option<String> {
     Some(match event {
         Event::Allocated { .. } => return None,
         Event::GivenBack { bytes, size, steps } => format!(
-            "{} long, {steps} steps, {} given back",
+            "{} long, {steps} steps, {} freed",
             human(*size),
             human(*bytes)
         ),
         Event::Kept { bytes, size } => format!(
-            "{} long, opened and closed all the time: {} stay behind its end for now",
+            "{} long, opened and closed all the time: {} stay allocated beyond its end for now",
             human(*size),
             human(*bytes)
         ),
-        Event::LeftAlone { why } => format!("left alone: {why}"),
-        Event::Left { bytes, why } => format!("{} stay behind its end: {why}", human(*bytes)),
+        Event::LeftAlone { why } => format!("skipped: {why}"),
+        Event::Left { bytes, why } => {
+            format!("{} stay allocated beyond its end: {why}", human(*bytes))
+        }
     })
 }

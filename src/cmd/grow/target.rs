@@ -65,11 +65,11 @@ pub enum Trimmed {
 }
 
 /// Why space stays behind an end that was cut.
-pub const KEPT_BY_SYSTEM: &str = "its file system keeps what lies behind an end that does not move";
+pub const KEPT_BY_SYSTEM: &str = "its file system keeps space beyond an end that does not move";
 
 /// Warning of a cut that came late.
-pub const CUT_LATE: &str = "it was cut so late that another program could open it meanwhile \
-                            (/proc/sys/fs/lease-break-time): what it has appended may be lost";
+pub const CUT_LATE: &str = "it was truncated so late that another program may have opened it \
+                            (/proc/sys/fs/lease-break-time): data that this has appended may be lost";
 
 /// Identity of a file, whatever its name.
 pub type Id = (u64, u64);
@@ -113,7 +113,7 @@ fn rights_at_stake(file: &File) -> Result<Option<&'static str>, Errno> {
 fn protected(file: &File) -> Option<String> {
     match rights_at_stake(file) {
         Ok(None) => None,
-        Ok(Some(rights)) => Some(format!("it has {rights}, which a change would take away")),
+        Ok(Some(rights)) => Some(format!("it has {rights}, which a change would remove")),
         Err(error) => Some(words(error)),
     }
 }
@@ -192,14 +192,14 @@ impl Handle {
             Err(error) => {
                 let why = match error.raw_os_error() {
                     Some(libc::EINVAL | libc::EOPNOTSUPP) => {
-                        "its file system has no leases that hold for all who may open it"
+                        "leases on its file system do not cover all processes that may open it"
                             .to_string()
                     }
                     Some(libc::EACCES) => "it is another user's".to_string(),
                     _ => cowslip::error::system_words(&error),
                 };
                 return Err(Refused::For(format!(
-                    "{why}, so that space could not be given back safely"
+                    "{why}, so that space could not be freed safely"
                 )));
             }
         };
@@ -219,7 +219,7 @@ pub fn allocate(file: &File, range: &Range<u64>) -> Allocated {
             Err(Errno::INTR) => continue,
             Err(Errno::NOSPC | Errno::DQUOT) => Allocated::Full,
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                Allocated::Never("its file system allocates nothing behind the end".to_string())
+                Allocated::Never("its file system allocates no space beyond the end".to_string())
             }
             Err(error) => Allocated::Never(words(error)),
         };

@@ -59,7 +59,7 @@ fn open_directory(path: &Path) -> std::io::Result<OwnedFd> {
 
 fn words(refused: Refused) -> String {
     match refused {
-        Refused::Gone => "it is gone".to_string(),
+        Refused::Gone => "it no longer exists".to_string(),
         Refused::NotRegular => "it is not a regular file".to_string(),
         Refused::Busy => "it is busy".to_string(),
         Refused::For(why) => why,

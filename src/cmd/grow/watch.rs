@@ -75,7 +75,9 @@ pub struct Watch {
 
 fn failed(path: &Path, error: Errno) -> CommandError {
     let words = match error {
-        Errno::NOSPC => "the user's inotify watches are used up".to_string(),
+        Errno::NOSPC => {
+            "the user has no inotify watches left (fs.inotify.max_user_watches)".to_string()
+        }
         error => cowslip::error::system_words(&error.into()),
     };
     CommandError::new(format!("Could not watch '{}': {words}", path.display()))
@@ -107,7 +109,7 @@ impl Watch {
         let (directory, name) = match (&kind, path.file_name()) {
             (Ok(kind), _) if kind.is_dir() => (path, None),
             (Ok(kind), _) if kind.is_symlink() => {
-                return Err(refused("it is a symbolic link; name what it refers to"));
+                return Err(refused("it is a symbolic link; name its target instead"));
             }
             (Ok(kind), _) if !kind.is_file() => {
                 return Err(refused("it is neither a regular file nor a directory"));

@@ -209,7 +209,7 @@ impl Opened {
         if source.common.read_only && writable {
             // Reported last, after all other errors.
             image.close().await.map_err(|why| why.to_string())?;
-            return Err("Block node is read-only".to_string());
+            return Err(open::read_only());
         }
         let mut warnings = Vec::new();
         let is_raw = image.layers().first().map(|layer| layer.format) == Some(Format::Raw);

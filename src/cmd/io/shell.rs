@@ -15,6 +15,8 @@ use super::out::Out;
 use super::parse;
 use super::table::{self, Command, Needs, Verb};
 use crate::getopt::Mistake;
+use crate::open;
+use crate::output::worded;
 
 /// Why a command failed, and which part of it is still to be printed.
 #[derive(Debug)]
@@ -106,7 +108,7 @@ impl Shell {
 
     async fn converse(&mut self) {
         loop {
-            self.out.print("qemu-io> ");
+            self.out.print(&worded("qemu-io> ", "cowslip io> "));
             self.out.flush();
             // On another thread, so that started requests go on meanwhile.
             let Some(line) = cowslip_queue::blocking(next_line).await else {
@@ -152,7 +154,7 @@ impl Shell {
             .map_err(Complaint::Error)?;
         let read_only = self.opened.as_ref().is_some_and(|opened| !opened.writable);
         if command.needs == Needs::WritableImage && read_only {
-            return Err(Complaint::ByName("Block node is read-only".to_string()));
+            return Err(Complaint::ByName(open::read_only()));
         }
         Ok(())
     }

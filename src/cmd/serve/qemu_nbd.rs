@@ -118,10 +118,10 @@ fn complaint<T>(text: impl Into<String>) -> Result<T, Refusal> {
 
 /// Runs qemu-nbd with the arguments behind the program's name. Returns the exit code.
 pub fn run_args(args: &[OsString], program: &Program) -> u8 {
-    let args: Vec<String> = args
-        .iter()
-        .map(|arg| arg.to_string_lossy().into_owned())
-        .collect();
+    let args = match output::utf8_arguments(args) {
+        Ok(args) => args,
+        Err(error) => return program.fail(&error),
+    };
     match wish(&args, program) {
         Ok(Wish::Serve(wanted)) => {
             let (service, nbd) = *wanted;

@@ -91,13 +91,17 @@ impl fmt::Display for Report {
         match &self.landlock {
             Ok(RulesetStatus::FullyEnforced) => f.write_str("on")?,
             Ok(RulesetStatus::PartiallyEnforced) => {
-                f.write_str("on, as far as the kernel has it")?
+                f.write_str("on, as far as this kernel supports it")?
             }
-            Ok(RulesetStatus::NotEnforced) => f.write_str("missing in this kernel")?,
+            Ok(RulesetStatus::NotEnforced) => f.write_str("not supported by this kernel")?,
             Err(why) => write!(f, "failed ({why})")?,
         }
         if self.other_threads > 0 {
-            write!(f, ", not for {} other threads", self.other_threads)?;
+            write!(
+                f,
+                ", but does not cover {} other threads",
+                self.other_threads
+            )?;
         }
         match &self.seccomp {
             Ok(()) => f.write_str(", seccomp on"),

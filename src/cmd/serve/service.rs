@@ -19,8 +19,8 @@ use super::detach::{self, Daemonize, Detached, Role};
 use super::sandbox::{self, Rights};
 use super::transport::{Endpoint, LocalFuture, Log, Served, Severity, Transport, Verbosity};
 use crate::error::CommandError;
-use crate::open::{self, Access, ImageSpec, OpenSettings};
-use crate::output::Program;
+use crate::open::{self, Access, ImageSpec, OpenSettings, read_only};
+use crate::output::{Program, is_called_as_qemu};
 use crate::text_file;
 
 /// An image to serve, and options of the server that no transport needs to know.
@@ -120,8 +120,9 @@ impl Service {
 
     async fn open(&self) -> Result<Image, CommandError> {
         let spec = &self.spec;
-        let failed = |why: &str| {
-            CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename))
+        let failed = |why: &str| match is_called_as_qemu() {
+            true => CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename)),
+            false => CommandError::opening(&spec.filename, why),
         };
         let image = open::open_image(spec, &self.settings).await;
         let image = image.map_err(|error| {
@@ -135,7 +136,7 @@ impl Service {
         }
         let source = spec.resolve()?;
         if source.common.read_only {
-            return Err(failed("Block node is read-only"));
+            return Err(failed(&read_only()));
         }
         if source.format.is_none() && image.layers()[0].format == Format::Raw {
             eprint!("{}", open::guessed_raw(&source.filename));
@@ -180,7 +181,10 @@ impl Service {
         let rights: Rights = endpoints.iter().map(|endpoint| endpoint.rights()).collect();
         let report = sandbox::enter(&rights);
         if self.sandbox == sandbox::Mode::On && !report.is_whole() {
-            return Err(CommandError::new(report.to_string()));
+            return Err(CommandError::new(format!(
+                "--sandbox=on demands the whole sandbox, and a part of it is not in force \
+                 ({report}); --sandbox=auto serves with what there is"
+            )));
         }
         // The lines that scripts compare have no place for it.
         if log.reports(Severity::Usual) || !report.is_whole() {

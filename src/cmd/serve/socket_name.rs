@@ -34,13 +34,19 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::error::CommandError;
+use crate::output::{is_called_as_qemu, worded};
 
-/// How often, and how long apart, a socket that answers is looked at before it is believed.
-const SETTLING_TRIES: u32 = 20;
-const SETTLING_PAUSE: Duration = Duration::from_millis(25);
-/// How often a socket has to refuse before it is believed: other programs' sockets have their names
-/// a moment before they listen.
+/// Pauses after each connection that a socket accepts: after the last it counts as a live server's.
+/// Few, since a live server sees each of them as a client.
+const ACCEPTED_PAUSES: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(150),
+    Duration::from_millis(300),
+];
+/// How often, and how long apart, a socket has to refuse before it counts as stale: other programs'
+/// sockets have their names a moment before they listen.
 const REFUSALS: u32 = 3;
+const REFUSED_PAUSE: Duration = Duration::from_millis(25);
 /// How often, and how long apart, a locked directory is tried: 10 s, a turn takes microseconds.
 const TURN_TRIES: u32 = 400;
 const TURN_PAUSE: Duration = Duration::from_millis(25);
@@ -65,13 +71,17 @@ impl SocketName {
     /// Listens on a path, which nobody may be listening on.
     ///
     /// # Errors
-    /// `Failed to bind socket to PATH: why`.
+    /// `Failed to bind socket to PATH: why`; a server listens there.
     pub fn bind(path: &Path) -> Result<(Listener, SocketName), CommandError> {
         SocketName::bind_within(path, TURN_TRIES)
     }
 
     fn bind_within(path: &Path, tries: u32) -> Result<(Listener, SocketName), CommandError> {
-        let stale = Place::once_settled(path).into_stale();
+        let place = Place::once_settled(path);
+        if matches!(place, Place::Answers) && !is_called_as_qemu() {
+            return Err(in_use(path));
+        }
+        let stale = place.into_stale();
         let directory = Directory::of(path);
         let turn = directory.take_turn(tries);
         if let (Ok(_), Some(stale)) = (&turn, stale)
@@ -83,6 +93,7 @@ impl SocketName {
         let bound = Listener::unix(path);
         let listener = bound.map_err(|error| {
             let hint = match (Place::of(path), &turn) {
+                (Place::Answers, _) if !is_called_as_qemu() => return in_use(path),
                 (Place::Answers, _) => " (a server answers there)".to_string(),
                 (Place::Stale(_), Err(why)) => format!(
                     " (no server answers there, but the socket is not replaced, since its \
@@ -91,7 +102,10 @@ impl SocketName {
                 _ => String::new(),
             };
             let (path, why) = (path.display(), system_words(&error));
-            CommandError::new(format!("Failed to bind socket to {path}: {why}{hint}"))
+            CommandError::new(worded(
+                format!("Failed to bind socket to {path}: {why}{hint}"),
+                format!("Could not create the socket '{path}': {why}{hint}"),
+            ))
         })?;
         let socket = Socket::at(path);
         drop(turn);
@@ -221,6 +235,15 @@ impl Socket {
     }
 }
 
+/// The refusal of a socket that a server listens on.
+fn in_use(path: &Path) -> CommandError {
+    CommandError::new(format!(
+        "A server is already listening on the socket '{}': stop it, or choose another path with \
+         --socket",
+        path.display()
+    ))
+}
+
 /// State of the place where a socket is to be.
 enum Place {
     /// A socket that nobody listens on any more.
@@ -244,15 +267,20 @@ impl Place {
     fn once_settled(path: &Path) -> Place {
         let mut place = Place::of(path);
         let mut refusals = 0;
-        for _ in 0..SETTLING_TRIES {
-            refusals += u32::from(matches!(place, Place::Stale(_)));
-            if matches!(place, Place::Other) || refusals == REFUSALS {
-                break;
-            }
-            std::thread::sleep(SETTLING_PAUSE);
+        let mut accepted = ACCEPTED_PAUSES.iter();
+        loop {
+            let pause = match place {
+                Place::Other => return place,
+                Place::Answers => accepted.next(),
+                Place::Stale(_) => {
+                    refusals += 1;
+                    (refusals < REFUSALS).then_some(&REFUSED_PAUSE)
+                }
+            };
+            let Some(pause) = pause else { return place };
+            std::thread::sleep(*pause);
             place = Place::of(path);
         }
-        place
     }
 
     /// Connects to the socket. This does no harm to a live server: a client that disconnects before
@@ -337,12 +365,26 @@ mod tests {
         let path = dir.path().join("s");
         let first = SocketName::bind(&path).unwrap();
         let error = SocketName::bind(&path).err().unwrap().to_string();
+        let socket = format!(
+            "A server is already listening on the socket '{}'",
+            path.display()
+        );
         assert!(
-            error.ends_with("Address in use (a server answers there)")
-                || error.ends_with("Address already in use (a server answers there)"),
+            error.starts_with(&socket) && error.ends_with("choose another path with --socket"),
             "{error}"
         );
         drop(first);
+    }
+
+    #[test]
+    fn a_live_server_sees_few_connections_of_a_second_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let live = UnixListener::bind(&path).unwrap();
+        assert!(SocketName::bind(&path).is_err());
+        live.set_nonblocking(true).unwrap();
+        let connections = std::iter::from_fn(|| live.accept().ok()).count();
+        assert!((1..=4).contains(&connections), "{connections}");
     }
 
     #[test]

@@ -54,7 +54,7 @@ const EXCEPTIONS: &[Exception] = &[
 ];
 
 /// Folders that are not clean yet, and their number of findings, which may only go down.
-const RATCHET: &[(&str, usize)] = &[("crates/engine/src/qcow2/", 2)];
+const RATCHET: &[(&str, usize)] = &[];
 
 /// Kind of a passage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -54,7 +54,7 @@ impl Kernel {
         };
         let bytes = fs::read(&file).map_err(|e| failed("read", &file, &e))?;
         let release = release(&bytes).ok_or_else(|| {
-            CommandError::new(format!("'{}' is no kernel for x86", file.display()))
+            CommandError::new(format!("'{}' is not a kernel for x86", file.display()))
         })?;
         Ok(Kernel { file, release })
     }

@@ -277,16 +277,11 @@ impl fmt::Display for Conflict {
         if self.holders.is_empty() {
             return Ok(());
         }
-        let claim = match self.side {
-            Side::Held => "lets nobody else",
-            Side::Shared => "may",
-        };
-        let holders = self.holders.join(", ");
-        write!(
-            f,
-            "\nIt is used by {holders}, which {claim} {}",
-            self.permission.deed()
-        )
+        write!(f, "\nIt is used by {}, which ", self.holders.join(", "))?;
+        match self.side {
+            Side::Held => write!(f, "holds an exclusive {} lock", self.permission.name()),
+            Side::Shared => write!(f, "may {}", self.permission.deed()),
+        }
     }
 }
 
@@ -362,5 +357,11 @@ mod tests {
         conflict.holders = vec!["qemu-nbd (pid 17)".to_string(), "x (pid 3)".to_string()];
         let more = "\nIt is used by qemu-nbd (pid 17), x (pid 3), which may write to it";
         assert_eq!(conflict.to_string(), format!("{qemu}{more}"));
+        conflict.side = Side::Held;
+        let text = conflict.to_string();
+        assert!(
+            text.ends_with("x (pid 3), which holds an exclusive write lock"),
+            "{text}"
+        );
     }
 }

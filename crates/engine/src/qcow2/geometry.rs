@@ -109,6 +109,11 @@ impl Geometry {
         1 << self.refcount_order
     }
 
+    /// Bytes that a refcount takes; narrower ones share a byte.
+    pub fn refcount_bytes(&self) -> u64 {
+        u64::from(self.refcount_bits()).div_ceil(8)
+    }
+
     /// The largest refcount that the width can hold.
     pub fn refcount_max(&self) -> u64 {
         u64::MAX >> (64 - self.refcount_bits())

@@ -104,7 +104,7 @@ pub fn choose(abilities: &Abilities, plan: &Plan) -> Result<Chosen> {
     Ok(match plan.hides_holes() && writes {
         true => Chosen {
             method: Method::PosixFallocate(abilities.library),
-            because: "the file system does not list the file's holes, and libc's call looks for itself",
+            because: "the file system does not list the file's holes, and libc's call looks for them by itself",
         },
         false => chosen,
     })
@@ -113,7 +113,7 @@ pub fn choose(abilities: &Abilities, plan: &Plan) -> Result<Chosen> {
 fn chosen(abilities: &Abilities, end_stays: bool) -> Chosen {
     let because = |method, because| Chosen { method, because };
     if abilities.fallocate && abilities.fallocate_takes_space {
-        let why = "the file system allocates by one call, without writing";
+        let why = "fallocate allocates space without writing";
         return because(Method::Fallocate, why);
     }
     if end_stays {
@@ -123,19 +123,19 @@ fn chosen(abilities: &Abilities, end_stays: bool) -> Chosen {
     match (abilities.fallocate, abilities.zeroes) {
         (true, ZeroesTake::Less) => because(
             Method::Fallocate,
-            "the file system's call takes no space, and neither do written zeroes, which it stores in less",
+            "fallocate allocates no space here, and neither do written zeroes, which are compressed",
         ),
         (true, ZeroesTake::Space) => because(
             Method::WRITE,
-            "the file system's call succeeds but takes no space; written zeroes do",
+            "fallocate succeeds but allocates no space; written zeroes do",
         ),
         (false, ZeroesTake::Space) => because(
             Method::WRITE,
-            "the file system has no call for it; large writes are faster than libc's of a byte a block",
+            "fallocate is not supported; large writes are faster than those of libc, one byte per block",
         ),
         (false, ZeroesTake::Less) => because(
             Method::WRITE,
-            "the file system has no call for it, and stores written zeroes in less space than they have",
+            "fallocate is not supported, and written zeroes are stored in less space than their length",
         ),
     }
 }

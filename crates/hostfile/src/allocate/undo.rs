@@ -142,8 +142,8 @@ impl Plan {
                 .left("its file system does not distinguish written from unwritten space there")),
             Ok(Outcome::InUse) => Err(self.left("another program has the file open")),
             Ok(Outcome::Late) => Err(Error::Invalid(format!(
-                "'{}' was cut to its {} bytes, but that took so long that another program could open \
-                 it meanwhile (/proc/sys/fs/lease-break-time): what it has appended may be lost",
+                "'{}' was truncated to its {} bytes, but so late that another program may have opened \
+                 it (/proc/sys/fs/lease-break-time): data that this has appended may be lost",
                 self.file.name(),
                 self.len
             ))),
@@ -152,7 +152,7 @@ impl Plan {
                     Error::Io { source, .. } => crate::error::system_words(source),
                     other => other.to_string(),
                 };
-                Err(self.left(&format!("no lease is to be had on it ({why})")))
+                Err(self.left(&format!("the system grants no lease on it ({why})")))
             }
         }
     }
@@ -163,7 +163,7 @@ impl Plan {
 
     fn left(&self, why: &str) -> Error {
         Error::Invalid(format!(
-            "what lies beyond the first {} bytes of '{}' stays, because {why}",
+            "the space beyond the first {} bytes of '{}' stays allocated, because {why}",
             self.len,
             self.file.name()
         ))

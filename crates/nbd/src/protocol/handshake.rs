@@ -351,17 +351,17 @@ impl BlockSizes {
     pub fn validate(self) -> Result<BlockSizes, Malformed> {
         if !self.minimum.is_power_of_two() || self.minimum > 64 << 10 {
             return Err(Malformed(
-                "the minimum block size is no power of two up to 64 KiB",
+                "the minimum block size is not a power of two up to 64 KiB",
             ));
         }
         if !self.preferred.is_power_of_two() || self.preferred < self.minimum {
             return Err(Malformed(
-                "the preferred block size is no power of two, or below the minimum",
+                "the preferred block size is not a power of two, or is below the minimum",
             ));
         }
         if self.maximum != u32::MAX && !self.maximum.is_multiple_of(self.minimum) {
             return Err(Malformed(
-                "the maximum block size is no multiple of the minimum",
+                "the maximum block size is not a multiple of the minimum",
             ));
         }
         if self.maximum < self.minimum {

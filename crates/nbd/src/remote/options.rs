@@ -40,13 +40,13 @@ pub const OPTIONS: &[OptionEntry] = &[
         "tls-hostname",
         Kind::Text,
         "",
-        "Name that the server's certificate has to be for",
+        "Host name that the server's certificate has to match",
     ),
     option(
         "open-timeout",
         Kind::Number,
         "0",
-        "Seconds to try again while the server is not there",
+        "Seconds to retry while the server cannot be reached",
     ),
     option(
         "reconnect-delay",

@@ -133,7 +133,7 @@ fn user_name(name: &[u8]) -> Result<&str, String> {
     }
     let name = std::str::from_utf8(name).ok();
     let name = name.filter(|name| !name.contains(char::is_control));
-    name.ok_or_else(|| "the user's name is no text".to_string())
+    name.ok_or_else(|| "the user's name is not text".to_string())
 }
 
 fn from_hexadecimal(digits: &[u8]) -> Option<Zeroizing<Vec<u8>>> {

@@ -327,7 +327,7 @@ impl Connection {
         }
         let outcome = self.stream.ssl_read(target);
         if self.stream.get_ref().sealed.len() > UNASKED_BYTES_MAX {
-            return Err(self.fail("the peer asks for too much that is no data"));
+            return Err(self.fail("the peer sends too many messages without data"));
         }
         match outcome {
             Ok(len) => Ok(len),
@@ -447,7 +447,7 @@ fn words(error: &ssl::Error) -> String {
 /// The first reason, which the others follow from. Alerts in GnuTLS's words, and by their names.
 fn reason(errors: &ErrorStack) -> String {
     let first = errors.errors().iter().find_map(|error| error.reason());
-    let first = first.unwrap_or("the library says not why");
+    let first = first.unwrap_or("the library gives no reason");
     match first.split_once("alert ") {
         Some((_, alert)) => format!("A TLS fatal alert has been received: {alert}"),
         None => first.to_string(),

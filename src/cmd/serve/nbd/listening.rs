@@ -8,6 +8,7 @@ use cowslip_queue::Listener;
 
 use super::{Address, SocketName};
 use crate::error::CommandError;
+use crate::output::{is_called_as_qemu, worded};
 
 /// A socket that clients connect to, and its name, if it is one in the file system.
 pub(super) struct Listening {
@@ -37,9 +38,10 @@ impl Listening {
                 "address resolution failed for {host}:{port}: {why}"
             ))
         };
-        let number: u16 = port
-            .parse()
-            .map_err(|_| unresolved("Servname not supported for ai_socktype"))?;
+        let number: u16 = port.parse().map_err(|_| match is_called_as_qemu() {
+            true => unresolved("Servname not supported for ai_socktype"),
+            false => CommandError::new(format!("'{port}' is not a port: a number up to 65535")),
+        })?;
         let addresses: Vec<SocketAddr> = (host, number)
             .to_socket_addrs()
             .map_err(|_| unresolved("Name or service not known"))?
@@ -56,9 +58,10 @@ impl Listening {
                 Err(error) => failure = Some(system_words(&error)),
             }
         }
-        Err(CommandError::new(format!(
-            "Failed to find an available port: {}",
-            failure.as_deref().unwrap_or("Name or service not known")
+        let why = failure.as_deref().unwrap_or("Name or service not known");
+        Err(CommandError::new(worded(
+            format!("Failed to find an available port: {why}"),
+            format!("Could not listen on {host}:{port}: {why}"),
         )))
     }
 }

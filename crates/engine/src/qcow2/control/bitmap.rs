@@ -308,7 +308,7 @@ impl Qcow2 {
                 file: self.name().to_string(),
                 structure: "bitmap table entry",
                 offset: at,
-                detail: format!("{:#x} is no cluster of the file", big_endian(raw)),
+                detail: format!("{:#x} is not a cluster of the file", big_endian(raw)),
             })
         });
         decoded.collect()

@@ -203,7 +203,7 @@ impl<'a> Parser<'a> {
             return Err(self.header(at::HEADER_LENGTH, "qcow2 header exceeds cluster size"));
         }
         if !length.is_multiple_of(8) {
-            let detail = format!("header length {length} is no multiple of 8");
+            let detail = format!("header length {length} is not a multiple of 8");
             return Err(self.header(at::HEADER_LENGTH, detail));
         }
         if length as usize > self.bytes.len() {

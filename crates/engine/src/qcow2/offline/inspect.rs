@@ -108,7 +108,12 @@ pub async fn inspect(file: &Arc<dyn BlockFile>) -> Result<Inspection> {
 
 async fn file_len(file: &dyn BlockFile) -> Result<u64> {
     let len = file.len().await;
-    len.map_err(|e| Error::io(format!("Could not tell the length of '{}'", file.name()), e))
+    len.map_err(|e| {
+        Error::io(
+            format!("Could not determine the length of '{}'", file.name()),
+            e,
+        )
+    })
 }
 
 /// Reads bytes at any offset; those beyond the end of file are zero.

@@ -483,6 +483,7 @@ impl Plan<'_> {
             refcount,
             references,
             at,
+            bytes: self.survey.geometry.refcount_bytes(),
         });
     }
 

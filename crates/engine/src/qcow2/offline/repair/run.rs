@@ -277,6 +277,7 @@ impl Plan<'_> {
                     refcount,
                     references,
                     at: Some(offset + (((at as u64) << order) / 8)),
+                    bytes: geometry.refcount_bytes(),
                 });
             }
         }

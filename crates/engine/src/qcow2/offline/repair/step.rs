@@ -139,6 +139,8 @@ pub enum Step {
         references: u64,
         /// Where the refcount is, if its block exists.
         at: Option<u64>,
+        /// Bytes that it takes there; narrower ones share a byte.
+        bytes: u64,
     },
     /// COPIED of an L1 entry is corrected.
     CopiedL2 {
@@ -202,6 +204,23 @@ impl Step {
         matches!(self, Step::Refcount { refcount, references, .. } if refcount > references)
     }
 
+    /// Returns the kind of the step, in the plural, for summaries.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Step::L1Entry { .. } => "changes of L1 entries",
+            Step::L2Entry { .. } => "changes of L2 entries",
+            Step::Copy { .. } => "copies of guest data",
+            Step::L1Table { .. } | Step::L2Table { .. } => "moves of tables",
+            Step::Snapshot { .. } | Step::SnapshotTable { .. } => "changes of snapshots",
+            Step::Bitmaps { .. } => "changes of bitmaps",
+            Step::RefcountTable { .. } => "changes of the refcount table",
+            Step::RebuildRefcounts { .. } => "rewrites of all refcounts",
+            Step::Refcount { .. } => "changes of refcounts",
+            Step::CopiedL2 { .. } | Step::CopiedData { .. } => "changes of COPIED flags",
+            Step::Marks { .. } => "changes of the header",
+        }
+    }
+
     /// It repairs something, rather than being a part of how another step is done.
     pub fn counts(&self) -> bool {
         !matches!(
@@ -253,11 +272,11 @@ impl Step {
                 SnapshotFate::Moved => "move a snapshot's L1 table".into(),
                 SnapshotFate::Removed => "remove a snapshot".into(),
             },
-            Step::SnapshotTable { .. } => "write the snapshot table anew".into(),
-            Step::Bitmaps { .. } => "declare the bitmaps inconsistent".into(),
+            Step::SnapshotTable { .. } => "rewrite the snapshot table".into(),
+            Step::Bitmaps { .. } => "mark the bitmaps as inconsistent".into(),
             Step::RefcountTable { .. } => "replace a part of the refcount table".into(),
             Step::RebuildRefcounts { blocks, .. } => {
-                format!("write all refcounts anew: {blocks} refcount blocks and their table")
+                format!("rewrite all refcounts: {blocks} refcount blocks and their table")
             }
             Step::Refcount {
                 cluster,
@@ -272,9 +291,9 @@ impl Step {
                 format!("{} COPIED of an entry", if set { "set" } else { "clear" })
             }
             Step::Marks { dirty, corrupt } => match (dirty, corrupt) {
-                (true, true) => "take the dirty and the corrupt mark from the header".into(),
-                (false, true) => "take the corrupt mark from the header".into(),
-                (_, false) => "take the dirty mark from the header".into(),
+                (true, true) => "clear the dirty and the corrupt flag of the header".into(),
+                (false, true) => "clear the corrupt flag of the header".into(),
+                (_, false) => "clear the dirty flag of the header".into(),
             },
         }
     }
@@ -294,11 +313,11 @@ impl Step {
             Step::Copy {
                 structure: Some(structure),
                 ..
-            } => format!("its space is {structure}, too"),
+            } => format!("its space also holds {structure}"),
             Step::Copy { .. } => "its cluster has more references than a refcount can count".into(),
             Step::L1Table { cut: true, .. } => "it reaches beyond the end of the file".into(),
-            Step::L1Table { .. } => "something else has its place".into(),
-            Step::L2Table { .. } => "guest data has its place".into(),
+            Step::L1Table { .. } => "something else occupies its place".into(),
+            Step::L2Table { .. } => "guest data occupies its place".into(),
             Step::Snapshot { index, fate, .. } => match fate {
                 SnapshotFate::Completed => format!("snapshot table entry {index} is incomplete"),
                 SnapshotFate::Cut { extra_bytes } => format!(
@@ -309,7 +328,8 @@ impl Step {
                     SnapshotL1Flaw::TooLarge { .. } => "it is too large".into(),
                 },
                 SnapshotFate::Moved => {
-                    "it reaches beyond the end of the file, or something else has its place".into()
+                    "it reaches beyond the end of the file, or something else occupies its place"
+                        .into()
                 }
                 SnapshotFate::Removed => "its L1 table is not in the file".into(),
             },
@@ -347,7 +367,7 @@ impl Step {
             Step::Bitmaps { at, .. } => place(*at, 0),
             Step::RefcountTable { at, .. } => place(*at, 8),
             Step::RebuildRefcounts { to, .. } => place(*to, 0),
-            Step::Refcount { at, .. } => at.and_then(|at| place(at, 1)),
+            Step::Refcount { at, bytes, .. } => at.and_then(|at| place(at, *bytes)),
             Step::Marks { .. } => place(72, 8),
         }
     }
@@ -356,15 +376,16 @@ impl Step {
     pub fn may_lose(&self) -> Option<String> {
         match self {
             Step::L1Entry { loses: true, .. } => {
-                Some("what the L2 table maps, which nobody can read now".into())
+                Some("the data that the L2 table maps, which is currently unreadable".into())
             }
             Step::L2Entry {
                 loses: true, wrong, ..
             } => Some(match wrong {
                 Wrong::Beyond => {
-                    "nothing that the file still holds: the cluster reads as zeroes".into()
+                    "no data that the file still holds: the cluster will read as zeroes".into()
                 }
-                _ => "the cluster's data, which nobody can read now: it reads as zeroes".into(),
+                _ => "the cluster's data, which is currently unreadable: it will read as zeroes"
+                    .into(),
             }),
             Step::Snapshot {
                 id,
@@ -376,9 +397,10 @@ impl Step {
                 fate: SnapshotFate::Cut { .. },
                 ..
             } => Some("extra data of the snapshot".into()),
-            Step::L1Table { cut: true, .. } => {
-                Some("what the part of the table beyond the end of the file mapped".into())
-            }
+            Step::L1Table { cut: true, .. } => Some(
+                "the data mapped by the part of the table that is beyond the end of the file"
+                    .into(),
+            ),
             Step::Bitmaps { .. } => {
                 Some("the bitmaps: the next incremental backup must be a full one".into())
             }
@@ -390,7 +412,7 @@ impl Step {
 fn why_entry(wrong: Wrong, meant: &str) -> String {
     match wrong {
         Wrong::Flaw(Flaw::Reserved) => "reserved bits are set".into(),
-        Wrong::Flaw(Flaw::ZeroFlag) => "a zero flag that the format lacks".into(),
+        Wrong::Flaw(Flaw::ZeroFlag) => "a zero flag, which version 2 does not have".into(),
         Wrong::Flaw(Flaw::CompressedCopied) => "a compressed cluster with COPIED".into(),
         Wrong::Flaw(Flaw::CompressedWithDataFile) => {
             "a compressed cluster in an image with an external data file".into()
@@ -407,7 +429,9 @@ fn why_entry(wrong: Wrong, meant: &str) -> String {
         }
         Wrong::Beyond => format!("{meant} beyond the end of the file"),
         Wrong::DataFileOffset => "a cluster of the data file that is not the guest's".into(),
-        Wrong::OthersTable => "it points to the table of another entry, beside a data file".into(),
+        Wrong::OthersTable => {
+            "it points to another entry's table, in an image with a data file".into()
+        }
         Wrong::NoTable => "it points to another structure".into(),
     }
 }
