@@ -98,7 +98,9 @@ impl Summary {
     pub(super) fn add(&mut self, step: &Step) {
         self.steps += 1;
         self.rebuilds_refcounts |= matches!(step, Step::RebuildRefcounts { .. });
-        if step.frees_leak() {
+        if let Step::CountsBeyondEnd { clusters, .. } = step {
+            self.leaks += clusters;
+        } else if step.frees_leak() {
             self.leaks += 1;
         } else if step.counts() {
             self.corruptions += 1;
@@ -196,6 +198,7 @@ impl<'a> Plan<'a> {
         let flag_or_count = matches!(
             step,
             Step::Refcount { .. }
+                | Step::CountsBeyondEnd { .. }
                 | Step::CopiedL2 { .. }
                 | Step::CopiedData { .. }
                 | Step::Marks { .. }

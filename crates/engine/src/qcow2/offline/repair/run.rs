@@ -280,6 +280,9 @@ impl Plan<'_> {
                 });
             }
         }
+        if which == Counts::Lower {
+            steps.extend(self.clear_beyond(index, offset, &mut new));
+        }
         self.write_changed(offset, &old, &new).await?;
         for step in &steps {
             self.done(step);

@@ -140,6 +140,14 @@ pub enum Step {
         /// Where the refcount is, if its block exists.
         at: Option<u64>,
     },
+    /// Refcounts beyond the end of the file, as a file that was cut has them, become 0. A check
+    /// does not see them; they would be leaks as soon as the file grows.
+    CountsBeyondEnd {
+        /// Clusters whose refcount is not 0.
+        clusters: u64,
+        /// Where the refcounts are, from the first one beyond the end to the end of the block.
+        at: Range<u64>,
+    },
     /// COPIED of an L1 entry is corrected.
     CopiedL2 {
         /// Change of the L1 entry.
@@ -199,7 +207,14 @@ impl Step {
 
     /// Returns whether it only frees unused space.
     pub fn frees_leak(&self) -> bool {
-        matches!(self, Step::Refcount { refcount, references, .. } if refcount > references)
+        match self {
+            Step::Refcount {
+                refcount,
+                references,
+                ..
+            } => refcount > references,
+            _ => matches!(self, Step::CountsBeyondEnd { .. }),
+        }
     }
 
     /// It repairs something, rather than being a part of how another step is done.
@@ -267,6 +282,9 @@ impl Step {
             } => {
                 format!("change the refcount of cluster {cluster} from {refcount} to {references}")
             }
+            Step::CountsBeyondEnd { clusters, .. } => {
+                format!("clear {clusters} refcounts beyond the end of the file")
+            }
             Step::CopiedL2 { change, .. } | Step::CopiedData { change, .. } => {
                 let set = change.to > change.from;
                 format!("{} COPIED of an entry", if set { "set" } else { "clear" })
@@ -321,6 +339,9 @@ impl Step {
             Step::RebuildRefcounts { .. } => {
                 "the refcount structure cannot count all clusters where it is".into()
             }
+            Step::CountsBeyondEnd { clusters, .. } => {
+                format!("{clusters} refcounts beyond the end of the file are not 0")
+            }
             Step::Marks { .. } => "the repair is complete".into(),
             Step::Refcount { .. } | Step::CopiedL2 { .. } | Step::CopiedData { .. } => {
                 unreachable!("these are findings")
@@ -348,6 +369,7 @@ impl Step {
             Step::RefcountTable { at, .. } => place(*at, 8),
             Step::RebuildRefcounts { to, .. } => place(*to, 0),
             Step::Refcount { at, .. } => at.and_then(|at| place(at, 1)),
+            Step::CountsBeyondEnd { at, .. } => Some(at.clone()),
             Step::Marks { .. } => place(72, 8),
         }
     }
@@ -425,6 +447,10 @@ impl fmt::Display for Step {
             } => write!(
                 f,
                 "Repairing cluster {cluster} refcount={refcount} reference={references}"
+            ),
+            Step::CountsBeyondEnd { clusters, .. } => write!(
+                f,
+                "Repairing {clusters} refcounts beyond the end of the file"
             ),
             Step::Snapshot {
                 index,
