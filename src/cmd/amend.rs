@@ -167,11 +167,11 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         Ok(Ok(request.options))
     })?;
     if let Err(Error::Cancelled) = outcome {
-        program.complain(match done {
-            0 => "Cancelled: nothing is changed",
-            _ => "Cancelled: what was changed before stays so",
-        });
-        interrupted.end_by_signal();
+        let left = match done {
+            0 => "nothing is changed",
+            _ => "what was changed before stays so",
+        };
+        return Err(interrupted.report(program, left));
     }
     let options = outcome?;
     if asks_for_help {

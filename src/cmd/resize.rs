@@ -120,14 +120,12 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
     })?;
     match outcome {
         Err(Error::Cancelled) => {
-            program.complain(format_args!(
-                "Cancelled: '{filename}' has its old size, and what was allocated is given back"
-            ));
-            interrupted.end_by_signal();
-            Err(CommandError::new("Cancelled"))
+            let left =
+                format!("'{filename}' has its old size, and what was allocated is given back");
+            Err(interrupted.report(program, left))
         }
         outcome => {
-            let (before, size) = outcome?;
+            let (before, size) = outcome.map_err(|error| not_resized(filename, error))?;
             args.change.job.end();
             args.change
                 .done
@@ -141,6 +139,15 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
                 });
             Ok(())
         }
+    }
+}
+
+/// Why a resize failed. Whether others allow a change of the length is asked when it begins; QEMU
+/// asks when it opens the image.
+fn not_resized(filename: &str, error: Error) -> CommandError {
+    match error {
+        Error::Locked(conflict) => CommandError::opening(filename, conflict.to_string()),
+        other => other.into(),
     }
 }
 

@@ -186,9 +186,7 @@ fn change(
     match outcome {
         Err(Error::Cancelled) => {
             let filename = &spec.filename;
-            program.complain(format_args!("Cancelled: '{filename}' is as it was"));
-            interrupted.end_by_signal();
-            Err(CommandError::new("Cancelled"))
+            Err(interrupted.report(program, format_args!("'{filename}' is as it was")))
         }
         Err(error) => Err(action.failed(&error, format)),
         Ok(()) => {
