@@ -16,7 +16,10 @@ const WORK: &[(&str, &str)] = &[
     ("convert --progress=json -f raw -O qcow2 a.raw b", "b"),
     ("create -f qcow2 b 64M", "b"),
     ("create -p -f qcow2 -o preallocation=full b 16M", "b"),
-    ("create -p -f raw -o preallocation=falloc marked 16M", "marked"),
+    (
+        "create -p -f raw -o preallocation=falloc marked 16M",
+        "marked",
+    ),
     ("resize -p -f qcow2 old 96M", "old"),
     ("resize -p -f qcow2 --preallocation full old 80M", "old"),
     ("rebase -p -f qcow2 -F qcow2 -b other above", "above"),

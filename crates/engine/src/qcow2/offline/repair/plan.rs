@@ -98,9 +98,7 @@ impl Summary {
     pub(super) fn add(&mut self, step: &Step) {
         self.steps += 1;
         self.rebuilds_refcounts |= matches!(step, Step::RebuildRefcounts { .. });
-        if let Step::CountsBeyondEnd { clusters, .. } = step {
-            self.leaks += clusters;
-        } else if step.frees_leak() {
+        if step.frees_leak() {
             self.leaks += 1;
         } else if step.counts() {
             self.corruptions += 1;

@@ -207,22 +207,17 @@ impl Step {
 
     /// Returns whether it only frees unused space.
     pub fn frees_leak(&self) -> bool {
-        match self {
-            Step::Refcount {
-                refcount,
-                references,
-                ..
-            } => refcount > references,
-            _ => matches!(self, Step::CountsBeyondEnd { .. }),
-        }
+        matches!(self, Step::Refcount { refcount, references, .. } if refcount > references)
     }
 
-    /// It repairs something, rather than being a part of how another step is done.
+    /// It repairs something that a check finds, rather than being a part of how another step is
+    /// done.
     pub fn counts(&self) -> bool {
         !matches!(
             self,
             Step::SnapshotTable { .. }
                 | Step::RebuildRefcounts { .. }
+                | Step::CountsBeyondEnd { .. }
                 | Step::RefcountTable { finding: None, .. }
                 | Step::Marks { .. }
         )
