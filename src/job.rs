@@ -2,8 +2,7 @@
 //!
 //! Progress is shown as qemu-img shows it, or as lines of JSON for programs; without either,
 //! SIGUSR1 prints one line on standard error, as in qemu-img. Under our own name it also shows the
-//! rate and the remaining time. A failure of standard output cancels the job, as an interruption
-//! does.
+//! rate and the remaining time. Progress that cannot be written is dropped.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -139,16 +138,14 @@ impl JobArgs {
         let asked = Arc::new(AtomicBool::new(false));
         // Without it a signal ends the process, as it would end any other.
         drop(signal_hook::flag::register(SIGUSR1, Arc::clone(&asked)));
-        let job = Job::attended(Shown {
+        output::outlasts_its_output();
+        Ok(Job::attended(Shown {
             show,
             reported: Mutex::new(-1.0),
             asked,
             rate,
             begun: Instant::now(),
-        });
-        let cancelled = job.clone();
-        output::brings_to_an_end(move || cancelled.cancel());
-        Ok(job)
+        }))
     }
 
     /// These options with another rate limit.
@@ -171,14 +168,14 @@ impl JobArgs {
     pub fn clear(&self) {
         let width = beside(None).len();
         if self.progress.as_deref() == Some("human") && width > 0 {
-            output::print(&format!("{:1$}\r", "", PERCENT_WIDTH + width));
+            output::note(&format!("{:1$}\r", "", PERCENT_WIDTH + width));
         }
     }
 
     /// Ends the line of the progress, whatever stands in it.
     pub fn end_line(&self) {
         if self.progress.as_deref() == Some("human") {
-            output::print("\n");
+            output::note("\n");
         }
     }
 
@@ -186,8 +183,7 @@ impl JobArgs {
     pub fn end(&self) {
         self.clear();
         if self.progress.as_deref() == Some("human") {
-            output::print("    (100.00/100%)\r\n");
-            output::flush();
+            output::note("    (100.00/100%)\r\n");
         }
     }
 }
@@ -210,8 +206,7 @@ impl Attendant for Shown {
         match self.show {
             Show::Nothing => {}
             Show::Human => {
-                output::print(&format!("    ({percent:.2}/100%){}\r", beside(speed)));
-                output::flush();
+                output::note(&format!("    ({percent:.2}/100%){}\r", beside(speed)));
             }
             Show::Json => {
                 let line = json!({

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cowslip::image::{DirtyImage, RepairAtOpen, RepairWatch};
 use cowslip::qcow2::repair::{Event, Step};
 
-use crate::output::print_error;
+use crate::output::{is_called_as_qemu, print_error};
 
 /// Prints a line on standard error.
 pub fn print_line(line: &dyn std::fmt::Display) {
@@ -26,6 +26,8 @@ pub fn print_step(event: &Event<'_>) {
         // QEMU takes its marks away without a word, and of snapshots it says what becomes of their
         // entries.
         Event::Done(Step::Marks { .. } | Step::SnapshotTable { .. }) => {}
+        // QEMU neither sees nor clears them.
+        Event::Done(Step::CountsBeyondEnd { .. }) if is_called_as_qemu() => {}
         Event::Done(step) => print_line(step),
         _ => {}
     }

@@ -327,6 +327,11 @@ fn all_that_changes_or_tells_an_image_speaks_json() {
         ),
         ("compare --json x x", "/identical", json!(true)),
         ("clone --json --copy x y", "/target", json!("y")),
+        (
+            "dd --json -f qcow2 -O qcow2 if=x of=z bs=64k count=2",
+            "/virtual-size",
+            json!(128 << 10),
+        ),
     ] {
         let report = run(cowslip().current_dir(dir.path()).args(words(line)));
         let report: serde_json::Value = serde_json::from_str(&report).unwrap();
@@ -336,6 +341,40 @@ fn all_that_changes_or_tells_an_image_speaks_json() {
         .current_dir(dir.path())
         .args(words("resize -q --json x 4M")));
     assert_eq!(quiet, "");
+}
+
+#[test]
+fn json_of_a_failure_is_a_message_and_an_exit_code() {
+    let dir = scratch();
+    for (line, code) in [
+        ("create --json -f qcow2 none/x 1M", 1),
+        ("create --json -f qcow2 -o cluster_size=3 x 1M", 1),
+        ("check --json none", 1),
+        ("info --json none", 1),
+        ("map --json none", 1),
+        ("measure --json -O qcow2 none", 1),
+        ("resize --json none 1M", 1),
+        ("amend --json -o compat=v3 none", 1),
+        ("snapshot --json -l none", 1),
+        ("snapshot --json -c s none", 1),
+        ("bitmap --json --add none b", 1),
+        ("commit --json none", 1),
+        ("rebase --json -u -b '' none", 1),
+        ("compare --json none none", 2),
+        ("convert --json -O qcow2 none x", 1),
+        ("dd --json if=none of=x", 1),
+        ("clone --json none x", 1),
+        ("allocate --json --size 1M none/x", 1),
+        ("bench --json none", 1),
+        ("extents --json none", 1),
+    ] {
+        let output = outcome(cowslip().current_dir(dir.path()).args(words(line)));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{line}: {text}");
+        assert!(text.starts_with("cowslip: "), "{line}: {text}");
+        assert_eq!(text.lines().count(), 1, "{line}: {text}");
+        assert!(output.stdout.is_empty(), "{line}: {output:?}");
+    }
 }
 
 #[test]

@@ -624,3 +624,41 @@ fn of_contending_processes_only_one_writes() {
     assert!(held > 3, "{held} were let in");
     qemu_img(&["check", "-q"], &[&dir.join("top.qcow2")]);
 }
+
+#[test]
+fn what_cannot_be_resized_or_allocated_could_not_be_opened() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    // Others hold "nobody writes", and "nobody changes the length".
+    for (byte, lock) in [(201, "write"), (203, "resize")] {
+        for (format, name) in [("raw", "r.raw"), ("qcow2", "base.qcow2")] {
+            let dir = images();
+            let dir = dir.path();
+            let before = fs::read(dir.join(name)).unwrap();
+            let held = File::open(dir.join(name)).unwrap();
+            cowslip_queue::lock::share(held.as_fd(), byte, 1).unwrap();
+            let resize = ["resize", "-f", format, name, "8M"];
+            let (code, theirs) = verdict(Command::new("qemu-img").args(resize), dir);
+            let first = format!("Could not open '{name}': Failed to get \"{lock}\" lock");
+            assert_eq!(code, Some(1));
+            assert_eq!(theirs[0], format!("qemu-img: {first}"));
+            let (code, own) = verdict(ours("qemu-img").args(resize), dir);
+            assert_eq!((code, &own[..2]), (Some(1), &theirs[..2]), "{format}");
+            for line in [
+                &resize[..],
+                &["allocate", "--size", "8M", name],
+                &["clone", "--copy", "top.qcow2", name],
+            ] {
+                if line[0] == "clone" && format == "qcow2" {
+                    continue; // The source's own backing file.
+                }
+                let (code, own) = verdict(cowslip().args(line), dir);
+                assert_eq!(code, Some(1), "{line:?}: {own:?}");
+                assert_eq!(own[0], format!("cowslip: {first}"), "{line:?}");
+                assert_eq!(own[1], theirs[1], "{line:?}");
+            }
+            assert!(fs::read(dir.join(name)).unwrap() == before, "{format}");
+        }
+    }
+}

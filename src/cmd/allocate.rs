@@ -26,7 +26,7 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{block_on, local_name};
 use crate::options;
-use crate::output::{Program, print, print_json};
+use crate::output::{Program, note, print_json};
 use crate::size;
 
 /// Bytes of one write, within reason.
@@ -104,12 +104,9 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
     let outcome = block_on(Aio::Auto, async { Ok(request.carry_out(&job).await) })?;
     match outcome {
         Err(Failure::Engine(Error::Cancelled)) => {
-            program.complain(format_args!(
-                "Cancelled: the space allocated for '{}' was freed again",
-                args.filename
-            ));
-            interrupted.end_by_signal();
-            Err(CommandError::new("Cancelled"))
+            let filename = &args.filename;
+            let left = format!("the space allocated for '{filename}' was freed again");
+            Err(interrupted.report(program, left))
         }
         Err(failure) => {
             let error = match failure {
@@ -274,14 +271,13 @@ impl Request<'_> {
             Method::PosixFallocate(makes) => format!("; {}", words_of(makes)),
             _ => String::new(),
         };
-        print(&format!(
+        note(&format!(
             "Allocating {} for '{}' by {}: {}{makes}\n",
             size::human(plan.needed_bytes()),
             self.args.filename,
             named(chosen.method),
             chosen.because,
         ));
-        crate::output::flush();
     }
 
     /// Says what it has come to; space that is not there is an error.
@@ -296,9 +292,9 @@ impl Request<'_> {
         if self.args.json {
             print_json(&self.json(done, figures.as_ref(), seconds, &notes));
         } else if !self.args.quiet {
-            print(&self.text(done, figures.as_ref(), seconds));
-            for note in &notes {
-                print(&format!("Note: {note}\n"));
+            note(&self.text(done, figures.as_ref(), seconds));
+            for text in &notes {
+                note(&format!("Note: {text}\n"));
             }
         }
         let outcome = &done.outcome;

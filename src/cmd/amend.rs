@@ -175,11 +175,11 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         Ok(Ok(request.options))
     })?;
     if let Err(Error::Cancelled) = outcome {
-        program.complain(match done {
-            0 => "Cancelled: nothing was changed",
-            _ => "Cancelled: changes that were complete stay in place",
-        });
-        interrupted.end_by_signal();
+        let left = match done {
+            0 => "nothing was changed",
+            _ => "changes that were complete stay in place",
+        };
+        return Err(interrupted.report(program, left));
     }
     let options = outcome?;
     if asks_for_help {

@@ -90,8 +90,7 @@ impl Observer for Reporter {
         // As qemu-img: at most once for each per cent.
         if percent >= *last + 1.0 || done_bytes == total_bytes {
             *last = percent;
-            output::print(&format!("    ({percent:.2}/100%)\r"));
-            output::flush();
+            output::note(&format!("    ({percent:.2}/100%)\r"));
         }
     }
 }
@@ -251,7 +250,7 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
 
 fn end_progress(args: &Args) {
     if args.progress {
-        output::print("\n");
+        output::note("\n");
     }
 }
 

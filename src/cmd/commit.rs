@@ -81,7 +81,7 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
     let shown = args.shown()?;
     let job = shown.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
-    let outcome = block_on(Aio::Auto, async {
+    let (outcome, base) = block_on(Aio::Auto, async {
         let image = open_image(&spec, &settings).await?;
         warn_of_guessed_raw(&image, &spec)?;
         let source = spec.resolve()?;
@@ -108,13 +108,17 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
         let committed = image.commit(&commit, &source.gate(&settings), &job).await;
         let closed = image.close().await;
         // The first failure is the one to report.
-        Ok(committed.and(closed).map(|()| base))
+        Ok((committed.and(closed), base))
     })?;
     if let Err(Error::Cancelled) = outcome {
-        program.complain("Cancelled: the image is what it was");
-        interrupted.end_by_signal();
+        let filename = &spec.filename;
+        let left = format!(
+            "'{filename}' still has all of its data, and a part of it was written into '{base}'; run commit \
+             again to complete it"
+        );
+        return Err(interrupted.report(program, left));
     }
-    let base = outcome.map_err(not_committed)?;
+    outcome.map_err(not_committed)?;
     shown.end();
     args.change
         .done

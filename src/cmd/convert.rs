@@ -15,12 +15,12 @@ use cowslip::convert::{
 use cowslip::file::host::Aio;
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
+use cowslip::job::Stage;
 use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{BufMut, Disk, Error, Image, Job};
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 
-use super::change::what_is_left;
 use super::create;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
@@ -205,9 +205,7 @@ fn converted(args: &Args, program: &Program) -> Result<(), CommandError> {
     // Threads copy from and to the page cache side by side; a ring would do so in one.
     let done = block_on(Aio::Threads, request.convert(&job, program));
     if job.is_cancelled() && done.is_err() {
-        program.complain(request.what_is_left());
-        interrupted.end_by_signal();
-        return Err(CommandError::already_reported());
+        return Err(interrupted.report(program, request.what_is_left(&job)));
     }
     let done = done?;
     job_args.end();
@@ -521,14 +519,13 @@ impl<'a> Request<'a> {
     }
 
     /// Describes the leftovers of a cancelled conversion.
-    fn what_is_left(&self) -> String {
+    fn what_is_left(&self, job: &Job) -> String {
         let target = self.target;
-        let left = match (self.args.no_create, self.begun) {
-            (true, true) => "contains an incomplete copy",
-            (true, false) => "is unchanged",
-            (false, begun) => what_is_left(target, begun),
-        };
-        format!("Cancelled: '{target}' {left}")
+        match (self.args.no_create, job.progress().stage) {
+            (true, Stage::Begin) => format!("'{target}' is unchanged"),
+            (true, _) => format!("'{target}' contains an incomplete copy"),
+            (false, _) => create::what_is_left(target, job),
+        }
     }
 
     fn report(&self, done: Converted, seconds: f64) -> Value {

@@ -8,25 +8,27 @@ use cowslip::Job;
 use cowslip::file::host::{Aio, FlushPolicy, resolve_name};
 use cowslip::file::{Claim, ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
+use cowslip::job::Stage;
 use cowslip::qcow2::create::{
     CreateOptions, Preallocation, Version, create_as_job, create_luks, create_raw,
 };
 use cowslip::qcow2::header::CompressionType;
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use crate::encryption::{EncryptionOptions, KeyOptions};
 use crate::error::CommandError;
+use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{self, ImageFileInfo, InspectOptions};
 use crate::open::{self, Destination, Trust, alloc_policy, block_on, foreign, parse_format};
 use crate::options::{self, Kind, Known};
-use crate::output::{Program, is_called_as_qemu, json_text, print, usage_error};
+use crate::output::{Program, is_called_as_qemu, note, print, print_json, usage_error};
 use crate::size::{self, SIZE_MAX, SizeError};
 
 mod new_file;
 
-pub use new_file::NewFile;
 use new_file::set_file_system_options;
+pub use new_file::{NewFile, what_is_left};
 
 /// Command line of `create`.
 #[derive(clap::Args)]
@@ -318,13 +320,20 @@ fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
     let prefixed = |error: CommandError| CommandError::new(format!("{filename}: {error}"));
     let mut request = request(args, filename, lists.concat(), size).map_err(prefixed)?;
     let job = args.job.job()?;
-    let work = async {
-        let read = look_at_backing(&mut request, args).await?;
+    block_on(Aio::Auto, async {
+        let read = look_at_backing(&mut request, args)
+            .await
+            .map_err(prefixed)?;
         announce(&request, args);
-        make(&request, read, &job).await
-    };
-    block_on(Aio::Auto, work).map_err(prefixed)?;
+        let interrupted = CancelledOnInterrupt::new(&job);
+        let made = make(&request, read, &job).await;
+        match made.is_err() && job.is_cancelled() {
+            true => Err(interrupted.report(program, what_is_left(filename, &job))),
+            false => made.map_err(prefixed),
+        }
+    })?;
     args.job.end();
+    report(&request, args);
     Ok(())
 }
 
@@ -621,35 +630,44 @@ fn shown_options(request: &Request) -> Vec<(&'static str, String)> {
     shown
 }
 
-fn announce(request: &Request, args: &Args) {
-    if args.quiet {
-        return;
-    }
+/// The name of the image and of its format, as both are printed.
+fn shown_names<'a>(request: &Request, args: &'a Args) -> (&'a str, &'static str) {
     let filename = args.filename.as_deref().unwrap_or_default();
     let format = match args.format.as_str() {
         // The protocol is a format, too.
         "file" => "file",
         _ => format_name(request.format),
     };
-    let shown = shown_options(request);
-    if args.json {
-        let shown = shown
-            .into_iter()
-            .map(|(name, value)| (name.into(), value.into()));
-        let object = [
-            ("filename", Value::from(filename)),
-            ("format", format.into()),
-            ("options", Value::Object(shown.collect::<Map<_, _>>())),
-        ];
-        let object: Map<_, _> = object.into_iter().map(|(k, v)| (k.into(), v)).collect();
-        print(&format!("{}\n", json_text(&Value::Object(object))));
+    (filename, format)
+}
+
+/// Says what is about to be made.
+fn announce(request: &Request, args: &Args) {
+    if args.quiet || args.json {
         return;
     }
+    let (filename, format) = shown_names(request, args);
+    let shown = shown_options(request);
     let shown = shown
         .iter()
         .map(|(name, value)| format!(" {name}={}", options::escaped(value)));
     let shown: String = shown.collect();
-    print(&format!("Formatting '{filename}', fmt={format}{shown}\n"));
+    note(&format!("Formatting '{filename}', fmt={format}{shown}\n"));
+}
+
+/// Prints what was made, if it is to be JSON.
+fn report(request: &Request, args: &Args) {
+    if args.quiet || !args.json {
+        return;
+    }
+    let (filename, format) = shown_names(request, args);
+    let shown = shown_options(request).into_iter();
+    let shown = shown.map(|(name, value)| (name.to_string(), Value::from(value)));
+    print_json(&json!({
+        "filename": filename,
+        "format": format,
+        "options": Value::Object(shown.collect()),
+    }));
 }
 
 /// How space is allocated, by the option.
@@ -811,15 +829,15 @@ pub(super) async fn make_files(
         let preallocation = preallocation(request)?;
         let size = request.size.unwrap_or(0);
         let (new, file) = open(&read, Claim::CREATE_RAW).await?;
-        create_raw(file, size, preallocation, job).await?;
-        return Ok(vec![new]);
+        let made = create_raw(file, size, preallocation, job).await;
+        return filled(vec![new], made, job);
     }
     if request.format == Format::Luks {
         let volume = keys_of_luks(&request.options)?.make()?;
         let made = (&volume, preallocation(request)?);
         let (new, file) = open(&read, Claim::qcow2(true)).await?;
-        create_luks(file, request.size.unwrap_or(0), made, job).await?;
-        return Ok(vec![new]);
+        let made = create_luks(file, request.size.unwrap_or(0), made, job).await;
+        return filled(vec![new], made, job);
     }
     let options = qcow2_options(request)?;
     let (new, file) = open(&read, Claim::qcow2(true)).await?;
@@ -833,6 +851,20 @@ pub(super) async fn make_files(
         None => None,
     };
     let (new_data, data_file) = data.unzip();
-    create_as_job(file, data_file, &options, job).await?;
-    Ok(std::iter::once(new).chain(new_data).collect())
+    let made = create_as_job(file, data_file, &options, job).await;
+    let files = std::iter::once(new).chain(new_data).collect();
+    filled(files, made, job)
+}
+
+/// Notes whether what the files held is lost, before a failure gives them up.
+fn filled(
+    mut files: Vec<NewFile>,
+    made: cowslip::Result<()>,
+    job: &Job,
+) -> Result<Vec<NewFile>, CommandError> {
+    if job.progress().stage != Stage::Begin {
+        files.iter_mut().for_each(NewFile::mark_overwritten);
+    }
+    made?;
+    Ok(files)
 }

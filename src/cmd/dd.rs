@@ -4,10 +4,13 @@
 //! `count` is counted from the beginning of the input, also where blocks are skipped: that is what
 //! qemu-img does.
 
-use cowslip::convert::{LastSector, Options, Plan, Sources, TargetContent};
+use std::time::Instant;
+
+use cowslip::convert::{Converted, LastSector, Options, Plan, Sources, TargetContent};
 use cowslip::file::host::{Aio, FlushPolicy};
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
+use serde_json::json;
 
 use super::create::{self, NewFile, format_name};
 use crate::error::CommandError;
@@ -17,7 +20,7 @@ use crate::open::{
     self, Access, ImageSpec, OpenSettings, Trust, block_on, foreign, open_image, sharing, workers,
 };
 use crate::options::{bytes_within, number_within};
-use crate::output::Program;
+use crate::output::{DoneArgs, Program};
 
 /// Bytes of a block where none are named.
 const BLOCK_BYTES: u64 = 512;
@@ -46,6 +49,8 @@ pub struct Args {
     force_share: bool,
     #[command(flatten)]
     trust: Trust,
+    #[command(flatten)]
+    done: DoneArgs,
     #[command(flatten)]
     job: JobArgs,
     /// if=INPUT of=OUTPUT, bs=BYTES of a block, count=BLOCKS, skip=BLOCKS of the input
@@ -138,12 +143,24 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
         image.add_to(&mut read, ReadAs::Source);
         copy(args, (&sources, read), (output, format), &job).await
     };
+    let begun = Instant::now();
     let done = block_on(Aio::Threads, work);
     if done.is_err() && job.is_cancelled() {
-        interrupted.end_by_signal();
+        return Err(interrupted.report(program, create::what_is_left(output, &job)));
     }
-    done?;
+    let done = done?;
     args.job.end();
+    args.done.report(false, "", || {
+        json!({
+            "source": input,
+            "target": output,
+            "format": args.output_format,
+            "virtual-size": done.size,
+            "bytes-read": done.read_bytes,
+            "bytes-written": done.written_bytes,
+            "seconds": begun.elapsed().as_secs_f64(),
+        })
+    });
     Ok(())
 }
 
@@ -161,7 +178,7 @@ async fn copy(
     (sources, read): (&Sources<'_>, ReadSet),
     (output, format): (&str, Format),
     job: &cowslip::Job,
-) -> Result<(), CommandError> {
+) -> Result<Converted, CommandError> {
     if format == Format::Luks {
         // It has no options, so nobody can say what shall open the volume.
         let text = "Parameter 'key-secret' is required for cipher";
@@ -206,10 +223,10 @@ async fn copy(
         Err(failure) => Err(failure),
     };
     let closed = target.close().await;
-    done.map_err(failed)?;
+    let done = done.map_err(failed)?;
     closed?;
     files.into_iter().for_each(NewFile::finished);
-    Ok(())
+    Ok(done)
 }
 
 fn refused(output: &str, error: &CommandError) -> CommandError {

@@ -128,7 +128,7 @@ fn watched(args: &Args, reporter: &mut Reporter) -> Result<(), CommandError> {
     });
     // Whatever ends it, what was allocated is given back first; a standard output that fails is
     // looked for below.
-    output::brings_to_an_end(|| {});
+    output::outlasts_its_output();
     reporter.begin(&args.paths);
     let outcome = attended(args, (&mut watch, &signals), &mut files, reporter);
     if !args.keep {

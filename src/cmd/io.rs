@@ -194,6 +194,8 @@ pub fn run_args(args: &[OsString], program: &Program) -> u8 {
 }
 
 fn run_line(line: Line, program: &Program) -> u8 {
+    // The image has to be closed whatever becomes of the text, and the other commands are run.
+    output::outlasts_its_output();
     let queue = match Queue::new(Backend::Auto) {
         Ok(queue) => queue,
         Err(error) => {

@@ -139,8 +139,8 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
         Ok(changed?.and(closed))
     })?;
     if let Err(Error::Cancelled) = outcome {
-        program.complain("Cancelled: the backing file and the contents of the disk are unchanged");
-        interrupted.end_by_signal();
+        let left = "the backing file and the contents of the disk are unchanged";
+        return Err(interrupted.report(program, left));
     }
     outcome.map_err(|error| args.could_not_change(error))?;
     shown.end();

@@ -120,14 +120,13 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
     })?;
     match outcome {
         Err(Error::Cancelled) => {
-            program.complain(format_args!(
-                "Cancelled: '{filename}' keeps its old size, and the space that was allocated has been freed"
-            ));
-            interrupted.end_by_signal();
-            Err(CommandError::new("Cancelled"))
+            let left = format!(
+                "'{filename}' keeps its old size, and the space that was allocated has been freed"
+            );
+            Err(interrupted.report(program, left))
         }
         outcome => {
-            let (before, size) = outcome?;
+            let (before, size) = outcome.map_err(|error| not_resized(filename, error))?;
             args.change.job.end();
             args.change
                 .done
@@ -141,6 +140,15 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
                 });
             Ok(())
         }
+    }
+}
+
+/// Why a resize failed. Whether others allow a change of the length is asked when it begins; QEMU
+/// asks when it opens the image.
+fn not_resized(filename: &str, error: Error) -> CommandError {
+    match error {
+        Error::Locked(conflict) => CommandError::opening(filename, conflict.to_string()),
+        other => other.into(),
     }
 }
 

@@ -185,9 +185,7 @@ fn change(
     match outcome {
         Err(Error::Cancelled) => {
             let filename = &spec.filename;
-            program.complain(format_args!("Cancelled: '{filename}' is unchanged"));
-            interrupted.end_by_signal();
-            Err(CommandError::new("Cancelled"))
+            Err(interrupted.report(program, format_args!("'{filename}' is unchanged")))
         }
         Err(error) => Err(action.failed(&error, format)),
         Ok(()) => {

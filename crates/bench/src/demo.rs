@@ -242,7 +242,10 @@ impl WorkDirectory {
 impl Drop for WorkDirectory {
     fn drop(&mut self) {
         if !self.leave && fs::remove_dir_all(&self.path).is_err() {
-            eprintln!("cowslip: '{}' is left behind", self.path.display());
+            output::print_error(&format!(
+                "cowslip: '{}' is left behind\n",
+                self.path.display()
+            ));
         }
     }
 }

@@ -264,8 +264,7 @@ impl Run<'_> {
         let ended = self.load.count - self.unsent.get() - self.in_flight.get() as u64;
         self.image.flush().await?;
         if self.load.verbosity == Verbosity::Flushes {
-            output::print(&format!("Flushed after {ended} requests\n"));
-            output::flush();
+            output::note(&format!("Flushed after {ended} requests\n"));
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::KilledOnInterrupt;
+use cowslip_console::output::print_error;
 use rustix::process::{Pid, Signal, kill_process};
 use wait4::Wait4;
 
@@ -161,7 +162,7 @@ impl Drop for Running {
         if let Ok(None) = self.child.try_wait()
             && self.child.kill().and_then(|()| self.child.wait()).is_err()
         {
-            eprintln!("cowslip: {} runs on", self.name);
+            print_error(&format!("cowslip: {} runs on\n", self.name));
         }
     }
 }

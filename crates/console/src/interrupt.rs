@@ -5,12 +5,12 @@
 //! the first registration. The thread never releases the locks of its lists, so code that fails
 //! because of the cleanup, and then takes its own entry off a list, blocks there until the process
 //! ends.
-//! of something, waits there for the end.
 //!
 //! If a job can undo its work, the first signal cancels the job instead, and the process ends by
 //! that signal when the job has ended. A second signal, at least a second later, ends the process
 //! at once.
 
+use std::fmt::Display;
 use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,6 +26,9 @@ use rustix::process::{Pid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
+
+use crate::error::CommandError;
+use crate::output::Program;
 
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static TREES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -101,6 +104,14 @@ impl CancelledOnInterrupt {
     /// Whether a signal has cancelled the job.
     pub fn has_come(&self) -> bool {
         CANCELLED_BY.load(Ordering::Acquire) != 0
+    }
+
+    /// Reports in one line what the cancelled job leaves, and ends the process by the signal that
+    /// has cancelled it; without one, returns the failure.
+    pub fn report(self, program: &Program, left: impl Display) -> CommandError {
+        program.complain(format_args!("Cancelled: {left}"));
+        self.end_by_signal();
+        CommandError::already_reported()
     }
 
     /// Ends the process by the signal that has cancelled the job, if one has.

@@ -1,18 +1,24 @@
 //! Text for people and scripts: standard output, errors in the style of QEMU's programs.
 //!
 //! Both streams often end in one pipe, so standard output is flushed before anything is written to
-//! standard error. When the reader of a pipe has gone, the process ends, as other programs do.
-//! While an operation runs that must be completed or undone first ([`brings_to_an_end`]), a
-//! callback is called instead, and the exit code reports the failure afterwards.
+//! standard error.
+//!
+//! Text is either a result or a note. A result that cannot be written ([`print`]) is an error, which
+//! names its cause, and ends the process; when the reader of a pipe has gone it ends silently, as
+//! other programs do. While an operation runs that must be completed first
+//! ([`outlasts_its_output`]), only the exit code reports the failure, afterwards. Progress and
+//! messages that accompany work ([`note`]) are dropped where they cannot be written: they decide
+//! about nothing, as in QEMU's programs.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use cowslip::error::system_words;
 use serde_json::Value;
 
 use crate::error::CommandError;
@@ -25,17 +31,16 @@ const BROKEN_PIPE_STATUS: u8 = 141;
 /// success.
 const FAILED_STATUS: u8 = 1;
 
-/// The callback that replaces the end of the process when standard output fails.
-static ON_FAILURE: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
+/// Whether a failure of standard output is reported by the exit code alone.
+static OUTLASTS_OUTPUT: AtomicBool = AtomicBool::new(false);
 /// The exit status for a failure of standard output; 0 if there was none.
 static FAILURE: AtomicU8 = AtomicU8::new(0);
 
-/// Registers a callback for failures of standard output, which from now on do not end the process:
-/// an operation is running that must not be left half done. `on_failure` must not print. After a
-/// failure nothing more is printed.
-pub fn brings_to_an_end(on_failure: impl Fn() + Send + 'static) {
-    let mut callback = ON_FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
-    *callback = Some(Box::new(on_failure));
+/// Declares that an operation begins which must not be left half done. From now on a failure of
+/// standard output does not end the process; nothing more is printed after it, and the exit code is
+/// the failure's.
+pub fn outlasts_its_output() {
+    OUTLASTS_OUTPUT.store(true, Ordering::Release);
 }
 
 /// Whether standard output has failed.
@@ -195,12 +200,32 @@ fn plain_words(error: &clap::Error) -> String {
     words.join(" ")
 }
 
-/// Writes to standard output.
+/// Writes a result to standard output.
 pub fn print(text: &str) {
     if has_failed() {
         return;
     }
     check(io::stdout().lock().write_all(text.as_bytes()));
+}
+
+/// Writes progress, or a message beside some work, to standard output. It is dropped where it
+/// cannot be written.
+pub fn note(text: &str) {
+    flush();
+    if has_failed() {
+        return;
+    }
+    // Past the buffer, where text that cannot be written would remain. The lock keeps other text
+    // out of it.
+    let stdout = io::stdout().lock();
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        match rustix::io::write(stdout.as_fd(), rest) {
+            Ok(written @ 1..) => rest = &rest[written..],
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(_) => return,
+        }
+    }
 }
 
 /// Writes to standard error without a prefix.
@@ -268,17 +293,19 @@ fn check(result: io::Result<()>) {
         io::ErrorKind::BrokenPipe => BROKEN_PIPE_STATUS,
         _ => FAILED_STATUS,
     };
-    let callback = ON_FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(on_failure) = &*callback else {
-        drop(callback);
-        std::process::exit(status.into());
-    };
-    // Only the first failure sets the exit status.
-    if FAILURE
+    // Only the first failure sets the exit status, and is reported.
+    let is_first = FAILURE
         .compare_exchange(0, status, Ordering::AcqRel, Ordering::Acquire)
-        .is_ok()
-    {
-        on_failure();
+        .is_ok();
+    if is_first && status == FAILED_STATUS {
+        let name = program::name().unwrap_or("cowslip");
+        let why = system_words(&error);
+        print_error(&format!(
+            "{name}: Could not write to standard output: {why}\n"
+        ));
+    }
+    if !OUTLASTS_OUTPUT.load(Ordering::Acquire) {
+        std::process::exit(status.into());
     }
 }
 
@@ -349,12 +376,13 @@ pub struct DoneArgs {
 }
 
 impl DoneArgs {
-    /// Prints the result: `value` as JSON if `--json` is given, else `words` unless `quiet`.
+    /// Prints what was done: `value` as JSON if `--json` is given, else `words` as a note, unless
+    /// `quiet`.
     pub fn report(&self, quiet: bool, words: &str, value: impl FnOnce() -> Value) {
         match self.json {
             _ if quiet => {}
             true => print_json(&value()),
-            false => print(words),
+            false => note(words),
         }
     }
 }

@@ -104,6 +104,7 @@ impl Image {
     }
 
     async fn commit_into(&self, base: &Image, commit: &Commit, job: &Job) -> Result<()> {
+        job.enter(Stage::Copy);
         if base.size() < self.size() {
             base.resize(self.size()).await?;
         }
@@ -113,7 +114,6 @@ impl Image {
             base,
         };
         job.expect(self.size());
-        job.enter(Stage::Copy);
         above.copy(job).await?;
         job.check()?;
         job.enter(Stage::Flush);

@@ -36,19 +36,22 @@ impl Mapping {
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let end = offset.checked_add(len);
         let (Some(end), 1..) = (end, len) else {
-            return Err(invalid("a part of a file has at least one byte, and an end"));
+            return Err(invalid(
+                "a part of a file has at least one byte, and an end",
+            ));
         };
         let stat = fstat(file)?;
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if is_regular && u64::try_from(stat.st_size).unwrap_or(0) < end {
-            return Err(invalid("the file ends before the part that is to be mapped"));
+            return Err(invalid(
+                "the file ends before the part that is to be mapped",
+            ));
         }
         let mapped_len = usize::try_from(end).map_err(|_| invalid("too large for an address"))?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses an address that is free, so no memory of ours is replaced.
-        let base =
-            unsafe { mmap(std::ptr::null_mut(), mapped_len, protection, flags, file, 0) }?;
+        let base = unsafe { mmap(std::ptr::null_mut(), mapped_len, protection, flags, file, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).expect("no mapping is at address 0");
         let len = usize::try_from(len).map_err(|_| invalid("too large for an address"))?;
         Ok(Mapping {

@@ -124,7 +124,12 @@ fn send_now(
         return Err(Errno::TOOBIG.into());
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?)
+    Ok(sendmsg(
+        socket,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        flags,
+    )?)
 }
 
 #[cfg(test)]

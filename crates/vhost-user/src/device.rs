@@ -151,12 +151,18 @@ impl Device {
         put(24, &[blocks.ilog2() as u8, 0]);
         put(26, &1u16.to_le_bytes());
         put(28, &(blocks as u32).to_le_bytes());
-        put(WRITEBACK_AT as usize, &[u8::from(self.is_writeback.load(Ordering::Relaxed))]);
+        put(
+            WRITEBACK_AT as usize,
+            &[u8::from(self.is_writeback.load(Ordering::Relaxed))],
+        );
         put(34, &self.options.queues.to_le_bytes());
         if self.is_writable() {
             put(36, &RANGE_SECTORS_MAX.to_le_bytes());
             put(40, &RANGES_MAX.to_le_bytes());
-            put(44, &((preferred / SECTOR_BYTES).max(1) as u32).to_le_bytes());
+            put(
+                44,
+                &((preferred / SECTOR_BYTES).max(1) as u32).to_le_bytes(),
+            );
             put(48, &RANGE_SECTORS_MAX.to_le_bytes());
             put(52, &RANGES_MAX.to_le_bytes());
             // Zeroes may be holes.

@@ -283,7 +283,8 @@ impl SplitTable {
                 "the chain at descriptor {head} is available while it is in flight"
             )));
         }
-        self.table.set_u64(Self::at(head, split::COUNTER), self.counter);
+        self.table
+            .set_u64(Self::at(head, split::COUNTER), self.counter);
         self.counter = self.counter.wrapping_add(1);
         self.table.set_u8(Self::at(head, IN_FLIGHT), 1);
         Ok(())

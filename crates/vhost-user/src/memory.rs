@@ -110,7 +110,9 @@ impl GuestMemory {
         }
         let memory = SharedMemory::map(file, offset, len)
             .map_err(|error| io::Error::new(error.kind(), format!("{place}: {error}")))?;
-        let at = self.regions.partition_point(|r| r.description.guest < guest);
+        let at = self
+            .regions
+            .partition_point(|r| r.description.guest < guest);
         let region = Region {
             description: region,
             memory,
@@ -171,12 +173,16 @@ impl GuestMemory {
 
     /// Adds a range of guest addresses to data of a write.
     pub fn append_to(&self, list: &mut IoVec, range: (u64, u64)) -> Result<(), BadAddress> {
-        self.pieces(range, |memory, part| list.append(IoVec::shared(memory, part)))
+        self.pieces(range, |memory, part| {
+            list.append(IoVec::shared(memory, part))
+        })
     }
 
     /// Adds a range of guest addresses to the target of a read.
     pub fn append_to_mut(&self, list: &mut IoVecMut, range: (u64, u64)) -> Result<(), BadAddress> {
-        self.pieces(range, |memory, part| list.append(IoVecMut::shared(memory, part)))
+        self.pieces(range, |memory, part| {
+            list.append(IoVecMut::shared(memory, part))
+        })
     }
 
     /// The place of a range of guest addresses that lies in one region.
@@ -263,9 +269,13 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(0x10_000).unwrap();
         let mut memory = GuestMemory::default();
-        memory.add(region(0x8000, 0x2000, 0x1000), file.as_fd()).unwrap();
+        memory
+            .add(region(0x8000, 0x2000, 0x1000), file.as_fd())
+            .unwrap();
         memory.add(region(0x0, 0x1000, 0), file.as_fd()).unwrap();
-        memory.add(region(0xA000, 0x1000, 0x8000), file.as_fd()).unwrap();
+        memory
+            .add(region(0xA000, 0x1000, 0x8000), file.as_fd())
+            .unwrap();
         let mut list = IoVec::default();
         memory.append_to(&mut list, (0x9FF0, 0x20)).unwrap();
         assert_eq!((list.len(), list.segment_count()), (0x20, 2));
@@ -322,7 +332,9 @@ mod tests {
         ] {
             assert!(memory.add(wrong, file.as_fd()).is_err(), "{wrong:x?}");
         }
-        memory.add(region(0x20_000, 0x4000, 0), file.as_fd()).unwrap();
+        memory
+            .add(region(0x20_000, 0x4000, 0), file.as_fd())
+            .unwrap();
     }
 
     #[test]

@@ -107,7 +107,9 @@ impl Header {
             return Err(Malformed(format!("message {code} has flags {flags:#x}")));
         }
         if len > PAYLOAD_BYTES_MAX {
-            return Err(Malformed(format!("message {code} has a payload of {len} bytes")));
+            return Err(Malformed(format!(
+                "message {code} has a payload of {len} bytes"
+            )));
         }
         Ok(header)
     }
@@ -208,7 +210,9 @@ impl Message {
         let message = fields.message(code)?;
         match fields.0.len() {
             0 => Ok(message),
-            more => Err(Malformed(format!("message {code} has {more} bytes too many"))),
+            more => Err(Malformed(format!(
+                "message {code} has {more} bytes too many"
+            ))),
         }
     }
 
@@ -285,7 +289,9 @@ impl Fields<'_> {
         let ring = self.u32()?;
         let flags = self.u32()?;
         if flags > 1 {
-            return Err(Malformed(format!("addresses of ring {ring} with flags {flags:#x}")));
+            return Err(Malformed(format!(
+                "addresses of ring {ring} with flags {flags:#x}"
+            )));
         }
         let (descriptors, used) = (self.u64()?, self.u64()?);
         let (available, log) = (self.u64()?, self.u64()?);
@@ -321,7 +327,9 @@ impl Fields<'_> {
     fn config(&mut self) -> Result<Message, Malformed> {
         let (offset, len, _flags) = (self.u32()?, self.u32()?, self.u32()?);
         if len as usize != self.0.len() {
-            return Err(Malformed(format!("configuration of {len} bytes in another length")));
+            return Err(Malformed(format!(
+                "configuration of {len} bytes in another length"
+            )));
         }
         let bytes = std::mem::take(&mut self.0).to_vec();
         Ok(Message::SetConfig { offset, bytes })
@@ -331,7 +339,9 @@ impl Fields<'_> {
         let (offset, len, flags) = (self.u32()?, self.u32()?, self.u32()?);
         // The bytes that follow have no meaning in a question.
         if len as usize != std::mem::take(&mut self.0).len() {
-            return Err(Malformed(format!("configuration of {len} bytes in another length")));
+            return Err(Malformed(format!(
+                "configuration of {len} bytes in another length"
+            )));
         }
         Ok(Message::GetConfig { offset, len, flags })
     }
@@ -367,15 +377,24 @@ impl Fields<'_> {
             }
             code::SET_VRING_KICK => {
                 let (ring, has_descriptor) = self.ring()?;
-                Message::SetVringKick { ring, has_descriptor }
+                Message::SetVringKick {
+                    ring,
+                    has_descriptor,
+                }
             }
             code::SET_VRING_CALL => {
                 let (ring, has_descriptor) = self.ring()?;
-                Message::SetVringCall { ring, has_descriptor }
+                Message::SetVringCall {
+                    ring,
+                    has_descriptor,
+                }
             }
             code::SET_VRING_ERR => {
                 let (ring, has_descriptor) = self.ring()?;
-                Message::SetVringErr { ring, has_descriptor }
+                Message::SetVringErr {
+                    ring,
+                    has_descriptor,
+                }
             }
             code::SET_VRING_ENABLE => {
                 let (ring, value) = (self.u32()?, self.u32()?);

@@ -3,9 +3,9 @@
 
 use std::fmt;
 
+use cowslip_block::Error;
 use cowslip_block::disk::ZeroOptions;
 use cowslip_block::file::{Durability, Space};
-use cowslip_block::Error;
 use cowslip_queue::{IoVec, IoVecMut};
 
 use crate::device::{Device, RANGE_SECTORS_MAX, RANGES_MAX, SECTOR_BYTES, SERIAL_BYTES};
@@ -210,12 +210,7 @@ async fn read(device: &Device, sector: u64, mut target: IoVecMut) -> Outcome {
     Ok(())
 }
 
-async fn write(
-    device: &Device,
-    sector: u64,
-    mut data: IoVec,
-    durability: Durability,
-) -> Outcome {
+async fn write(device: &Device, sector: u64, mut data: IoVec, durability: Durability) -> Outcome {
     let mut at = range(device, sector, data.len() as u64)?;
     while !data.is_empty() {
         let part = data.split_to(data.len().min(PART_BYTES as usize));

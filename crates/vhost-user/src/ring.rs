@@ -174,7 +174,9 @@ impl Area {
 /// Checks that a part of a ring has its length and alignment.
 fn check_area(name: &str, place: &Place, len: usize, alignment: usize) -> Result<(), Broken> {
     if place.range.len() < len || !place.range.start.is_multiple_of(alignment) {
-        return broken(format!("{name} is not {len} bytes at a multiple of {alignment}"));
+        return broken(format!(
+            "{name} is not {len} bytes at a multiple of {alignment}"
+        ));
     }
     Ok(())
 }
@@ -234,7 +236,9 @@ impl<'a> Collector<'a> {
             || !(1..=INDIRECT_MAX).contains(&count)
         {
             let (len, flags) = (table.len, table.flags);
-            return broken(format!("an indirect table of {len} bytes with flags {flags:#x}"));
+            return broken(format!(
+                "an indirect table of {len} bytes with flags {flags:#x}"
+            ));
         }
         let place = self.guest.place(table.address, u64::from(table.len))?;
         let area = Area::of(&place);

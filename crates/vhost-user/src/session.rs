@@ -101,7 +101,9 @@ impl Session {
             }
             let mut descriptors = Vec::new();
             let mut header = [0; HEADER_BYTES];
-            let received = self.stream.receive_with_descriptors(&mut header, &mut descriptors);
+            let received = self
+                .stream
+                .receive_with_descriptors(&mut header, &mut descriptors);
             match received.await? {
                 0 => return Ok(()),
                 HEADER_BYTES => {}
@@ -109,7 +111,9 @@ impl Session {
             }
             let header = Header::parse(header).map_err(|error| invalid(error.0))?;
             let mut payload = vec![0; header.len as usize];
-            let received = self.stream.receive_with_descriptors(&mut payload, &mut descriptors);
+            let received = self
+                .stream
+                .receive_with_descriptors(&mut payload, &mut descriptors);
             if received.await? != payload.len() {
                 return Err(invalid(format!("message {} ends too early", header.code)));
             }
@@ -142,8 +146,8 @@ impl Session {
                 descriptors.len()
             )));
         }
-        let wants_reply = header.needs_reply()
-            && self.protocol_features & message::feature::REPLY_ACK != 0;
+        let wants_reply =
+            header.needs_reply() && self.protocol_features & message::feature::REPLY_ACK != 0;
         let reply = match self.act(message, payload.len(), descriptors).await {
             Ok(Some(reply)) => reply,
             Ok(None) if wants_reply => Reply::bytes(0u64.to_le_bytes().to_vec()),
@@ -158,7 +162,9 @@ impl Session {
         let bytes = header.reply(&reply.payload);
         let descriptor = reply.descriptor.as_ref().map(AsFd::as_fd);
         let descriptors: Vec<_> = descriptor.into_iter().collect();
-        self.stream.send_with_descriptors(&bytes, &descriptors).await
+        self.stream
+            .send_with_descriptors(&bytes, &descriptors)
+            .await
     }
 
     fn report(&self, error: &io::Error) {
@@ -186,7 +192,9 @@ impl Session {
             Message::SetProtocolFeatures(features) => {
                 let more = features & !message::feature::ALL;
                 if more != 0 {
-                    return Err(invalid(format!("protocol features {more:#x} were not offered")));
+                    return Err(invalid(format!(
+                        "protocol features {more:#x} were not offered"
+                    )));
                 }
                 self.protocol_features = features;
             }
@@ -471,7 +479,8 @@ impl Session {
             observer: Arc::clone(&self.server.observer),
         };
         let control = Arc::clone(&state.control);
-        self.server.run(index, move || Worker::new(setup, control).run())?;
+        self.server
+            .run(index, move || Worker::new(setup, control).run())?;
         self.rings[index].is_running = true;
         Ok(())
     }

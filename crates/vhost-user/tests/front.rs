@@ -180,12 +180,7 @@ impl Front {
     }
 
     /// Sends a message that asks for an answer: 0 is success.
-    pub fn send_acked(
-        &mut self,
-        code: u32,
-        payload: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> u64 {
+    pub fn send_acked(&mut self, code: u32, payload: &[u8], descriptors: &[BorrowedFd<'_>]) -> u64 {
         self.send_flagged(&Front::message(code, 8, payload), descriptors);
         let (reply, _) = self.receive().expect("an answer");
         u64::from_le_bytes(reply.try_into().unwrap())
@@ -256,7 +251,10 @@ impl Front {
     /// Starts a queue at a place in its ring.
     pub fn start_queue(&mut self, queue: &mut TestQueue, base: u32) {
         let pair = |value: u32| [queue.index.to_le_bytes(), value.to_le_bytes()].concat();
-        assert_eq!(self.send_acked(8, &pair(u32::from(queue.ring.size)), &[]), 0);
+        assert_eq!(
+            self.send_acked(8, &pair(u32::from(queue.ring.size)), &[]),
+            0
+        );
         assert_eq!(self.send_acked(10, &pair(base), &[]), 0);
         let start = USER + queue.ring.start as u64;
         let mut addresses = pair(0);
@@ -364,7 +362,9 @@ impl TestQueue {
     }
 
     fn by_id(&mut self, id: u16, index: usize) {
-        self.ring.memory.store_u16(ids_at(self.index) + usize::from(id) * 2, index as u16);
+        self.ring
+            .memory
+            .store_u16(ids_at(self.index) + usize::from(id) * 2, index as u16);
     }
 
     pub fn kick(&mut self) {
@@ -383,7 +383,9 @@ impl TestQueue {
         let (id, _) = self.ring.take_used()?;
         let at = ids_at(self.index) + usize::from(id) * 2;
         let index = usize::from(self.ring.memory.load_u16(at));
-        let made = self.requests[index].take().expect("a request that was made");
+        let made = self.requests[index]
+            .take()
+            .expect("a request that was made");
         let status = self.ring.memory.load_u8(made.status_at);
         Some((made, status))
     }

@@ -227,7 +227,10 @@ fn a_guest_learns_of_a_new_size() {
     let server = Running::start(disk(), options());
     let mut front = Front::connect(&server.path, VERSION_1);
     let config = front.config(60);
-    assert_eq!(u64::from_le_bytes(config[..8].try_into().unwrap()), DISK_BYTES / 512);
+    assert_eq!(
+        u64::from_le_bytes(config[..8].try_into().unwrap()),
+        DISK_BYTES / 512
+    );
     // Drivers ask for more than there is; the rest is zeroes.
     assert_eq!(front.config(200)[..60], config);
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -253,7 +256,11 @@ fn memory_comes_and_goes_while_queues_work() {
     }
     for round in 0..20 {
         assert_eq!(front.send_acked(37, &region, &[more.as_fd()]), 0);
-        assert_eq!(front.send_acked(37, &region, &[more.as_fd()]), 1, "it overlaps itself");
+        assert_eq!(
+            front.send_acked(37, &region, &[more.as_fd()]),
+            1,
+            "it overlaps itself"
+        );
         assert_eq!(queue.request(OUT, round, &[(DATA_AT, 512)]), 0);
         assert_eq!(front.send_acked(38, &region, &[]), 0);
         assert_eq!(front.send_acked(38, &region, &[]), 1, "it is gone");
@@ -271,5 +278,8 @@ fn one_front_end_after_the_other_is_served() {
         assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]), 0);
     }
     let events = server.events.lock().unwrap();
-    assert!(events.iter().all(|event| !event.contains("Some")), "{events:?}");
+    assert!(
+        events.iter().all(|event| !event.contains("Some")),
+        "{events:?}"
+    );
 }

@@ -124,7 +124,8 @@ impl DriverRing {
             let next = indexes.get(place + 1);
             let flags = flags | if next.is_some() { NEXT } else { 0 };
             let bytes = self.encode((address, len, flags), next.copied().unwrap_or(0));
-            self.memory.write(self.descriptor_at(indexes[place]), &bytes);
+            self.memory
+                .write(self.descriptor_at(indexes[place]), &bytes);
         }
         let head = indexes[0];
         self.chains[usize::from(head)] = indexes;
@@ -179,7 +180,9 @@ impl DriverRing {
         match (self.is_packed, self.has_event_idx) {
             (false, false) => self.memory.load_u16(device) & 1 == 0,
             (false, true) => {
-                let event = self.memory.load_u16(device + 4 + 8 * usize::from(self.size));
+                let event = self
+                    .memory
+                    .load_u16(device + 4 + 8 * usize::from(self.size));
                 let before = std::mem::replace(&mut self.notified, self.next);
                 self.next.wrapping_sub(event).wrapping_sub(1) < self.next.wrapping_sub(before)
             }
@@ -217,7 +220,10 @@ impl DriverRing {
                 }
                 let at = device + 4 + usize::from(self.used % self.size) * 8;
                 self.used = self.used.wrapping_add(1);
-                (self.memory.load_u32(at) as u16, self.memory.load_u32(at + 4))
+                (
+                    self.memory.load_u32(at) as u16,
+                    self.memory.load_u32(at + 4),
+                )
             }
             true => {
                 let at = self.descriptor_at(self.used);

@@ -149,6 +149,8 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
         return Err(CommandError::new(text));
     }
     args.refuse_native_without_direct(&spec)?;
+    // An image that is written has to be closed.
+    output::outlasts_its_output();
     block_on(settings.aio, async {
         let opening = Instant::now();
         let image = open_image(&spec, &settings).await?;
@@ -157,7 +159,7 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
         }
         let opened = opening.elapsed();
         if !args.json {
-            output::print(&announcement(&load));
+            output::note(&announcement(&load));
         }
         let work = async {
             args.warm_up(&load, &image).await?;

@@ -19,8 +19,6 @@ use crate::output::is_called_as_qemu;
 pub struct Target {
     image: Image,
     files: Vec<NewFile>,
-    /// An image file that was there before, and is worth nothing until it is whole.
-    overwritten: Option<String>,
 }
 
 impl Target {
@@ -42,7 +40,6 @@ impl Target {
         Ok(Target {
             image,
             files: Vec::new(),
-            overwritten: None,
         })
     }
 
@@ -71,7 +68,6 @@ impl Target {
         if let Some(path) = destination.path() {
             check_room(request, path, found)?;
         }
-        let was_there = destination.path().is_some_and(Path::is_file);
         // Preallocation takes long enough for progress of its own; the creation of a few tables
         // does not, and would show up as several per cent.
         let allocates = options_value(request, "preallocation");
@@ -85,11 +81,7 @@ impl Target {
         if image.size() < size {
             return Err(too_small());
         }
-        Ok(Target {
-            image,
-            files,
-            overwritten: was_there.then(|| destination.name().to_string()),
-        })
+        Ok(Target { image, files })
     }
 
     /// The image that is written.
@@ -116,31 +108,16 @@ impl Target {
         request.args.target_is_zero || self.image.is_zero_when_new()
     }
 
-    /// Closes the target; what is no copy does not stay to be taken for one.
+    /// Closes the target; what is no copy does not stay to be taken for one ([`NewFile`]).
     pub async fn end(
         self,
         done: Result<Converted, CommandError>,
     ) -> Result<Converted, CommandError> {
         let closed = self.image.close().await;
-        let outcome = done.and_then(|done| {
-            closed?;
-            Ok(done)
-        });
-        match &outcome {
-            Ok(_) => self.files.into_iter().for_each(NewFile::finished),
-            Err(_) => {
-                if let Some(name) = &self.overwritten {
-                    // The failure that led here is the one to report.
-                    drop(
-                        std::fs::OpenOptions::new()
-                            .write(true)
-                            .open(name)
-                            .and_then(|file| file.set_len(0)),
-                    );
-                }
-            }
-        }
-        outcome
+        let done = done?;
+        closed?;
+        self.files.into_iter().for_each(NewFile::finished);
+        Ok(done)
     }
 }
 

@@ -1,11 +1,12 @@
-//! The files of a new image: made or opened, and removed if the image is not finished.
+//! The files of a new image: made or opened, and removed or emptied if the image is not finished.
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cowslip::file::host::{CreateMode, FlushPolicy, HostOptions, open_host_file};
 use cowslip::file::{BlockFile, Claim, ReadAs, ReadSet};
+use cowslip::job::{Job, Stage};
 
 use super::{Request, same_as_backing};
 use crate::error::CommandError;
@@ -27,10 +28,22 @@ fn refused_overwrite(checked: cowslip::Result<()>) -> Result<(), CommandError> {
     })
 }
 
+/// Why a file is not made or opened.
+enum Refusal {
+    /// Another process uses it, in QEMU's words.
+    Locked(String),
+    Other(CommandError),
+}
+
 /// A file that is being made. A new one of the host is removed when this is dropped, or the process
-/// interrupted, before it is finished.
+/// interrupted, before it is finished. One that existed is emptied then if it was overwritten, so
+/// that an unfinished image does not pass for an image.
 pub struct NewFile {
     remove: Option<RemovedOnInterrupt>,
+    /// A regular file that existed.
+    existed: Option<PathBuf>,
+    /// What it held is lost.
+    is_overwritten: bool,
 }
 
 impl NewFile {
@@ -53,17 +66,29 @@ impl NewFile {
         let file = node.create(flush, &open::settings()).await?;
         refused_overwrite(read.check(file.as_ref()))?;
         claim_file(&file, claim)?;
-        Ok((NewFile { remove: None }, file))
+        let new = NewFile {
+            remove: None,
+            existed: None,
+            is_overwritten: false,
+        };
+        Ok((new, file))
     }
 
     /// Makes or opens the file `name`, which must store nothing of `read`, and claims it. What it
     /// holds is lost only when the image is written.
+    ///
+    /// # Errors
+    /// As [`NewFile::create`]; one that is in use could not be opened.
     pub fn open(
         name: &str,
         read: &ReadSet,
         claim: Claim,
     ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
-        NewFile::open_with(name, read, claim, FlushPolicy::Honour)
+        let opened = NewFile::open_or_refuse(name, read, claim, FlushPolicy::Honour);
+        opened.map_err(|refusal| match refusal {
+            Refusal::Locked(words) => CommandError::opening(name, words),
+            Refusal::Other(error) => error,
+        })
     }
 
     /// As [`NewFile::open`]; with [`FlushPolicy::Ignore`] flushes of the file do nothing.
@@ -73,15 +98,28 @@ impl NewFile {
         claim: Claim,
         flush: FlushPolicy,
     ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
+        let opened = NewFile::open_or_refuse(name, read, claim, flush);
+        opened.map_err(|refusal| match refusal {
+            Refusal::Locked(words) => CommandError::new(words),
+            Refusal::Other(error) => error,
+        })
+    }
+
+    fn open_or_refuse(
+        name: &str,
+        read: &ReadSet,
+        claim: Claim,
+        flush: FlushPolicy,
+    ) -> Result<(NewFile, Arc<dyn BlockFile>), Refusal> {
         let refused = |error: cowslip::Error| {
-            CommandError::new(match &error {
+            Refusal::Other(CommandError::new(match &error {
                 cowslip::Error::Io { source, .. } => format!(
                     "Could not create '{name}': {}",
                     cowslip::error::system_words(source)
                 ),
-                cowslip::Error::Locked(_) => error.to_string(),
+                cowslip::Error::Locked(_) => return Refusal::Locked(error.to_string()),
                 other => format!("Could not create '{name}': {other}"),
-            })
+            }))
         };
         let path = Path::new(name);
         let options = |create| HostOptions {
@@ -99,25 +137,60 @@ impl NewFile {
             other => other,
         };
         let file = file.map_err(refused)?;
-        refused_overwrite(read.check(file.as_ref()))?;
+        refused_overwrite(read.check(file.as_ref())).map_err(Refusal::Other)?;
         claim_file(&file, claim).map_err(refused)?;
         // Only a file that no other process has opened is removed.
         let remove = is_new.then(|| RemovedOnInterrupt::new(path));
-        Ok((NewFile { remove }, file))
+        let existed = (!is_new && path.is_file()).then(|| path.to_path_buf());
+        let new = NewFile {
+            remove,
+            existed,
+            is_overwritten: false,
+        };
+        Ok((new, file))
+    }
+
+    /// Notes that what the file held is lost.
+    pub(super) fn mark_overwritten(&mut self) {
+        self.is_overwritten = true;
     }
 
     /// Keeps the file.
     pub fn finished(mut self) {
         self.remove = None;
+        self.existed = None;
     }
 }
 
 impl Drop for NewFile {
     fn drop(&mut self) {
+        // The failure that led here is reported.
         if let Some(file) = &self.remove {
-            // The failure that led here is reported; a file that cannot be removed is no image.
             drop(std::fs::remove_file(file.path()));
         }
+        if let Some(path) = self.existed.as_ref().filter(|_| self.is_overwritten) {
+            let opened = std::fs::OpenOptions::new().write(true).open(path);
+            drop(opened.and_then(|file| file.set_len(0)));
+        }
+    }
+}
+
+/// Describes the leftovers of a cancelled job that makes an image of this name.
+pub fn what_is_left(name: &str, job: &Job) -> String {
+    let begun = job.progress().stage != Stage::Begin;
+    format!("'{name}' {}", state_of_target(name, begun))
+}
+
+/// The state of a target whose making was cancelled after or before its file was opened.
+fn state_of_target(name: &str, begun: bool) -> &'static str {
+    let destination = open::destination(name).ok();
+    let path = destination.as_ref().and_then(Destination::path);
+    match (path.map(|path| path.metadata().ok()), begun) {
+        (Some(None), false) => "was not created",
+        (_, false) => "is unchanged",
+        (Some(None), true) => "was removed",
+        (Some(Some(left)), true) if left.is_file() && left.len() == 0 => "was emptied",
+        (_, true) => "contains an incomplete image",
     }
 }
 
@@ -153,4 +226,32 @@ pub(super) fn set_file_system_options(
         warn(&format!("Failed to set extent size hint: {why}"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leftovers_are_those_that_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let name = path.to_str().unwrap();
+        assert_eq!(state_of_target(name, false), "was not created");
+        assert_eq!(state_of_target(name, true), "was removed");
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(state_of_target(name, true), "was emptied");
+        std::fs::write(&path, "data").unwrap();
+        assert_eq!(state_of_target(name, true), "contains an incomplete image");
+        assert_eq!(state_of_target(name, false), "is unchanged");
+        assert_eq!(
+            state_of_target("/dev/null", true),
+            "contains an incomplete image"
+        );
+        let export = "nbd://localhost/x";
+        assert_eq!(
+            state_of_target(export, true),
+            "contains an incomplete image"
+        );
+    }
 }

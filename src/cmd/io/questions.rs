@@ -89,7 +89,7 @@ impl Shell {
             let extents = image
                 .extents(at, end - at, EXTENTS_MAX)
                 .await
-                .map_err(|error| error.system_words())?;
+                .map_err(|error| report::cause(&error))?;
             if extents.is_empty() {
                 break;
             }

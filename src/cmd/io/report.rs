@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use cowslip::Error;
 use cowslip::qcow2::header::Header;
+
+use crate::output::is_called_as_qemu;
 
 /// The shape of the lines after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +57,23 @@ impl Report {
                 size(bytes_per_second),
             ),
         }
+    }
+}
+
+/// Why a request failed, in the system's words. If the image is damaged, they are followed under
+/// our own name by the place of the damage; under QEMU's, scripts compare the line.
+pub fn cause(error: &Error) -> String {
+    let words = error.system_words();
+    match error {
+        Error::Corrupt { detail, .. } if !is_called_as_qemu() => {
+            let is_hinted_at = detail.contains("check -r all");
+            let hint = match is_hinted_at {
+                true => "",
+                false => " (check shows all damage, check -r all repairs it)",
+            };
+            format!("{words}: {error}{hint}")
+        }
+        _ => words,
     }
 }
 

@@ -535,7 +535,7 @@ async fn do_read(image: &Image, out: &Out, reading: &Reading) -> Outcome {
         Complaint::Said(format!(
             "{} failed: {}",
             reading.called,
-            error.system_words()
+            report::cause(&error)
         ))
     })?;
     let elapsed = started.elapsed();
@@ -576,7 +576,7 @@ async fn do_write(image: &Image, out: &Out, writing: &Writing) -> Outcome {
         Complaint::Said(format!(
             "{} failed: {}",
             writing.called,
-            error.system_words()
+            report::cause(&error)
         ))
     })?;
     let report = Report {
@@ -645,7 +645,7 @@ impl Shell {
 
     pub(super) async fn flush(&self) -> Outcome {
         let result = self.image()?.flush().await;
-        result.map_err(|error| Complaint::Said(format!("flush failed: {}", error.system_words())))
+        result.map_err(|error| Complaint::Said(format!("flush failed: {}", report::cause(&error))))
     }
 
     pub(super) async fn discard(&self, args: &[String]) -> Outcome {
@@ -670,7 +670,7 @@ impl Shell {
         };
         let elapsed = started.elapsed();
         result.map_err(|error| {
-            Complaint::Said(format!("discard failed: {}", error.system_words()))
+            Complaint::Said(format!("discard failed: {}", report::cause(&error)))
         })?;
         let report = Report {
             done: "discard",

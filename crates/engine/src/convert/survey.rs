@@ -11,6 +11,7 @@ use super::{
     CopyMethod, Failure, OnReadError, Options, Outcome, SECTOR_BYTES, Sources, TargetContent,
     Watch, go_on,
 };
+use crate::Error;
 use crate::image::{Extent, Image};
 use crate::job::Job;
 use crate::units::{round_down, round_up};
@@ -230,7 +231,7 @@ impl Asker<'_> {
             Err(error) => error,
         };
         if self.options.unreadable == OnReadError::Fails {
-            return Err(Failure::Extents(at, error));
+            return Err(first_failure(image, range, (at, error)).await);
         }
         let len = (round_down(local, UNKNOWN_BYTES) + UNKNOWN_BYTES - local).min(rest);
         match image.extents(local, len, ASKED).await {
@@ -250,6 +251,21 @@ impl Asker<'_> {
             }
         }
     }
+}
+
+/// The failure to list a range of an image, which begins at `at` of all: with the place of the
+/// first sector whose extent cannot be listed.
+async fn first_failure(image: &Image, range: Range<u64>, (at, mut error): (u64, Error)) -> Failure {
+    // Up to `good` extents can be listed, from there to `bad` they cannot.
+    let (mut good, mut bad) = (range.start, range.end);
+    while bad - good > SECTOR_BYTES {
+        let half = round_up((bad - good) / 2, SECTOR_BYTES);
+        match image.extents(good, half, ASKED).await {
+            Ok(_) => good += half,
+            Err(nearer) => (bad, error) = (good + half, nearer),
+        }
+    }
+    Failure::Extents(at + (good - range.start), error)
 }
 
 /// The extents, the one that `end` lies in as two.

@@ -84,9 +84,24 @@ impl Packed {
     ) -> Result<Packed, Broken> {
         let size = layout.size;
         let [ring, driver, device] = part_bytes(size, true);
-        check_area("the descriptor ring", &layout.descriptors, ring as usize, 16)?;
-        check_area("the driver's event suppression", &layout.driver, driver as usize, 4)?;
-        check_area("the device's event suppression", &layout.device, device as usize, 4)?;
+        check_area(
+            "the descriptor ring",
+            &layout.descriptors,
+            ring as usize,
+            16,
+        )?;
+        check_area(
+            "the driver's event suppression",
+            &layout.driver,
+            driver as usize,
+            4,
+        )?;
+        check_area(
+            "the device's event suppression",
+            &layout.device,
+            device as usize,
+            4,
+        )?;
         let mut next_available = Position::of_bits(base as u16);
         let mut next_used = Position::of_bits((base >> 16) as u16);
         let ring = Area::of(&layout.descriptors);
@@ -97,11 +112,12 @@ impl Packed {
                 let is_in = index < size;
                 is_in.then(|| ring.load_u16(usize::from(index) * 16 + 14))
             };
-            let (table, recovered) = table.packed(size, PackedPosition(next_used.bits()), |at| {
-                let position = Position::of_bits(at.0);
-                let flags = flags_at(position.index)?;
-                Some(!is_available(flags, position.wrap))
-            })?;
+            let (table, recovered) =
+                table.packed(size, PackedPosition(next_used.bits()), |at| {
+                    let position = Position::of_bits(at.0);
+                    let flags = flags_at(position.index)?;
+                    Some(!is_available(flags, position.wrap))
+                })?;
             if let Some(recovered) = recovered {
                 next_used = Position::of_bits(recovered.used.0);
                 next_available = next_used.advance(recovered.descriptors.min(size), size);
@@ -110,7 +126,9 @@ impl Packed {
             known = Some(table);
         }
         if next_available.index >= size || next_used.index >= size {
-            return broken(format!("a position beyond a packed ring of {size} descriptors"));
+            return broken(format!(
+                "a position beyond a packed ring of {size} descriptors"
+            ));
         }
         Ok(Packed {
             size,
@@ -128,7 +146,8 @@ impl Packed {
     }
 
     fn flags_at(&self, index: u16) -> u16 {
-        self.ring.load_u16(usize::from(index) * DESCRIPTOR_BYTES as usize + 14)
+        self.ring
+            .load_u16(usize::from(index) * DESCRIPTOR_BYTES as usize + 14)
     }
 
     pub fn pop(&mut self, guest: &GuestMemory) -> Result<Option<Chain>, Broken> {

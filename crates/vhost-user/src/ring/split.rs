@@ -42,10 +42,17 @@ impl Split {
     ) -> Result<Split, Broken> {
         let size = layout.size;
         if !size.is_power_of_two() {
-            return broken(format!("a split ring of {size} descriptors, no power of two"));
+            return broken(format!(
+                "a split ring of {size} descriptors, no power of two"
+            ));
         }
         let [descriptors, available, used] = part_bytes(size, false);
-        check_area("the descriptor table", &layout.descriptors, descriptors as usize, 16)?;
+        check_area(
+            "the descriptor table",
+            &layout.descriptors,
+            descriptors as usize,
+            16,
+        )?;
         check_area("the available ring", &layout.driver, available as usize, 2)?;
         check_area("the used ring", &layout.device, used as usize, 4)?;
         let used = Area::of(&layout.device);
@@ -85,7 +92,9 @@ impl Split {
         }
         if waiting > self.size {
             let size = self.size;
-            return broken(format!("{waiting} chains are available in a ring of {size}"));
+            return broken(format!(
+                "{waiting} chains are available in a ring of {size}"
+            ));
         }
         let place = usize::from(self.next_available % self.size);
         let head = self.available.load_u16(4 + 2 * place);

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use crate::file::{BlockFile, Claim};
-use crate::job::Job;
+use crate::job::{Job, Stage};
 use crate::luks::NewVolume;
 use crate::policy::AllocPolicy;
 use crate::qcow2::geometry::{
@@ -280,7 +280,8 @@ pub async fn create(
 /// The same as a job.
 ///
 /// # Errors
-/// As [`create`]; [`Error::Cancelled`] (then `file` is no valid image).
+/// As [`create`]; [`Error::Cancelled`] (then `file` is no valid image). While the job's stage is
+/// [`Stage::Begin`] nothing was written.
 pub async fn create_as_job(
     file: Arc<dyn BlockFile>,
     data_file: Option<Arc<dyn BlockFile>>,
@@ -318,6 +319,7 @@ pub async fn create_as_job(
     if let Some(data_file) = &data_file {
         write::refuse_growth(data_file.as_ref(), size).await?;
     }
+    job.enter(Stage::Allocate);
     write::set_len(file.as_ref(), 0).await?;
     if let Some(data_file) = &data_file {
         write::set_len(data_file.as_ref(), 0).await?;
@@ -365,7 +367,8 @@ fn claim_new(file: &dyn BlockFile, claim: Claim) -> Result<()> {
 ///
 /// # Errors
 /// I/O; no space (then nothing was written); another process that uses the file; `Invalid` for
-/// metadata, of which a raw image has none; [`Error::Cancelled`].
+/// metadata, of which a raw image has none; [`Error::Cancelled`]. While the job's stage is
+/// [`Stage::Begin`] nothing was written.
 pub async fn create_raw(
     file: Arc<dyn BlockFile>,
     size: u64,
@@ -383,6 +386,7 @@ pub async fn create_raw(
     }
     claim_new(file.as_ref(), Claim::CREATE_RAW)?;
     write::refuse_growth(file.as_ref(), size).await?;
+    job.enter(Stage::Allocate);
     write::set_len(file.as_ref(), 0).await?;
     write::plain_file(&file, size, preallocation, job).await?;
     claim_new(file.as_ref(), Claim::NONE)

@@ -196,6 +196,7 @@ impl<'a> Plan<'a> {
         let flag_or_count = matches!(
             step,
             Step::Refcount { .. }
+                | Step::CountsBeyondEnd { .. }
                 | Step::CopiedL2 { .. }
                 | Step::CopiedData { .. }
                 | Step::Marks { .. }

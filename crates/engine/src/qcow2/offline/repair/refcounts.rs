@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use futures_util::StreamExt;
 
 use super::copied::apply;
-use super::plan::Plan;
+use super::plan::{Plan, Scope};
 use super::step::{Change, Step};
 use super::tables::read_each;
 use crate::qcow2::entry::{big_endian, inspect, refcount_at, set_refcount};
@@ -437,6 +437,7 @@ impl Plan<'_> {
                 self.compare_refcount(cluster, refcount, Some(byte));
             }
         }
+        self.find_counts_beyond().await?;
         if self.refcounts.rebuild {
             self.step(&Step::RebuildRefcounts {
                 blocks: self.refcounts.new_blocks.len() as u64,
@@ -444,6 +445,67 @@ impl Plan<'_> {
             });
         }
         Ok(())
+    }
+
+    /// Finds refcounts beyond the end of the file. Rebuilt refcounts have none; and they are no
+    /// leaks yet, so freeing leaks alone leaves them.
+    async fn find_counts_beyond(&mut self) -> Result<()> {
+        if self.refcounts.rebuild || self.options.scope == Scope::Leaks {
+            return Ok(());
+        }
+        let geometry = self.survey.geometry;
+        let end = HostCluster(self.survey.clusters);
+        let first = geometry.refcount_block_index(end);
+        let blocks = self.refcounts.blocks.iter().skip(first as usize);
+        let offsets: Vec<u64> = blocks.copied().filter(|&block| block != 0).collect();
+        let file = self.file.clone();
+        let mut reads = std::pin::pin!(read_each(&file, offsets, geometry.cluster_bytes()));
+        for index in first..self.refcounts.blocks.len() as u64 {
+            if self.refcounts.blocks[index as usize] == 0 {
+                continue;
+            }
+            let Some(read) = reads.next().await else {
+                break;
+            };
+            let (offset, mut bytes) = read?;
+            if let Some(step) = self.clear_beyond(index, offset, &mut bytes) {
+                self.refcounts.high.insert(index);
+                self.step(&step);
+            }
+        }
+        Ok(())
+    }
+
+    /// Clears the refcounts beyond the end of the file in the bytes of a block at `offset`. `None`
+    /// if they are 0, or stay as they are.
+    pub(super) fn clear_beyond(&self, index: u64, offset: u64, block: &mut [u8]) -> Option<Step> {
+        if self.refcounts.rebuild || self.options.scope == Scope::Leaks {
+            return None;
+        }
+        let geometry = self.survey.geometry;
+        let order = geometry.refcount_order();
+        let entries = geometry.refcounts_per_block();
+        let first = geometry.first_counted(index).0;
+        let start = self.survey.clusters.saturating_sub(first).min(entries);
+        let word_entries = 64 >> order;
+        let (mut clusters, mut at) = (0, start);
+        while at < entries {
+            let byte = ((at << order) / 8) as usize;
+            if at.is_multiple_of(word_entries) && block[byte..byte + 8] == [0; 8] {
+                at += word_entries;
+                continue;
+            }
+            if refcount_at(block, at as usize, order) != 0 {
+                set_refcount(block, at as usize, order, 0);
+                clusters += 1;
+            }
+            at += 1;
+        }
+        let from = offset + (start << order) / 8;
+        (clusters > 0).then(|| Step::CountsBeyondEnd {
+            clusters,
+            at: from..offset + geometry.cluster_bytes(),
+        })
     }
 
     fn compare_flags(&mut self, cluster: u64) -> u64 {

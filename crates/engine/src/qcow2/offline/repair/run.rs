@@ -39,7 +39,8 @@ pub(super) async fn run(mut plan: Plan<'_>) -> Result<Outcome> {
     plan.file.flush().await?;
     match plan.options.scope {
         Scope::All => {
-            if plan.structural > 0 || plan.summary.leaks + plan.summary.corruptions > 0 {
+            let found = plan.summary.leaks + plan.summary.corruptions;
+            if plan.structural > 0 || found > 0 || !plan.refcounts.high.is_empty() {
                 plan.everything().await?;
             }
             done = plan.summary;
@@ -280,6 +281,9 @@ impl Plan<'_> {
                     bytes: geometry.refcount_bytes(),
                 });
             }
+        }
+        if which == Counts::Lower {
+            steps.extend(self.clear_beyond(index, offset, &mut new));
         }
         self.write_changed(offset, &old, &new).await?;
         for step in &steps {

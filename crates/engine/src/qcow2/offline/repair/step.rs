@@ -142,6 +142,14 @@ pub enum Step {
         /// Bytes that it takes there; narrower ones share a byte.
         bytes: u64,
     },
+    /// Refcounts beyond the end of the file, as a file that was cut has them, become 0. A check
+    /// does not see them; they would be leaks as soon as the file grows.
+    CountsBeyondEnd {
+        /// Clusters whose refcount is not 0.
+        clusters: u64,
+        /// Where the refcounts are, from the first one beyond the end to the end of the block.
+        at: Range<u64>,
+    },
     /// COPIED of an L1 entry is corrected.
     CopiedL2 {
         /// Change of the L1 entry.
@@ -216,17 +224,20 @@ impl Step {
             Step::RefcountTable { .. } => "changes of the refcount table",
             Step::RebuildRefcounts { .. } => "rewrites of all refcounts",
             Step::Refcount { .. } => "changes of refcounts",
+            Step::CountsBeyondEnd { .. } => "clearings of refcounts beyond the end",
             Step::CopiedL2 { .. } | Step::CopiedData { .. } => "changes of COPIED flags",
             Step::Marks { .. } => "changes of the header",
         }
     }
 
-    /// It repairs something, rather than being a part of how another step is done.
+    /// It repairs something that a check finds, rather than being a part of how another step is
+    /// done.
     pub fn counts(&self) -> bool {
         !matches!(
             self,
             Step::SnapshotTable { .. }
                 | Step::RebuildRefcounts { .. }
+                | Step::CountsBeyondEnd { .. }
                 | Step::RefcountTable { finding: None, .. }
                 | Step::Marks { .. }
         )
@@ -286,6 +297,9 @@ impl Step {
             } => {
                 format!("change the refcount of cluster {cluster} from {refcount} to {references}")
             }
+            Step::CountsBeyondEnd { clusters, .. } => {
+                format!("clear {clusters} refcounts beyond the end of the file")
+            }
             Step::CopiedL2 { change, .. } | Step::CopiedData { change, .. } => {
                 let set = change.to > change.from;
                 format!("{} COPIED of an entry", if set { "set" } else { "clear" })
@@ -341,6 +355,9 @@ impl Step {
             Step::RebuildRefcounts { .. } => {
                 "the refcount structure cannot count all clusters where it is".into()
             }
+            Step::CountsBeyondEnd { clusters, .. } => {
+                format!("{clusters} refcounts beyond the end of the file are not 0")
+            }
             Step::Marks { .. } => "the repair is complete".into(),
             Step::Refcount { .. } | Step::CopiedL2 { .. } | Step::CopiedData { .. } => {
                 unreachable!("these are findings")
@@ -368,6 +385,7 @@ impl Step {
             Step::RefcountTable { at, .. } => place(*at, 8),
             Step::RebuildRefcounts { to, .. } => place(*to, 0),
             Step::Refcount { at, bytes, .. } => at.and_then(|at| place(at, *bytes)),
+            Step::CountsBeyondEnd { at, .. } => Some(at.clone()),
             Step::Marks { .. } => place(72, 8),
         }
     }
@@ -449,6 +467,10 @@ impl fmt::Display for Step {
             } => write!(
                 f,
                 "Repairing cluster {cluster} refcount={refcount} reference={references}"
+            ),
+            Step::CountsBeyondEnd { clusters, .. } => write!(
+                f,
+                "Repairing {clusters} refcounts beyond the end of the file"
             ),
             Step::Snapshot {
                 index,
