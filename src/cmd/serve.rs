@@ -22,15 +22,17 @@ mod sandbox;
 mod service;
 mod socket_name;
 mod transport;
+mod vhost_user;
 
 use detach::Daemonize;
 use nbd::Nbd;
 use service::Service;
-use transport::Verbosity;
+use transport::{Transport, Verbosity};
+use vhost_user::VhostUser;
 
 pub use service::cache_report;
 
-/// Serve an image over NBD
+/// Serve an image over NBD or vhost-user-blk
 #[derive(clap::Args)]
 pub struct Args {
     /// The image
@@ -41,6 +43,25 @@ pub struct Args {
     /// Listen on this address, HOST:PORT
     #[arg(short, long, value_name = "ADDRESS", conflicts_with = "socket")]
     listen: Option<String>,
+    /// Serve a virtual machine monitor as a vhost-user-blk device on this Unix socket; NBD is
+    /// served too if --socket or --listen is given
+    #[arg(long, value_name = "PATH")]
+    vhost_user: Option<PathBuf>,
+    /// Most queues of the vhost-user-blk device
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "vhost_user")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    queues: u16,
+    /// Threads that its queues are spread over; one for each processor if not given
+    #[arg(long, value_name = "N", requires = "vhost_user")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Its serial number, at most 20 bytes
+    #[arg(long, value_name = "TEXT", default_value = "", requires = "vhost_user")]
+    serial: String,
+    /// Its logical block size: 512, 1024, 2048 or 4096
+    #[arg(long, value_name = "BYTES", default_value_t = 512, requires = "vhost_user")]
+    #[arg(value_parser = block_size)]
+    block_size: u32,
     /// The image's format, such as qcow2, raw or luks; guessed from the image if not given
     #[arg(short, long)]
     format: Option<String>,
@@ -121,13 +142,42 @@ pub struct Args {
 
 /// Runs `cowslip serve`.
 pub fn run(args: Args, program: &Program) -> u8 {
+    let vhost_user = args.vhost_user();
+    let has_nbd = vhost_user.is_none() || args.socket.is_some() || args.listen.is_some();
     match args.service() {
-        Ok((service, nbd)) => service.start(&[&nbd], program),
+        Ok((service, nbd)) => {
+            let nbd = has_nbd.then_some(&nbd as &dyn Transport);
+            let vhost_user = vhost_user.as_ref().map(|it| it as &dyn Transport);
+            let transports: Vec<&dyn Transport> = nbd.into_iter().chain(vhost_user).collect();
+            service.start(&transports, program)
+        }
         Err(error) => program.fail(&error),
     }
 }
 
+fn block_size(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(bytes @ (512 | 1024 | 2048 | 4096)) => Ok(bytes),
+        _ => Err("a block has 512, 1024, 2048 or 4096 bytes".to_string()),
+    }
+}
+
 impl Args {
+    fn vhost_user(&self) -> Option<VhostUser> {
+        let defaults = cowslip_vhost_user::Options::default();
+        let threads = self.threads.map_or(defaults.threads, usize::from);
+        Some(VhostUser {
+            socket: self.vhost_user.clone()?,
+            options: cowslip_vhost_user::Options {
+                serial: self.serial.clone(),
+                queues: self.queues,
+                threads: threads.min(usize::from(self.queues)),
+                block_bytes: self.block_size,
+                ..defaults
+            },
+        })
+    }
+
     fn service(self) -> Result<(Service, Nbd), CommandError> {
         let invalid =
             |what: &str, value: &str| CommandError::new(format!("'{value}' is not {what}"));
