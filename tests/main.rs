@@ -55,5 +55,6 @@ mod serve_sandbox;
 mod snapshot;
 mod support;
 mod users_calls;
+mod vhost_user;
 mod wording;
 mod zero_targets;

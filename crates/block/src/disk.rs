@@ -117,6 +117,16 @@ pub trait Disk: Send + Sync + fmt::Debug {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Hands to the system what has completed and is known to this process alone: afterwards the end
+    /// of the process loses none of it, though a power failure may. Costs nothing where there is
+    /// nothing, as by default.
+    ///
+    /// # Errors
+    /// As for [`Disk::flush`].
+    fn write_back(&self) -> DiskFuture<'_, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// States of a range, in order from its first byte on: at least one extent and about `max` at
     /// most, so they may end before the range does.
     ///
@@ -227,6 +237,10 @@ impl Disk for DiskPart {
 
     fn flush(&self) -> DiskFuture<'_, ()> {
         self.disk.flush()
+    }
+
+    fn write_back(&self) -> DiskFuture<'_, ()> {
+        self.disk.write_back()
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {

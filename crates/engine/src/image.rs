@@ -560,6 +560,19 @@ impl Image {
         }
     }
 
+    /// Hands to the system what has completed and is known to this process alone, so that the end of
+    /// the process loses none of it; a power failure still may. Waits for nothing if there is
+    /// nothing. Dropped, it latches the image as [`Image::flush`] does.
+    ///
+    /// # Errors
+    /// As for [`Image::flush`].
+    pub async fn write_back(&self) -> Result<()> {
+        match self.top.qcow2() {
+            Some(image) => image.write_back_tables().await,
+            None => Ok(()),
+        }
+    }
+
     /// The state of a range of the disk, in order, covering it; neighbours of one state are one
     /// extent where their host offsets are contiguous. At most about `max_extents` are returned; if
     /// that cuts the range short, what follows is asked for with another call.

@@ -146,3 +146,45 @@ fn padding_stays_under_an_unknown_autoclear_bit_until_something_is_written() {
     assert_eq!(session(false), (0x80, 4096));
     assert_eq!(session(true), (0, SIZE));
 }
+
+/// A process that is killed leaves what it has handed to the system, and nothing else.
+#[test]
+fn what_was_written_back_outlives_the_process() {
+    let killed_after = |writes_back: bool| {
+        let file = Recorder::new(bytes(Format::Qcow2));
+        let options = || OpenOptions {
+            format: Some(Format::Qcow2),
+            writable: true,
+            ..OpenOptions::default()
+        };
+        block_on(async {
+            let image = Image::open(Arc::clone(&file) as _, options(), &NoFiles).await;
+            let image = image.unwrap();
+            for (at, byte) in [(0, 7), (300 << 10, 8)] {
+                let data = Buf::copy_of(&[byte; 512]);
+                image.write(at, data, Durability::Cached).await.unwrap();
+            }
+            if writes_back {
+                image.write_back().await.unwrap();
+                let ops = file.ops().len();
+                // Nothing is left to be written, so nothing is.
+                image.write_back().await.unwrap();
+                let data = Buf::copy_of(&[9; 512]);
+                image.write(0, data, Durability::Cached).await.unwrap();
+                image.write_back().await.unwrap();
+                assert_eq!(file.ops().len(), ops + 1, "one write of data");
+            }
+            std::mem::forget(image);
+            let left = Recorder::new(file.contents());
+            let image = Image::open(left as _, options(), &NoFiles).await.unwrap();
+            let mut found = Vec::new();
+            for at in [0, 300 << 10] {
+                let read = image.read(at, BufMut::zeroed(512)).await.unwrap();
+                found.push(read[511]);
+            }
+            found
+        })
+    };
+    assert_eq!(killed_after(false), [0, 0]);
+    assert_eq!(killed_after(true), [9, 8]);
+}

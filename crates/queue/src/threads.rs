@@ -42,7 +42,7 @@ impl Inbox {
 
 /// A thread, or what it will begin with.
 enum Slot {
-    Prepared(Option<PreparedQueue>),
+    Prepared(Option<(PreparedQueue, Event)>),
     Started(Arc<Inbox>),
 }
 
@@ -60,7 +60,7 @@ impl Threads {
     pub fn new(name: &str, count: usize) -> io::Result<Threads> {
         let prepare = |_| {
             let queue = PreparedQueue::new(Backend::Auto)?;
-            Ok(Slot::Prepared(Some(queue)))
+            Ok(Slot::Prepared(Some((queue, Event::new()?))))
         };
         let slots: io::Result<Vec<Slot>> = (0..count.max(1)).map(prepare).collect();
         Ok(Threads {
@@ -85,10 +85,10 @@ impl Threads {
     ) -> io::Result<()> {
         let index = index % self.slots.len();
         let slot = &mut self.slots[index];
-        if let Slot::Prepared(queue) = slot {
-            let queue = queue.take();
-            let queue = queue.ok_or_else(|| io::Error::other("a thread could not be started"))?;
-            *slot = Slot::Started(start(format!("{}-{index}", self.name), queue)?);
+        if let Slot::Prepared(parts) = slot {
+            let parts = parts.take();
+            let parts = parts.ok_or_else(|| io::Error::other("a thread could not be started"))?;
+            *slot = Slot::Started(start(format!("{}-{index}", self.name), parts)?);
         }
         let Slot::Started(inbox) = slot else {
             return Err(io::Error::other("a thread could not be started"));
@@ -111,10 +111,10 @@ impl Drop for Threads {
     }
 }
 
-fn start(name: String, queue: PreparedQueue) -> io::Result<Arc<Inbox>> {
+fn start(name: String, (queue, event): (PreparedQueue, Event)) -> io::Result<Arc<Inbox>> {
     let inbox = Arc::new(Inbox {
         work: Mutex::default(),
-        event: Event::new()?,
+        event,
     });
     let shared = Arc::clone(&inbox);
     let (ready, is_ready) = std::sync::mpsc::channel();

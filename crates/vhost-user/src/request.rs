@@ -105,8 +105,14 @@ impl Request {
         (self.data.len() as u64 + self.target.len() as u64).min(PART_BYTES)
     }
 
-    /// Carries the request out, and writes its status.
-    pub async fn perform(self, device: &Device, durability: Durability) -> Completed {
+    /// Carries the request out, and writes its status. Where the front end keeps a table of requests
+    /// in flight (`outlives`), a request is complete only when the end of this process cannot undo
+    /// it: the guest goes on with another server, and never learns that there was an end.
+    pub async fn perform(
+        self,
+        device: &Device,
+        (durability, outlives): (Durability, bool),
+    ) -> Completed {
         let bytes = self.cost_bytes();
         let Request {
             slot,
@@ -118,7 +124,7 @@ impl Request {
             written: ranges,
         } = self;
         let target_len = target.len();
-        let outcome = match kind {
+        let mut outcome = match kind {
             kind::IN => read(device, sector, target).await,
             kind::OUT => write(device, sector, data, durability).await,
             kind::FLUSH => device.disk.flush().await.map_err(Failure::Disk),
@@ -127,6 +133,9 @@ impl Request {
             kind::WRITE_ZEROES => write_zeroes(device, &data, durability).await,
             _ => Err(Failure::Unsupported),
         };
+        if outlives && outcome.is_ok() && is_change(kind) {
+            outcome = device.disk.write_back().await.map_err(Failure::Disk);
+        }
         let code = match outcome {
             Ok(()) => OK,
             Err(Failure::Unsupported) => UNSUPPORTED,
@@ -166,6 +175,10 @@ impl fmt::Display for Failure {
 }
 
 type Outcome = std::result::Result<(), Failure>;
+
+fn is_change(kind: u32) -> bool {
+    matches!(kind, kind::OUT | kind::DISCARD | kind::WRITE_ZEROES)
+}
 
 fn name(kind: u32) -> &'static str {
     match kind {

@@ -458,6 +458,7 @@ impl Session {
         };
         let number = index as u16;
         let table = self.inflight.as_ref().and_then(|table| table.queue(number));
+        let outlives = table.is_some();
         let ring = Ring::start(&layout, (state.base, is_packed), features, table)
             .map_err(|broken| failed(broken.0))?;
         let is_logging = self.features & feature::LOG_ALL != 0;
@@ -476,6 +477,7 @@ impl Session {
             features: self.features,
             kick,
             log,
+            outlives,
             observer: Arc::clone(&self.server.observer),
         };
         let control = Arc::clone(&state.control);

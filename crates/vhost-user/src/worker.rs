@@ -33,6 +33,8 @@ pub(crate) struct Setup {
     /// Events of the driver: chains are available.
     pub kick: Option<Event>,
     pub log: Option<Log>,
+    /// Whether the front end keeps a table of requests in flight.
+    pub outlives: bool,
     pub observer: Observer,
 }
 
@@ -139,9 +141,9 @@ impl Worker {
                 self.setup.ring.disable_kicks();
                 while self.bytes_in_flight < BYTES_IN_FLIGHT_MAX {
                     let Some(request) = self.take() else { break };
-                    let durability = self.durability();
+                    let how = (self.durability(), self.setup.outlives);
                     let device = Rc::clone(&device);
-                    running.push(async move { request.perform(&device, durability).await });
+                    running.push(async move { request.perform(&device, how).await });
                 }
                 has_more = !self.is_broken
                     && self.bytes_in_flight < BYTES_IN_FLIGHT_MAX

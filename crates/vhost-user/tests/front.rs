@@ -18,7 +18,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::ring::{DEVICE_AT, DRIVER_AT, DriverRing, Piece, RING_BYTES};
+use super::ring::{DEVICE_AT, DRIVER_AT, DriverRing, Piece, RING_BYTES};
 
 /// Where the guest's memory begins, for the guest and for the front end.
 pub const GUEST: u64 = 0x10_0000;
@@ -227,6 +227,21 @@ impl Front {
 
     fn is_packed(&self) -> bool {
         self.features & PACKED != 0
+    }
+
+    /// Has the server make a table of requests in flight; returns it with its description.
+    pub fn get_inflight(&mut self, queues: u16, size: u16) -> (OwnedFd, Vec<u8>) {
+        let mut payload = vec![0; 16];
+        payload.extend(queues.to_le_bytes());
+        payload.extend(size.to_le_bytes());
+        payload.extend([0; 4]);
+        let (description, file) = self.ask(31, &payload);
+        (file.expect("a table"), description)
+    }
+
+    /// Passes a table that another server has used.
+    pub fn set_inflight(&mut self, table: &OwnedFd, description: &[u8]) {
+        assert_eq!(self.send_acked(32, description, &[table.as_fd()]), 0);
     }
 
     /// Makes a queue and starts it.

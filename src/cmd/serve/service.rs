@@ -7,6 +7,7 @@ use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use cowslip::disk::DiskPart;
 use cowslip::error::system_words;
@@ -22,6 +23,10 @@ use crate::error::CommandError;
 use crate::open::{self, Access, ImageSpec, OpenSettings, read_only};
 use crate::output::{Program, is_called_as_qemu};
 use crate::text_file;
+
+/// How long, and how often, the locks of a killed server are waited for.
+const RELEASE_MAX: Duration = Duration::from_millis(500);
+const RELEASE_PAUSE: Duration = Duration::from_millis(2);
 
 /// An image to serve, and options of the server that no transport needs to know.
 #[derive(Clone, Debug)]
@@ -91,7 +96,8 @@ impl Service {
         (role, signals): (Role, Signals),
     ) -> Result<(), CommandError> {
         // The image is opened first: a server that fails to lock it must not touch a socket.
-        let image = Arc::new(self.open().await?);
+        let follows = transports.iter().any(|it| it.has_predecessor());
+        let image = Arc::new(self.open_after(follows).await?);
         let served = self.served(&image, log.clone())?;
         let mut endpoints = Vec::new();
         for transport in transports {
@@ -116,6 +122,19 @@ impl Service {
         let closed = image.close().await;
         drop(names);
         closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))
+    }
+
+    /// Opens the image, after a server that may have been killed a moment ago: its ring keeps files
+    /// and their locks until the system has ended it.
+    async fn open_after(&self, follows: bool) -> Result<Image, CommandError> {
+        let begun = Instant::now();
+        loop {
+            let opened = self.open().await;
+            if opened.is_ok() || !follows || begun.elapsed() > RELEASE_MAX {
+                return opened;
+            }
+            cowslip_queue::sleep(RELEASE_PAUSE).await;
+        }
     }
 
     async fn open(&self) -> Result<Image, CommandError> {
@@ -248,7 +267,6 @@ pub fn cache_report(cache: &CacheStatistics) -> serde_json::Value {
 mod tests {
     use std::ffi::OsString;
     use std::sync::Mutex;
-    use std::time::Duration;
 
     use cowslip::file::Durability;
     use cowslip::{Buf, BufMut};

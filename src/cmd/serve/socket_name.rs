@@ -120,6 +120,11 @@ impl SocketName {
         ))
     }
 
+    /// Whether a path names a socket: of a server that runs, or that was killed.
+    pub fn is_there(path: &Path) -> bool {
+        socket_id(path).is_some()
+    }
+
     /// The path, as it was given.
     pub fn path(&self) -> &Path {
         &self.path

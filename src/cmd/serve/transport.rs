@@ -25,6 +25,12 @@ pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// A protocol, with its options.
 pub trait Transport {
+    /// Whether another server was, or is, where this one will listen. If that one was killed, the
+    /// system releases its locks a little later.
+    fn has_predecessor(&self) -> bool {
+        false
+    }
+
     /// Makes an endpoint, to which clients can connect from now on. They wait until it serves.
     ///
     /// # Errors

@@ -22,6 +22,10 @@ pub struct VhostUser {
 }
 
 impl Transport for VhostUser {
+    fn has_predecessor(&self) -> bool {
+        SocketName::is_there(&self.socket)
+    }
+
     fn listen<'a>(
         &'a self,
         served: &'a Served,

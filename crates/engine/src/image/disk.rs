@@ -42,6 +42,10 @@ impl Disk for Image {
         Box::pin(Image::flush(self))
     }
 
+    fn write_back(&self) -> DiskFuture<'_, ()> {
+        Box::pin(Image::write_back(self))
+    }
+
     fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
         Box::pin(Image::extents(self, offset, len, max))
     }

@@ -70,6 +70,11 @@ impl Committed {
         self.durable_cut >= cut
     }
 
+    /// Returns whether the last cut is durable: no cycle is under way, or has failed.
+    pub fn is_settled(&self) -> bool {
+        self.is_durable(self.cuts)
+    }
+
     /// Something was written, or may have been: it needs a barrier.
     pub fn note_unflushed(&mut self) {
         self.unflushed = true;

@@ -387,6 +387,11 @@ impl Tables {
         self.dirty.len() as u64 > self.slots.capacity() / 2
     }
 
+    /// Returns whether entries have changed that no cut has.
+    pub fn has_dirty(&self) -> bool {
+        !(self.dirty.is_empty() && self.l1_dirty.is_empty() && self.new_tables.is_empty())
+    }
+
     /// Copies all that is dirty, for one write-back cycle.
     pub fn cut(&mut self) -> CycleTables {
         let mut cut = CycleTables::default();

@@ -195,6 +195,19 @@ impl Qcow2 {
         }
     }
 
+    /// Writes to the file what has completed and is known to this process alone: changed entries
+    /// of tables. Data is in the file when its request completes.
+    pub(crate) async fn write_back_tables(&self) -> Result<()> {
+        let is_written = {
+            let state = self.lock();
+            !state.mapping.tables.has_dirty() && state.committed.is_settled()
+        };
+        match is_written || !self.writable {
+            true => Ok(()),
+            false => self.write_back().await,
+        }
+    }
+
     /// Makes durable all that had completed.
     pub(crate) async fn flush(&self) -> Result<()> {
         if !self.writable {
