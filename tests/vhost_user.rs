@@ -51,7 +51,12 @@ impl Served {
         while std::os::unix::net::UnixStream::connect(&self.socket).is_err() {
             if let Some(status) = self.child.try_wait().unwrap() {
                 let mut why = String::new();
-                self.child.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+                self.child
+                    .stderr
+                    .take()
+                    .unwrap()
+                    .read_to_string(&mut why)
+                    .unwrap();
                 panic!("the server ended: {status}: {why}");
             }
             assert!(begun.elapsed() < Duration::from_secs(20), "no server");
@@ -70,7 +75,12 @@ impl Served {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         let status = self.child.wait().unwrap();
         let mut said = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        self.child
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut said)
+            .unwrap();
         assert!(status.success(), "{status}: {said}");
     }
 }
@@ -93,7 +103,14 @@ impl Drop for Served {
 fn image(dir: &Path) -> PathBuf {
     let path = dir.join("a.qcow2");
     let mut create = cowslip();
-    create.args(["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k,extended_l2=off"]);
+    create.args([
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-o",
+        "cluster_size=4k,extended_l2=off",
+    ]);
     let status = create.arg(&path).arg("16M").status().unwrap();
     assert!(status.success());
     path
@@ -158,7 +175,10 @@ impl Load {
     }
 
     fn random(&mut self, limit: usize) -> usize {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.state = self
+            .state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         (self.state >> 33) as usize % limit
     }
 
@@ -270,7 +290,11 @@ fn killed_under_load(features: u64) {
             }
             None => front.queue(0, 64),
         };
-        let in_flight = load.slots.iter().filter(|slot| slot.running.is_some()).count();
+        let in_flight = load
+            .slots
+            .iter()
+            .filter(|slot| slot.running.is_some())
+            .count();
         if in_flight > 0 {
             let done = working.complete();
             longest = longest.max(begun.elapsed());
@@ -296,7 +320,9 @@ fn killed_under_load(features: u64) {
     }
     check(&image);
     let completed = load.completed;
-    eprintln!("{completed} requests, {replayed} of them in flight at a kill; longest gap {longest:?}");
+    eprintln!(
+        "{completed} requests, {replayed} of them in flight at a kill; longest gap {longest:?}"
+    );
     assert!(completed > 100 && replayed > 10, "{completed} {replayed}");
 }
 
@@ -315,7 +341,14 @@ fn one_image_is_served_over_both_transports_in_a_whole_sandbox() {
     let dir = tempfile::tempdir().unwrap();
     let (image, socket) = (image(dir.path()), dir.path().join("socket"));
     let nbd = dir.path().join("nbd");
-    let options = ["--socket", nbd.to_str().unwrap(), "--sandbox", "on", "--threads", "2"];
+    let options = [
+        "--socket",
+        nbd.to_str().unwrap(),
+        "--sandbox",
+        "on",
+        "--threads",
+        "2",
+    ];
     let mut served = Served::start(&image, &socket, &options);
     served.wait();
     let mut front = Front::connect(&socket, VERSION_1 | EVENT_IDX);
@@ -327,7 +360,15 @@ fn one_image_is_served_over_both_transports_in_a_whole_sandbox() {
     }
     let uri = format!("nbd+unix:///?socket={}", nbd.display());
     let io = cowslip()
-        .args(["io", "-f", "raw", "-c", "read -P 1 0 4k", "-c", "read -P 3 8k 4k"])
+        .args([
+            "io",
+            "-f",
+            "raw",
+            "-c",
+            "read -P 1 0 4k",
+            "-c",
+            "read -P 3 8k 4k",
+        ])
         .args(["-c", "write -P 9 4k 4k", &uri])
         .output()
         .unwrap();

@@ -59,7 +59,12 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", default_value = "", requires = "vhost_user")]
     serial: String,
     /// Its logical block size: 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", default_value_t = 512, requires = "vhost_user")]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 512,
+        requires = "vhost_user"
+    )]
     #[arg(value_parser = block_size)]
     block_size: u32,
     /// The image's format, such as qcow2, raw or luks; guessed from the image if not given

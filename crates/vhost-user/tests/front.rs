@@ -88,6 +88,9 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.handle.stop();
+        if std::thread::panicking() {
+            eprintln!("events: {:?}", self.events.lock().unwrap());
+        }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
             && !std::thread::panicking()
@@ -172,7 +175,9 @@ impl Front {
         }
         let parts = [IoSlice::new(message)];
         // The server may have closed the connection already.
-        let _sent = sendmsg(&self.stream, &parts, &mut control, SendFlags::NOSIGNAL);
+        let _sent = rustix::io::retry_on_intr(|| {
+            sendmsg(&self.stream, &parts, &mut control, SendFlags::NOSIGNAL)
+        });
     }
 
     pub fn send(&mut self, code: u32, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
@@ -192,7 +197,9 @@ impl Front {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut header)];
-        let received = recvmsg(&self.stream, &mut parts, &mut control, RecvFlags::WAITALL);
+        let received = rustix::io::retry_on_intr(|| {
+            recvmsg(&self.stream, &mut parts, &mut control, RecvFlags::WAITALL)
+        });
         if received.ok()?.bytes != 12 {
             return None;
         }
@@ -420,7 +427,7 @@ impl TestQueue {
                 tv_sec: 20,
                 tv_nsec: 0,
             };
-            let ready = poll(&mut fds, Some(&limit)).unwrap();
+            let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&limit))).unwrap();
             assert_eq!(ready, 1, "the device did not notify");
             rustix::io::read(&self.call, &mut [0u8; 8]).unwrap();
         }

@@ -1,1 +1,271 @@
+//! Guests and front ends that break every rule: a clear event, and everything else goes on.
 
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use cowslip_block::Disk;
+use cowslip_block::disk::MemoryDisk;
+use cowslip_vhost_user::Options;
+
+use crate::front::{
+    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, INDIRECT, MEMORY_BYTES, PACKED, Running, TestQueue,
+    VERSION_1, guest,
+};
+use crate::requests::Rng;
+use crate::ring::{DRIVER_AT, NEXT, WRITE};
+
+const IN: u32 = 0;
+const OUT: u32 = 1;
+
+fn server() -> Running {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("disk", 1 << 20));
+    Running::start(disk, Options::default())
+}
+
+/// Descriptors of a chain: address, length, flags.
+type Chain = Vec<(u64, u32, u16)>;
+
+/// Chains that are no requests, with words of the event that each causes.
+fn broken_chains() -> Vec<(&'static str, Chain)> {
+    let header = (guest(DATA_AT), 16, 0);
+    let status = (guest(DATA_AT + 512), 1, WRITE);
+    let end = GUEST + MEMORY_BYTES;
+    vec![
+        (
+            "no place for header and",
+            vec![(guest(DATA_AT), 15, 0), status],
+        ),
+        ("no place for header and", vec![header]),
+        ("no place for header and", vec![status]),
+        ("are not in its memory", vec![(0, 16, 0), status]),
+        (
+            "are not in its memory",
+            vec![header, (end - 8, 16, WRITE), status],
+        ),
+        ("are not in its memory", vec![header, (u64::MAX, 1, WRITE)]),
+        (
+            "are not in its memory",
+            vec![header, (guest(0), u32::MAX, WRITE), status],
+        ),
+        (
+            "behind memory to write",
+            vec![header, status, (guest(0), 512, 0)],
+        ),
+    ]
+}
+
+/// Indirect tables that are none.
+fn broken_tables() -> Vec<(&'static str, (u64, u32, u16))> {
+    let indirect = crate::ring::INDIRECT;
+    vec![
+        (
+            "an indirect table of 0 bytes",
+            (guest(DATA_AT), 0, indirect),
+        ),
+        (
+            "an indirect table of 24 bytes",
+            (guest(DATA_AT), 24, indirect),
+        ),
+        (
+            "an indirect table of 4294967280",
+            (guest(DATA_AT), 0xFFFF_FFF0, indirect),
+        ),
+        (
+            "an indirect table of 32 bytes",
+            (guest(DATA_AT), 32, indirect | WRITE),
+        ),
+        ("are not in its memory", (0, 32, indirect)),
+    ]
+}
+
+/// Makes a chain available on one queue, and checks that this one alone stops.
+fn expect_broken(features: u64, chain: &[(u64, u32, u16)], words: &str) {
+    let server = server();
+    let mut front = Front::connect(&server.path, features);
+    let mut bad = front.queue(0, 16);
+    let mut good = front.queue(1, 16);
+    assert_eq!(bad.request(OUT, 0, &[(DATA_AT, 512)]), 0);
+    bad.ring.add_raw(chain);
+    bad.kick_always();
+    server.wait_for_event("QueueBroken");
+    assert!(
+        server.has_event(words),
+        "{words}: {:?}",
+        server.events.lock().unwrap()
+    );
+    // The other queue works, and the broken one can be stopped.
+    assert_eq!(good.request(IN, 0, &[(DATA_AT, 512)]), 0);
+    front.stop_queue(0);
+    let mut again = front.queue(0, 16);
+    assert_eq!(again.request(IN, 0, &[(DATA_AT, 512)]), 0);
+}
+
+#[test]
+fn a_broken_chain_stops_its_queue_with_a_reason_and_no_other() {
+    for features in [VERSION_1, VERSION_1 | PACKED | EVENT_IDX] {
+        for (words, chain) in broken_chains() {
+            expect_broken(features, &chain, words);
+        }
+        expect_broken(
+            features,
+            &[(guest(DATA_AT), 32, 4)],
+            "which was not negotiated",
+        );
+        for (words, table) in broken_tables() {
+            expect_broken(features | INDIRECT, &[table], words);
+        }
+    }
+}
+
+#[test]
+fn a_broken_ring_stops_its_queue_with_a_reason() {
+    // More is available than the ring has; a chain begins, or goes on, beyond the ring; a circle.
+    let harm: [(&str, fn(&mut TestQueue)); 4] = [
+        ("chains are available in a ring of 16", |queue| {
+            let at = queue.ring.start + DRIVER_AT + 2;
+            queue.ring.memory.store_u16(at, 5000);
+        }),
+        ("a chain at descriptor 16 of a ring of 16", |queue| {
+            queue.ring.offer(16)
+        }),
+        ("a chain goes on at descriptor 900 of 16", |queue| {
+            let bytes = queue.ring.encode((guest(DATA_AT), 16, NEXT), 900);
+            queue.ring.memory.write(queue.ring.descriptor_at(3), &bytes);
+            queue.ring.offer(3);
+        }),
+        ("goes round in a circle", |queue| {
+            let bytes = queue.ring.encode((guest(DATA_AT), 16, NEXT), 3);
+            queue.ring.memory.write(queue.ring.descriptor_at(3), &bytes);
+            queue.ring.offer(3);
+        }),
+    ];
+    for (words, break_it) in harm {
+        let server = server();
+        let mut front = Front::connect(&server.path, VERSION_1);
+        let mut queue = front.queue(0, 16);
+        break_it(&mut queue);
+        queue.kick_always();
+        server.wait_for_event("QueueBroken");
+        assert!(
+            server.has_event(words),
+            "{words}: {:?}",
+            server.events.lock().unwrap()
+        );
+    }
+}
+
+#[test]
+fn impossible_requests_fail_and_the_queue_goes_on() {
+    let server = server();
+    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH);
+    let mut queue = front.queue(0, 16);
+    let last = (1 << 20) / 512;
+    for (kind, sector, len) in [
+        (IN, last, 512),
+        (OUT, last - 1, 1024),
+        (IN, u64::MAX, 512),
+        (OUT, 1 << 60, 512),
+        (IN, 0, 100),
+        (13, 0, 16),
+        (13, 0, 15),
+        (11, 0, 0),
+    ] {
+        front.memory.write(DATA_AT, &[0xFF; 1024]);
+        let data = [(DATA_AT, len)];
+        let data = if len == 0 { &[][..] } else { &data };
+        let status = queue.request(kind, sector, data);
+        assert!(
+            status == 1 || (kind == 13 && status == 2),
+            "{kind} {sector}: {status}"
+        );
+    }
+    // Unknown kinds, secure erase among them.
+    for kind in [2, 5, 7, 14, 15, 99, u32::MAX] {
+        assert_eq!(queue.request(kind, 0, &[]), 2);
+    }
+    assert_eq!(queue.request(OUT, last - 1, &[(DATA_AT, 512)]), 0);
+}
+
+#[test]
+fn a_front_end_that_breaks_the_protocol_is_cut_off_and_the_next_is_served() {
+    let server = server();
+    let mut rng = Rng(7);
+    for round in 0..300 {
+        let mut front = Front::connect(&server.path, VERSION_1);
+        let mut queue = front.queue(0, 16);
+        assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]), 0);
+        if round % 3 == 0 {
+            let bytes: Vec<u8> = (0..rng.below(200)).map(|_| rng.next() as u8).collect();
+            front.send_bytes(&bytes);
+            continue;
+        }
+        for _ in 0..20 {
+            let code = rng.below(45) as u32;
+            let len = [0, 4, 8, 12, 16, 20, 24, 40, 72][rng.below(9) as usize];
+            let small = rng.below(2) == 0;
+            let byte = |rng: &mut Rng| if small { rng.below(3) } else { rng.next() } as u8;
+            let payload: Vec<u8> = (0..len).map(|_| byte(&mut rng)).collect();
+            let file = front.file.try_clone().unwrap();
+            let files = [file.as_fd(); 3];
+            let count = rng.below(4) as usize;
+            front.send(code, &payload, &files[..count]);
+        }
+    }
+    // What is half a message is not waited for by others.
+    drop(UnixStream::connect(&server.path).unwrap());
+    let mut front = Front::connect(&server.path, VERSION_1);
+    let mut queue = front.queue(0, 16);
+    assert_eq!(queue.request(IN, 0, &[(DATA_AT, 512)]), 0);
+}
+
+#[test]
+fn rings_full_of_noise_neither_end_nor_stall_the_server() {
+    let mut rng = Rng(3);
+    for round in 0..120 {
+        let features = [VERSION_1, VERSION_1 | PACKED][round % 2];
+        let more = [0, EVENT_IDX, INDIRECT, EVENT_IDX | INDIRECT][rng.below(4) as usize];
+        let server = server();
+        let mut front = Front::connect(&server.path, features | more);
+        if rng.below(2) == 0 {
+            front.get_inflight(2, 16);
+        }
+        let queue = front.queue(0, 16);
+        let mut good = front.queue(1, 16);
+        for _ in 0..30 {
+            let index = rng.below(16) as u16;
+            let address = match rng.below(4) {
+                0 => rng.next(),
+                _ => GUEST + rng.below(MEMORY_BYTES),
+            };
+            let len = [1, 16, 48, 512, 4096, 70_000, u32::MAX][rng.below(7) as usize];
+            let flags =
+                (rng.below(8) as u16) | (rng.below(4) as u16) << 7 | rng.next() as u16 & 0x8000;
+            let link = rng.below(20) as u16;
+            let bytes = queue.ring.encode((address, len, flags), link);
+            // The second ring is left alone, so that it can show that the server goes on.
+            let is_good = (GUEST + 0x1_0000..GUEST + 0x2_0000).contains(&address);
+            if !is_good {
+                queue
+                    .ring
+                    .memory
+                    .write(queue.ring.descriptor_at(index), &bytes);
+            }
+            let at = queue.ring.start + DRIVER_AT;
+            queue
+                .ring
+                .memory
+                .store_u16(at + 4 + 2 * usize::from(index), link);
+            queue.ring.memory.store_u16(at + 2, rng.below(20) as u16);
+            queue.kick_always();
+        }
+        front.stop_queue(0);
+        // Noise may have been read into the memory of the other queue; it answers all the same.
+        front.stop_queue(1);
+        good = {
+            drop(good);
+            front.queue(1, 16)
+        };
+        assert_eq!(good.request(IN, 0, &[(DATA_AT, 512)]), 0);
+    }
+}

@@ -1,1 +1,74 @@
+//! The table of requests in flight, as messages make and pass it.
 
+use std::sync::Arc;
+
+use cowslip_block::Disk;
+use cowslip_block::disk::MemoryDisk;
+use cowslip_vhost_user::Options;
+
+use crate::front::{DATA_AT, Front, MEMORY_BYTES, Make, PACKED, Running, VERSION_1, memory_file};
+
+fn server(disk: &Arc<dyn Disk>) -> Running {
+    Running::start(Arc::clone(disk), Options::default())
+}
+
+#[test]
+fn a_table_goes_from_one_server_to_the_next() {
+    for features in [VERSION_1, VERSION_1 | PACKED] {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("disk", 1 << 20));
+        let memory = memory_file(MEMORY_BYTES);
+        let first = server(&disk);
+        let mut front = Front::connect_with(&first.path, features, memory.try_clone().unwrap());
+        let (table, description) = front.get_inflight(2, 16);
+        let mut queue = front.queue(0, 16);
+        for sector in 0..40 {
+            front.memory.write(DATA_AT, &[sector as u8; 512]);
+            assert_eq!(queue.request(1, sector, &[(DATA_AT, 512)]), 0);
+        }
+        drop((front, first));
+        let second = server(&disk);
+        let mut front = Front::connect_with(&second.path, features, memory);
+        front.set_inflight(&table, &description);
+        // Made available while no server was there.
+        let make = Make {
+            kind: 0,
+            sector: 39,
+            data: &[(DATA_AT + 512, 512)],
+            tag: 0,
+            header_cuts: &[],
+            is_indirect: false,
+        };
+        queue.submit(&make);
+        front.start_queue(&mut queue, 0);
+        assert_eq!(queue.complete().1, 0);
+        let mut read = [0; 512];
+        front.memory.read(DATA_AT + 512, &mut read);
+        assert_eq!(read, [39; 512]);
+    }
+}
+
+#[test]
+fn tables_that_do_not_fit_are_refused() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("disk", 1 << 20));
+    let server = server(&disk);
+    let mut front = Front::connect(&server.path, VERSION_1);
+    let (table, description) = front.get_inflight(2, 16);
+    let with = |at: usize, byte: u8| {
+        let mut changed = description.clone();
+        changed[at] = byte;
+        changed
+    };
+    use std::os::fd::AsFd;
+    // Too long for the file, misaligned, more queues or descriptors than there is room for.
+    for changed in [with(10, 1), with(8, 8), with(16, 200), with(18, 255)] {
+        assert_eq!(front.send_acked(32, &changed, &[table.as_fd()]), 1);
+    }
+    // One for smaller rings than the one that is started.
+    front.set_inflight(&table, &description);
+    let payload = [0u32.to_le_bytes(), 32u32.to_le_bytes()].concat();
+    assert_eq!(front.send_acked(8, &payload, &[]), 0);
+    assert_eq!(
+        front.send_acked(12, &0u64.to_le_bytes(), &[table.as_fd()]),
+        1
+    );
+}
