@@ -448,8 +448,8 @@ impl Plan<'_> {
     }
 
     /// Whether refcounts beyond the end of the file are cleared: where entries were given up, or an
-    /// earlier session or repair was cut short. An image that is otherwise sound keeps them, as with
-    /// QEMU; rebuilt refcounts have none.
+    /// earlier session or repair was cut short. An image that is otherwise sound keeps them, as
+    /// with QEMU; rebuilt refcounts have none.
     fn clears_beyond(&self) -> bool {
         let is_marked = self.header.is_dirty() || self.header.is_corrupt();
         self.options.scope == Scope::All
