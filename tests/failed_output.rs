@@ -183,10 +183,8 @@ fn qemu_img_completes_its_work_in_the_same_way() {
         "commit -p -f qcow2 c",
     ] {
         let mut theirs = Command::new("qemu-img");
-        for mut command in [theirs.args(words(line)), golden::ours().args(words(line))] {
-            let ended = Command::stdout(&mut command, full())
-                .current_dir(&dir)
-                .output();
+        for command in [theirs.args(words(line)), golden::ours().args(words(line))] {
+            let ended = command.stdout(full()).current_dir(&dir).output();
             assert_eq!(ended.unwrap().status.code(), Some(0), "{line}");
         }
     }

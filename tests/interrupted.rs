@@ -13,8 +13,8 @@ use crate::support::golden::words;
 use crate::support::{cowslip, outcome, run, scratch};
 
 const SIGINT: i32 = 2;
-/// What a file held before.
-const BEFORE: [u8; 100_000] = [3; 100_000];
+/// Contents of a file that existed.
+static BEFORE: [u8; 100_000] = [3; 100_000];
 
 fn start(dir: &Path, line: &str) -> Child {
     let mut command = cowslip();

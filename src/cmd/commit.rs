@@ -113,8 +113,8 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
     if let Err(Error::Cancelled) = outcome {
         let filename = &spec.filename;
         let left = format!(
-            "'{filename}' still has all of its data, and a part of it was written into '{base}'; run commit \
-             again to complete it"
+            "'{filename}' still has all of its data, and a part of it was written into '{base}'; \
+             run commit again to complete it"
         );
         return Err(interrupted.report(program, left));
     }

@@ -42,7 +42,7 @@ pub struct NewFile {
     remove: Option<RemovedOnInterrupt>,
     /// A regular file that existed.
     existed: Option<PathBuf>,
-    /// What it held is lost.
+    /// The old contents are lost.
     is_overwritten: bool,
 }
 

@@ -447,10 +447,19 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Finds refcounts beyond the end of the file. Rebuilt refcounts have none; and they are no
-    /// leaks yet, so freeing leaks alone leaves them.
+    /// Whether refcounts beyond the end of the file are cleared: where entries were given up, or an
+    /// earlier session or repair was cut short. An image that is otherwise sound keeps them, as
+    /// with QEMU; rebuilt refcounts have none.
+    fn clears_beyond(&self) -> bool {
+        let is_marked = self.header.is_dirty() || self.header.is_corrupt();
+        self.options.scope == Scope::All
+            && !self.refcounts.rebuild
+            && (self.structural > 0 || is_marked)
+    }
+
+    /// Finds refcounts beyond the end of the file.
     async fn find_counts_beyond(&mut self) -> Result<()> {
-        if self.refcounts.rebuild || self.options.scope == Scope::Leaks {
+        if !self.clears_beyond() {
             return Ok(());
         }
         let geometry = self.survey.geometry;
@@ -479,7 +488,7 @@ impl Plan<'_> {
     /// Clears the refcounts beyond the end of the file in the bytes of a block at `offset`. `None`
     /// if they are 0, or stay as they are.
     pub(super) fn clear_beyond(&self, index: u64, offset: u64, block: &mut [u8]) -> Option<Step> {
-        if self.refcounts.rebuild || self.options.scope == Scope::Leaks {
+        if !self.clears_beyond() {
             return None;
         }
         let geometry = self.survey.geometry;
