@@ -1,5 +1,5 @@
-//! `serve --vhost-user`: a front end of our own against the program, which is killed meanwhile, and
-//! QEMU's driver.
+//! `serve --vhost-user`: a front end of our own against the program, which is killed meanwhile.
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -130,7 +130,7 @@ const SLOTS: usize = 32;
 const SLOT_SECTORS: u64 = IMAGE_BYTES / 512 / SLOTS as u64;
 const REQUEST_BYTES: usize = 8192;
 
-/// What a slot has on the disk, and what is being done to it.
+/// Content of a slot on the disk, and the request that is under way for it.
 #[derive(Clone, Default)]
 struct Slot {
     /// Content of each piece of the slot: the number that its bytes were made of.

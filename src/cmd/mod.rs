@@ -121,8 +121,8 @@ pub enum CowslipVerb {
     Bench(Box<bench::Args>),
     /// Read, write and examine an image, in the manner of qemu-io
     Io(io::Args),
-    /// Serve an image over NBD
-    Serve(serve::Args),
+    /// Serve an image over NBD, or to virtual machines as a vhost-user-blk device
+    Serve(Box<serve::Args>),
     /// Create a file that shares its data with an image, on file systems with reflinks
     Clone(clone::Args),
     /// Allocate all space of a file of any kind, as a job that can be interrupted
@@ -150,7 +150,7 @@ impl CowslipVerb {
             CowslipVerb::Img(verb) => verb.run(program),
             CowslipVerb::Bench(args) => bench::run(*args, program),
             CowslipVerb::Io(args) => io::run(args, program),
-            CowslipVerb::Serve(args) => serve::run(args, program),
+            CowslipVerb::Serve(args) => serve::run(*args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
             CowslipVerb::Clone(args) => clone::run(args, program),
             CowslipVerb::Allocate(args) => allocate::run(&args, program),

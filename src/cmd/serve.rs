@@ -32,7 +32,7 @@ use vhost_user::VhostUser;
 
 pub use service::cache_report;
 
-/// Serve an image over NBD or vhost-user-blk
+/// Serve an image over NBD, or to virtual machines as a vhost-user-blk device
 #[derive(clap::Args)]
 pub struct Args {
     /// The image

@@ -117,9 +117,9 @@ pub trait Disk: Send + Sync + fmt::Debug {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Hands to the system what has completed and is known to this process alone: afterwards the end
-    /// of the process loses none of it, though a power failure may. Costs nothing where there is
-    /// nothing, as by default.
+    /// Hands to the system what has completed and is known to this process alone: afterwards the
+    /// end of the process loses none of it, though a power failure may. Costs nothing where there
+    /// is nothing, as by default.
     ///
     /// # Errors
     /// As for [`Disk::flush`].

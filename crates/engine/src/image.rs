@@ -560,8 +560,8 @@ impl Image {
         }
     }
 
-    /// Hands to the system what has completed and is known to this process alone, so that the end of
-    /// the process loses none of it; a power failure still may. Waits for nothing if there is
+    /// Hands to the system what has completed and is known to this process alone, so that the end
+    /// of the process loses none of it; a power failure still may. Waits for nothing if there is
     /// nothing. Dropped, it latches the image as [`Image::flush`] does.
     ///
     /// # Errors

@@ -190,8 +190,8 @@ impl Drop for Entered {
     }
 }
 
-/// A queue that has its descriptors and no thread yet: made where making them is still allowed, such
-/// as before a sandbox closes, and started on the thread that it is for.
+/// A queue that has its descriptors and no thread yet: made where making them is still allowed,
+/// such as before a sandbox closes, and started on the thread that it is for.
 pub struct PreparedQueue {
     event: Arc<OwnedFd>,
     driver: PreparedDriver,

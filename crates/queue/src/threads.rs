@@ -1,9 +1,9 @@
 //! Threads with a queue each, for work that is spread over several cores.
 //!
 //! Work is a future that is made on its thread and stays there: what it submits goes through that
-//! thread's ring. The rings are made at once; threads start when work comes first, so that they have
-//! what their owner has given up until then, and end when the owner is dropped and the work that
-//! they have is done.
+//! thread's ring. The rings are made at once. A thread starts when work comes first, without the
+//! privileges that its owner has given up until then, and ends when the owner is dropped and the
+//! work that it has is done.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,7 +21,7 @@ type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 /// A function that makes a future on its thread.
 type Make = Box<dyn FnOnce() -> LocalFuture + Send>;
 
-/// What an owner and a thread share.
+/// Work for a thread, shared with the owner.
 struct Inbox {
     work: Mutex<State>,
     event: Event,
@@ -41,6 +41,8 @@ impl Inbox {
 }
 
 /// A thread, or what it will begin with.
+// A few, and all of them start soon.
+#[allow(clippy::large_enum_variant)]
 enum Slot {
     Prepared(Option<(PreparedQueue, Event)>),
     Started(Arc<Inbox>),

@@ -332,7 +332,7 @@ impl SplitTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PackedPosition(pub u16);
 
-/// What another server has left in the table of a packed ring.
+/// State that another server has left in the table of a packed ring.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Recovered {
     /// Where the next used descriptor goes.

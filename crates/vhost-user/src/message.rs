@@ -170,7 +170,7 @@ impl InflightDescription {
     }
 }
 
-/// What a front end asks for.
+/// A request of a front end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     GetFeatures,

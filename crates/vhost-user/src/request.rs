@@ -105,9 +105,10 @@ impl Request {
         (self.data.len() as u64 + self.target.len() as u64).min(PART_BYTES)
     }
 
-    /// Carries the request out, and writes its status. Where the front end keeps a table of requests
-    /// in flight (`outlives`), a request is complete only when the end of this process cannot undo
-    /// it: the guest goes on with another server, and never learns that there was an end.
+    /// Carries the request out, and writes its status. Where the front end keeps a table of
+    /// requests in flight (`outlives`), a request is complete only when the end of this process
+    /// cannot undo it: the guest goes on with another server, and never learns that there was an
+    /// end.
     pub async fn perform(
         self,
         device: &Device,

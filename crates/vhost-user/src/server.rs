@@ -53,7 +53,7 @@ pub enum ServerEvent<'a> {
 /// A function that is called with events, on any of the server's threads.
 pub(crate) type Observer = Arc<dyn Fn(&ServerEvent<'_>) + Send + Sync>;
 
-/// What sessions and queues share.
+/// State that sessions and queues share.
 pub(crate) struct ServerState {
     pub device: Arc<Device>,
     pub observer: Observer,

@@ -46,7 +46,7 @@ pub(crate) struct Log {
     pub ring: Option<(u64, u64)>,
 }
 
-/// What the connection's task changes while a queue works.
+/// State that the connection's task changes while a queue works.
 #[derive(Default)]
 pub(crate) struct Control {
     state: Mutex<ControlState>,
@@ -94,7 +94,7 @@ impl Control {
         self.change(|state| state.stop = Some(done));
     }
 
-    /// What a turn of the queue needs to know.
+    /// Whether the queue is enabled, and whether it is to stop.
     fn look(&self) -> (bool, bool) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         (state.is_enabled, state.stop.is_some())

@@ -121,7 +121,8 @@ fn a_broken_chain_stops_its_queue_with_a_reason_and_no_other() {
 #[test]
 fn a_broken_ring_stops_its_queue_with_a_reason() {
     // More is available than the ring has; a chain begins, or goes on, beyond the ring; a circle.
-    let harm: [(&str, fn(&mut TestQueue)); 4] = [
+    type Harm = fn(&mut TestQueue);
+    let harm: [(&str, Harm); 4] = [
         ("chains are available in a ring of 16", |queue| {
             let at = queue.ring.start + DRIVER_AT + 2;
             queue.ring.memory.store_u16(at, 5000);

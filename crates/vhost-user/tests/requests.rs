@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cowslip_block::Disk;
 use cowslip_block::disk::MemoryDisk;
+use cowslip_queue::SharedMemory;
 use cowslip_vhost_user::Options;
 
 use crate::front::{
@@ -65,6 +66,32 @@ fn cut(rng: &mut Rng, start: usize, len: usize, pieces_max: u64) -> Vec<(usize, 
     pieces
 }
 
+/// Fills the memory of a request for the content's number of bytes at a sector. Returns the pieces
+/// of memory of a request whose header names no sector.
+fn prepare(
+    rng: &mut Rng,
+    memory: &SharedMemory,
+    (kind, start): (u32, usize),
+    (sector, content): (u64, &[u8]),
+) -> Option<Vec<(usize, usize)>> {
+    match kind {
+        OUT => memory.write(start, content),
+        IN => memory.write(start, &vec![0xCC; content.len()]),
+        4 => return Some(Vec::new()),
+        8 => return Some(vec![(start, 20)]),
+        _ => {
+            let sectors = content.len() as u32 / 512;
+            let mut record = [0; 16];
+            record[..8].copy_from_slice(&sector.to_le_bytes());
+            record[8..12].copy_from_slice(&sectors.to_le_bytes());
+            record[12] = u8::from(kind == 13 && rng.below(2) == 0);
+            memory.write(start, &record);
+            return Some(cut(rng, start, 16, 2));
+        }
+    }
+    None
+}
+
 /// Carries out `count` random requests, a few at a time, on sectors that no other queue uses.
 fn random_requests(
     front: &Front,
@@ -95,30 +122,15 @@ fn random_requests(
             let kind = [IN, IN, OUT, OUT, OUT, 4, 8, 11, 13][rng.below(9) as usize];
             let mut data = cut(&mut rng, start, bytes, 6);
             let mut at = first + sector;
+            let content: Vec<u8> = (0..bytes).map(|_| rng.next() as u8).collect();
+            let prepared = prepare(&mut rng, &memory, (kind, start), (at, &content));
             match kind {
-                OUT => {
-                    let content: Vec<u8> = (0..bytes).map(|_| rng.next() as u8).collect();
-                    memory.write(start, &content);
-                    model[range.clone()].copy_from_slice(&content);
-                }
-                IN => memory.write(start, &vec![0xCC; bytes]),
-                4 => {
-                    data.clear();
-                    at = 0;
-                }
-                8 => data = vec![(start, 20)],
-                _ => {
-                    let mut record = [0; 16];
-                    record[..8].copy_from_slice(&at.to_le_bytes());
-                    record[8..12].copy_from_slice(&(len as u32).to_le_bytes());
-                    record[12] = u8::from(kind == 13 && rng.below(2) == 0);
-                    memory.write(start, &record);
-                    data = cut(&mut rng, start, 16, 2);
-                    at = 0;
-                    if kind == 13 {
-                        model[range.clone()].fill(0);
-                    }
-                }
+                OUT => model[range.clone()].copy_from_slice(&content),
+                13 => model[range.clone()].fill(0),
+                _ => {}
+            }
+            if let Some(other) = prepared {
+                (data, at) = (other, 0);
             }
             let cuts: &[u32] = [&[][..], &[4], &[1, 8, 15]][rng.below(3) as usize];
             queue.submit(&Make {

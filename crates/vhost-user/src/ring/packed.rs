@@ -1,5 +1,5 @@
-//! Packed rings (VIRTIO 1.2, section 2.8): one ring of descriptors, which the driver makes available
-//! and the device marks used where they lie.
+//! Packed rings (VIRTIO 1.2, section 2.8): one ring of descriptors, which the driver makes
+//! available and the device marks used where they lie.
 
 use std::collections::VecDeque;
 
