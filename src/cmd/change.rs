@@ -1,5 +1,4 @@
-//! Parts of verbs that write images: [`ChangeArgs`], their options, and [`what_is_left`], the end
-//! of a cancelled one.
+//! Parts of verbs that write images: [`ChangeArgs`], their options.
 
 use crate::job::JobArgs;
 use crate::open::Trust;

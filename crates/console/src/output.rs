@@ -3,7 +3,7 @@
 //! Both streams often end in one pipe, so standard output is flushed before anything is written to
 //! standard error.
 //!
-//! Text is either a result or a note. A result that cannot be written ([`print`]) is an error,
+//! Text is either a result or a note. A result that cannot be written ([`print()`]) is an error,
 //! which names its cause, and ends the process; when the reader of a pipe has gone it ends
 //! silently, as other programs do. While an operation runs that must be completed first
 //! ([`outlasts_its_output`]), the process goes on, and its exit code reports the failure. Progress

@@ -620,7 +620,7 @@ fn a_client_that_asks_for_new_keys_without_end_is_left() {
         asked += 1;
         std::thread::sleep(Duration::from_micros(200));
     }
-    watched.wait_for_reason("asks for too much that is no data");
+    watched.wait_for_reason("sends too many messages without data");
     assert!(asked > 1000, "{asked} are not without end");
     still_serves(&watched);
 }

@@ -120,7 +120,9 @@ fn send_now(
 ) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+    let fits = descriptors.len() <= DESCRIPTORS_MAX;
+    let message = SendAncillaryMessage::ScmRights(descriptors);
+    if !descriptors.is_empty() && !(fits && control.push(message)) {
         return Err(Errno::TOOBIG.into());
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

@@ -137,7 +137,8 @@ impl Front {
         assert_eq!(offered & features, features, "{offered:#x}");
         front.features = features | PROTOCOL;
         front.send(3, &[], &[]);
-        let protocol = front.ask_u64(15);
+        // Queues, acknowledgements, a channel back, configuration, tables, slots of memory.
+        let protocol = front.ask_u64(15) & 0x9229;
         front.send(16, &protocol.to_le_bytes(), &[]);
         front.send(2, &front.features.to_le_bytes(), &[]);
         front.add_memory();
