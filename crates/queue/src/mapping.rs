@@ -47,17 +47,22 @@ impl Mapping {
                 "the file ends before the part that is to be mapped",
             ));
         }
-        let mapped_len = usize::try_from(end).map_err(|_| invalid("too large for an address"))?;
+        // Huge pages are mapped and unmapped as a whole: the file system's blocks are of their size.
+        let page = u64::try_from(stat.st_blksize).unwrap_or(1).max(1);
+        let whole = end.checked_next_multiple_of(page);
+        let mapped_len = whole.and_then(|len| usize::try_from(len).ok());
+        let mapped_len = mapped_len.ok_or_else(|| invalid("too large for an address"))?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses an address that is free, so no memory of ours is replaced.
         let base = unsafe { mmap(std::ptr::null_mut(), mapped_len, protection, flags, file, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).expect("no mapping is at address 0");
-        let len = usize::try_from(len).map_err(|_| invalid("too large for an address"))?;
+        // Both are less than the length that was mapped.
+        let (offset, len) = (offset as usize, len as usize);
         Ok(Mapping {
             base,
             mapped_len,
-            offset: mapped_len - len,
+            offset,
             len,
         })
     }
@@ -79,5 +84,36 @@ impl Drop for Mapping {
         // SAFETY: mapped by `of` with this length; those that use the memory keep the mapping.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.mapped_len) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_huge_page_is_mapped_and_unmapped() {
+        let huge = match memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB) {
+            Ok(file) => file,
+            Err(error) => {
+                eprintln!("SKIPPED: no huge pages here: {error}");
+                return;
+            }
+        };
+        ftruncate(&huge, 4 << 20).unwrap();
+        // The memory of a guest below the frame buffer, as QEMU passes it.
+        let mapping = Mapping::of(huge.as_fd(), 0, 0xA_0000).unwrap();
+        let address = format!("{:x}-", mapping.base.as_ptr().addr());
+        let is_mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().any(|line| line.starts_with(&address))
+        };
+        assert!(is_mapped());
+        drop(mapping);
+        assert!(!is_mapped());
     }
 }

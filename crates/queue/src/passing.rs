@@ -118,6 +118,10 @@ fn send_now(
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<usize> {
+    if descriptors.len() > DESCRIPTORS_MAX {
+        // There may be space for one more, as the space is aligned.
+        return Err(Errno::TOOBIG.into());
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fits = descriptors.len() <= DESCRIPTORS_MAX;

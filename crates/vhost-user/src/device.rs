@@ -125,10 +125,14 @@ impl Device {
     /// Whether a write must be durable at its completion, by the features that the driver has
     /// accepted (VIRTIO 1.2, section 5.2.5.2).
     pub fn is_writethrough(&self, accepted: u64) -> bool {
-        match accepted & feature::CONFIG_WCE {
-            0 => accepted & feature::FLUSH == 0,
-            _ => !self.is_writeback.load(Ordering::Relaxed),
-        }
+        let can_flush = accepted & feature::FLUSH != 0;
+        let can_choose = accepted & feature::CONFIG_WCE != 0;
+        !can_flush || (can_choose && !self.is_writeback())
+    }
+
+    /// Whether writes may stay in volatile caches, as the guest has chosen last.
+    pub fn is_writeback(&self) -> bool {
+        self.is_writeback.load(Ordering::Relaxed)
     }
 
     pub fn set_writeback(&self, is_writeback: bool) {
@@ -151,10 +155,7 @@ impl Device {
         put(24, &[blocks.ilog2() as u8, 0]);
         put(26, &1u16.to_le_bytes());
         put(28, &(blocks as u32).to_le_bytes());
-        put(
-            WRITEBACK_AT as usize,
-            &[u8::from(self.is_writeback.load(Ordering::Relaxed))],
-        );
+        put(WRITEBACK_AT as usize, &[u8::from(self.is_writeback())]);
         put(34, &self.options.queues.to_le_bytes());
         if self.is_writable() {
             put(36, &RANGE_SECTORS_MAX.to_le_bytes());
@@ -210,6 +211,8 @@ mod tests {
         let disk = Arc::new(MemoryDisk::new("disk", 1 << 20));
         let device = Device::new(disk, Options::default());
         assert!(device.is_writethrough(0));
+        // It can choose, but not flush (VIRTIO 1.2, section 5.2.5.2).
+        assert!(device.is_writethrough(feature::CONFIG_WCE));
         assert!(!device.is_writethrough(feature::FLUSH));
         let both = feature::FLUSH | feature::CONFIG_WCE;
         assert!(!device.is_writethrough(both));

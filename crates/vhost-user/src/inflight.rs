@@ -59,7 +59,12 @@ mod packed {
     pub const ADDRESS: usize = 24;
 }
 
+/// Feature of a queue's part, of ours (the protocol has none so far): the guest has chosen that
+/// writes are durable when they complete. It does not choose again when another server comes.
+const WRITETHROUGH: u64 = 1 << 63;
+
 /// Offsets that both kinds share.
+const FEATURES_AT: usize = 0;
 const VERSION_AT: usize = 8;
 const ENTRY_COUNT_AT: usize = 10;
 const IN_FLIGHT: usize = 0;
@@ -131,6 +136,21 @@ impl Table {
             memory: SharedMemory::map(file.as_fd(), offset, shape.bytes())?,
             shape,
         })
+    }
+
+    /// Notes whether the guest has chosen that writes are durable when they complete.
+    pub fn set_writethrough(&self, is_writethrough: bool) {
+        for part in (0..self.shape.queues).filter_map(|index| self.queue(index)) {
+            let others = part.u64(FEATURES_AT) & !WRITETHROUGH;
+            let chosen = if is_writethrough { WRITETHROUGH } else { 0 };
+            part.set_u64(FEATURES_AT, others | chosen);
+        }
+    }
+
+    /// Whether the guest has chosen so with another server.
+    pub fn is_writethrough(&self) -> bool {
+        let mut parts = (0..self.shape.queues).filter_map(|index| self.queue(index));
+        parts.any(|part| part.u64(FEATURES_AT) & WRITETHROUGH != 0)
     }
 
     /// The part of a queue.

@@ -199,16 +199,27 @@ impl GuestMemory {
             .ok_or(BadAddress { address, len })
     }
 
-    /// The place of a range of front end addresses that lies in one region.
-    pub fn place_of_user(&self, user: u64, len: u64) -> Option<Place> {
-        let region = self.regions.iter().find(|region| {
+    /// The region that has all of a range of front end addresses.
+    fn find_user(&self, user: u64, len: u64) -> Option<&Region> {
+        self.regions.iter().find(|region| {
             let RegionDescription {
                 user: start,
                 len: region_len,
                 ..
             } = region.description;
             user >= start && user - start < region_len && len <= region_len - (user - start)
-        })?;
+        })
+    }
+
+    /// The guest's address of a range of front end addresses that lies in one region.
+    pub fn guest_of_user(&self, user: u64, len: u64) -> Option<u64> {
+        let region = self.find_user(user, len)?.description;
+        Some(region.guest + (user - region.user))
+    }
+
+    /// The place of a range of front end addresses that lies in one region.
+    pub fn place_of_user(&self, user: u64, len: u64) -> Option<Place> {
+        let region = self.find_user(user, len)?;
         let start = (user - region.description.user) as usize;
         Some(Place {
             memory: Arc::clone(&region.memory),
@@ -295,6 +306,7 @@ mod tests {
         assert_eq!(place.range, 0x1FF0..0x2000);
         let user = (1 << 40) + 0xA010;
         assert_eq!(memory.place_of_user(user, 8).unwrap().range, 0x10..0x18);
+        assert_eq!(memory.guest_of_user(user, 8), Some(0xA010));
         assert!(memory.place_of_user(user, 0x1000).is_none());
         assert!(memory.place_of_user(0xA010, 8).is_none());
         assert!(memory.place_of_user(u64::MAX, 2).is_none());

@@ -36,6 +36,11 @@ const UNMAP: u32 = 1;
 /// guest's memory as it is, a copy of that length is made.
 const PART_BYTES: u64 = 8 << 20;
 
+/// Memory of a request itself, and of each piece of its memory: many pieces of a byte each are more
+/// than their bytes.
+const REQUEST_BYTES: u64 = 4096;
+const PIECE_BYTES: u64 = 128;
+
 /// A request, with the memory that it works on.
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -100,9 +105,11 @@ impl Request {
         })
     }
 
-    /// Bytes of memory that it may need beside the guest's, at most.
+    /// Bytes of memory that it may need beside the guest's, at most: a copy of a part, and itself.
     pub fn cost_bytes(&self) -> u64 {
-        (self.data.len() as u64 + self.target.len() as u64).min(PART_BYTES)
+        let copy = (self.data.len() as u64 + self.target.len() as u64).min(PART_BYTES);
+        let pieces = self.data.segment_count() + self.target.segment_count() + self.written.len();
+        copy + REQUEST_BYTES + pieces as u64 * PIECE_BYTES
     }
 
     /// Carries the request out, and writes its status. Where the front end keeps a table of
@@ -295,4 +302,34 @@ async fn write_zeroes(device: &Device, data: &IoVec, durability: Durability) -> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_costs_what_its_pieces_take() {
+        let chain = |count: usize| {
+            let memory = cowslip_queue::SharedMemory::new(8192);
+            let mut chain = Chain {
+                slot: Slot::default(),
+                readable: IoVec::default(),
+                writable: IoVecMut::default(),
+                written: smallvec::SmallVec::new(),
+            };
+            chain
+                .readable
+                .append(IoVec::shared(&memory, 0..HEADER_BYTES));
+            for at in 0..count {
+                chain
+                    .readable
+                    .append(IoVec::shared(&memory, 2 * at..2 * at + 1));
+            }
+            chain.writable.append(IoVecMut::shared(&memory, 0..1));
+            Request::of(chain).unwrap().cost_bytes()
+        };
+        assert!(chain(4096) > 256 << 10);
+        assert!((1024..16 << 10).contains(&chain(1)));
+    }
 }

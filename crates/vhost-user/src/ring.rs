@@ -74,7 +74,7 @@ pub(crate) struct Features {
 }
 
 /// Identity of a chain while it is with the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Slot {
     /// Split rings: index of the first descriptor. Packed rings: the buffer's id.
     id: u16,
@@ -300,6 +300,14 @@ impl Ring {
         match is_packed {
             false => Split::start(layout, base, features, table).map(Ring::Split),
             true => Packed::start(layout, base, features, table).map(Ring::Packed),
+        }
+    }
+
+    /// Number of its descriptors.
+    pub fn size(&self) -> u16 {
+        match self {
+            Ring::Split(ring) => ring.size,
+            Ring::Packed(ring) => ring.size,
         }
     }
 

@@ -78,6 +78,8 @@ impl ServerState {
 pub struct ServerHandle {
     stop: Arc<Mutex<bool>>,
     event: Event,
+    /// Signalled at the stop alone, so that waiting for that misses no change.
+    stop_event: Event,
 }
 
 impl ServerHandle {
@@ -86,6 +88,7 @@ impl ServerHandle {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
         // An event of ours can always be signalled.
         drop(self.event.signal());
+        drop(self.stop_event.signal());
     }
 
     /// Lets the guest know that the disk has another size.
@@ -95,6 +98,14 @@ impl ServerHandle {
 
     pub(crate) fn is_stopped(&self) -> bool {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the server is to stop.
+    pub(crate) async fn stopped(&self) {
+        while !self.is_stopped() {
+            // An event of ours can always be waited for.
+            drop(self.stop_event.wait().await);
+        }
     }
 
     /// Waits until the server is to stop, or the disk has another size.
@@ -125,6 +136,7 @@ impl Server {
             handle: ServerHandle {
                 stop: Arc::default(),
                 event: Event::new()?,
+                stop_event: Event::new()?,
             },
         })
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use cowslip_queue::{Event, Stream, pending};
 use futures_util::future::{Either, select};
+use smallvec::SmallVec;
 
 use crate::device::{WRITEBACK_AT, feature};
 use crate::inflight::{Shape, Table};
@@ -29,6 +30,9 @@ struct RingState {
     control: Arc<Control>,
     /// Whether a queue works on it.
     is_running: bool,
+    /// Whether it has lost its memory while a queue worked on it: it goes on as soon as that is
+    /// there again.
+    waits_for_memory: bool,
 }
 
 /// A connection.
@@ -50,6 +54,18 @@ pub(crate) type SessionError = io::Error;
 
 fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+/// Waits for the front end, but not beyond the end of the server.
+async fn unless_stopped<T>(
+    handle: &ServerHandle,
+    transfer: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let (transfer, stopped) = (std::pin::pin!(transfer), std::pin::pin!(handle.stopped()));
+    match select(transfer, stopped).await {
+        Either::Left((outcome, _)) => outcome,
+        Either::Right(_) => Err(invalid("the server ends in the middle of a message")),
+    }
 }
 
 /// An answer, with the descriptor that goes with it.
@@ -96,30 +112,49 @@ impl Session {
         while !handle.is_stopped() {
             // Only a wait is given up for a change, never a message that has begun.
             if !self.next_message(handle).await? {
-                self.config_changed().await;
+                if !handle.is_stopped() {
+                    unless_stopped(handle, self.config_changed()).await?;
+                }
                 continue;
             }
-            let mut descriptors = Vec::new();
-            let mut header = [0; HEADER_BYTES];
-            let received = self
-                .stream
-                .receive_with_descriptors(&mut header, &mut descriptors);
-            match received.await? {
-                0 => return Ok(()),
-                HEADER_BYTES => {}
-                some => return Err(invalid(format!("a message of {some} bytes"))),
+            let Some((header, payload, descriptors)) =
+                unless_stopped(handle, self.receive()).await?
+            else {
+                return Ok(());
+            };
+            // What a message asks for is done to its end: a queue that is being stopped is waited
+            // for.
+            let answer = self.answer(header, &payload, descriptors).await?;
+            if let Some((bytes, descriptor)) = answer {
+                let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
+                let sent = self.stream.send_with_descriptors(&bytes, &descriptors);
+                unless_stopped(handle, sent).await?;
             }
-            let header = Header::parse(header).map_err(|error| invalid(error.0))?;
-            let mut payload = vec![0; header.len as usize];
-            let received = self
-                .stream
-                .receive_with_descriptors(&mut payload, &mut descriptors);
-            if received.await? != payload.len() {
-                return Err(invalid(format!("message {} ends too early", header.code)));
-            }
-            self.answer(header, &payload, descriptors).await?;
         }
         Ok(())
+    }
+
+    /// Receives a message; none at the end of the connection.
+    async fn receive(&self) -> Result<Option<(Header, Vec<u8>, Vec<OwnedFd>)>, SessionError> {
+        let mut descriptors = Vec::new();
+        let mut header = [0; HEADER_BYTES];
+        let received = self
+            .stream
+            .receive_with_descriptors(&mut header, &mut descriptors);
+        match received.await? {
+            0 => return Ok(None),
+            HEADER_BYTES => {}
+            some => return Err(invalid(format!("a message of {some} bytes"))),
+        }
+        let header = Header::parse(header).map_err(|error| invalid(error.0))?;
+        let mut payload = vec![0; header.len as usize];
+        let received = self
+            .stream
+            .receive_with_descriptors(&mut payload, &mut descriptors);
+        if received.await? != payload.len() {
+            return Err(invalid(format!("message {} ends too early", header.code)));
+        }
+        Ok(Some((header, payload, descriptors)))
     }
 
     /// Waits for a message. Returns false if the server or the disk has changed before.
@@ -132,12 +167,14 @@ impl Session {
         }
     }
 
+    /// Does what a message asks for. Returns the answer, if there is to be one, and the descriptor
+    /// that goes with it.
     async fn answer(
         &mut self,
         header: Header,
         payload: &[u8],
         descriptors: Vec<OwnedFd>,
-    ) -> Result<(), SessionError> {
+    ) -> Result<Option<(Vec<u8>, Option<OwnedFd>)>, SessionError> {
         let message = Message::parse(header.code, payload).map_err(|error| invalid(error.0))?;
         if !message.descriptors().contains(&descriptors.len()) {
             return Err(invalid(format!(
@@ -146,12 +183,14 @@ impl Session {
                 descriptors.len()
             )));
         }
+        let outcome = self.act(message, payload.len(), descriptors).await;
+        // The message that negotiates answers may ask for one.
         let wants_reply =
             header.needs_reply() && self.protocol_features & message::feature::REPLY_ACK != 0;
-        let reply = match self.act(message, payload.len(), descriptors).await {
+        let reply = match outcome {
             Ok(Some(reply)) => reply,
             Ok(None) if wants_reply => Reply::bytes(0u64.to_le_bytes().to_vec()),
-            Ok(None) => return Ok(()),
+            Ok(None) => return Ok(None),
             // The front end can go on without what it asked for, if it is listening.
             Err(error) if wants_reply => {
                 self.report(&error);
@@ -159,12 +198,7 @@ impl Session {
             }
             Err(error) => return Err(error),
         };
-        let bytes = header.reply(&reply.payload);
-        let descriptor = reply.descriptor.as_ref().map(AsFd::as_fd);
-        let descriptors: Vec<_> = descriptor.into_iter().collect();
-        self.stream
-            .send_with_descriptors(&bytes, &descriptors)
-            .await
+        Ok(Some((header.reply(&reply.payload), reply.descriptor)))
     }
 
     fn report(&self, error: &io::Error) {
@@ -199,7 +233,11 @@ impl Session {
                 self.protocol_features = features;
             }
             Message::SetOwner => {}
-            Message::ResetOwner | Message::ResetDevice => self.stop_rings().await,
+            Message::ResetOwner | Message::ResetDevice => {
+                self.stop_rings().await;
+                let controls = self.rings.iter().map(|state| &state.control);
+                controls.for_each(|control| control.set_enabled(false));
+            }
             Message::SetMemTable(regions) => {
                 descriptors.extend(descriptor);
                 let mut guest = GuestMemory::default();
@@ -240,7 +278,11 @@ impl Session {
                 let file = descriptor.ok_or_else(|| invalid("a table without a file"))?;
                 let shape = self.shape(description);
                 let part = (description.offset, description.len);
-                self.inflight = Some(Table::map(file.as_fd(), part, shape)?);
+                let table = Table::map(file.as_fd(), part, shape)?;
+                if table.is_writethrough() {
+                    self.server.device.set_writeback(false);
+                }
+                self.inflight = Some(table);
             }
             ring => return self.act_on_ring(ring, descriptor).await,
         }
@@ -336,7 +378,29 @@ impl Session {
     /// Requests in flight keep the memory that they have; those that follow use the new one.
     async fn set_guest(&mut self, guest: GuestMemory) -> Result<(), SessionError> {
         self.guest = Arc::new(guest);
-        self.restart_rings().await
+        for index in 0..self.rings.len() {
+            let was_running = self.rings[index].is_running;
+            if was_running {
+                self.stop_ring(index).await;
+            }
+            if !was_running && !self.rings[index].waits_for_memory {
+                continue;
+            }
+            // Front ends replace a region by taking it away first.
+            let is_there = self.is_in_memory(index);
+            self.rings[index].waits_for_memory = !is_there;
+            if is_there {
+                self.start_ring(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the guest's memory has all parts of a ring.
+    fn is_in_memory(&self, index: usize) -> bool {
+        let is_packed = self.features & feature::RING_PACKED != 0;
+        let addresses = self.rings[index].addresses;
+        addresses.is_some_and(|addresses| self.layout(index, addresses, is_packed).is_ok())
     }
 
     async fn add_region(
@@ -372,6 +436,9 @@ impl Session {
                 )));
             }
         };
+        if let Some(table) = &self.inflight {
+            table.set_writethrough(!is_writeback);
+        }
         self.server.device.set_writeback(is_writeback);
         Ok(())
     }
@@ -408,7 +475,9 @@ impl Session {
             offset: 0,
             ..wanted
         };
-        self.inflight = Some(Table::map(file.as_fd(), (0, shape.bytes()), shape)?);
+        let table = Table::map(file.as_fd(), (0, shape.bytes()), shape)?;
+        table.set_writethrough(!self.server.device.is_writeback());
+        self.inflight = Some(table);
         Ok(Reply {
             payload: description.encode(payload_len),
             descriptor: Some(file),
@@ -436,6 +505,7 @@ impl Session {
     /// Stops a ring, if a queue works on it, once all its requests have completed.
     async fn stop_ring(&mut self, index: usize) {
         let state = &mut self.rings[index];
+        state.waits_for_memory = false;
         if std::mem::take(&mut state.is_running) {
             let (completer, stopped) = pending();
             state.control.stop(completer);
@@ -465,9 +535,7 @@ impl Session {
         let log = self.log.as_ref().filter(|_| is_logging);
         let log = log.map(|pages| Log {
             pages: Arc::clone(pages),
-            ring: addresses
-                .is_logged
-                .then(|| (addresses.log, part_bytes(state.size, is_packed)[2])),
+            ring: self.logged_parts(index, addresses, is_packed),
         });
         let setup = Setup {
             index: number,
@@ -485,6 +553,24 @@ impl Session {
             .run(index, move || Worker::new(setup, control).run())?;
         self.rings[index].is_running = true;
         Ok(())
+    }
+
+    /// Guest addresses and lengths of what the device writes of a ring, if that is logged. The front
+    /// end names the device's part; of a packed ring the descriptors are written, too.
+    fn logged_parts(
+        &self,
+        index: usize,
+        addresses: RingAddresses,
+        is_packed: bool,
+    ) -> SmallVec<[(u64, u64); 2]> {
+        let [descriptors, _, device] = part_bytes(self.rings[index].size, is_packed);
+        let mut parts = SmallVec::new();
+        if addresses.is_logged {
+            parts.push((addresses.log, device));
+            let at = self.guest.guest_of_user(addresses.descriptors, descriptors);
+            parts.extend(at.filter(|_| is_packed).map(|at| (at, descriptors)));
+        }
+        parts
     }
 
     /// Finds the parts of a ring in the guest's memory.
@@ -511,13 +597,14 @@ impl Session {
     }
 
     /// Lets the front end know that the configuration has changed.
-    async fn config_changed(&self) {
+    async fn config_changed(&self) -> Result<(), SessionError> {
         if let Some(channel) = &self.channel {
             let message = encode(message::code::CONFIG_CHANGE, 0, &[]);
             if let Err(error) = channel.send_with_descriptors(&message, &[]).await {
                 self.report(&error);
             }
         }
+        Ok(())
     }
 
     /// Ends the connection: the queues complete what they have taken, and stop.

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use cowslip_block::file::Durability;
 use cowslip_queue::{Completer, Event};
 use futures_util::stream::{FuturesUnordered, Stream};
+use smallvec::SmallVec;
 
 use crate::device::Device;
 use crate::memory::{DirtyLog, GuestMemory};
@@ -22,6 +24,9 @@ use crate::server::{Observer, ServerEvent};
 /// long request counts with what it may need beside the guest's memory.
 pub const BYTES_IN_FLIGHT_MAX: u64 = 64 << 20;
 
+/// How often a ring is looked at whose front end expects that it is polled.
+const POLL_PAUSE: Duration = Duration::from_millis(1);
+
 /// How a queue works, fixed from its start on.
 pub(crate) struct Setup {
     pub index: u16,
@@ -30,7 +35,7 @@ pub(crate) struct Setup {
     pub guest: Arc<GuestMemory>,
     /// Features that the driver has accepted.
     pub features: u64,
-    /// Events of the driver: chains are available.
+    /// Events of the driver: chains are available. Without, the ring is polled.
     pub kick: Option<Event>,
     pub log: Option<Log>,
     /// Whether the front end keeps a table of requests in flight.
@@ -42,8 +47,9 @@ pub(crate) struct Setup {
 #[derive(Clone)]
 pub(crate) struct Log {
     pub pages: Arc<DirtyLog>,
-    /// Guest address and length of the part of the ring that the device writes, if that is logged.
-    pub ring: Option<(u64, u64)>,
+    /// Guest addresses and lengths of the parts of the ring that the device writes, if these are
+    /// logged.
+    pub ring: SmallVec<[(u64, u64); 2]>,
 }
 
 /// State that the connection's task changes while a queue works.
@@ -76,8 +82,15 @@ impl Control {
         value
     }
 
+    /// Sets the event that notifies the driver, and signals it: what was used last may have gone to
+    /// an event that nobody listens to any more, or to none, if another server ended between the
+    /// ring and the event. A driver that is notified without a reason looks and goes on.
     pub fn set_call(&self, call: Option<Event>) {
-        self.change(|state| state.call = call);
+        self.change(|state| state.call.clone_from(&call));
+        if let Some(event) = call {
+            // The front end may have closed its side.
+            drop(event.signal());
+        }
     }
 
     pub fn set_error(&self, error: Option<Event>) {
@@ -104,6 +117,19 @@ impl Control {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.call.clone()
     }
+}
+
+/// Waits until the driver kicks, or until it is time to look again.
+fn wait_for_kick(event: Option<Event>) -> KickFuture {
+    Box::pin(async move {
+        match event {
+            Some(event) => event.wait().await,
+            None => {
+                cowslip_queue::sleep(POLL_PAUSE).await;
+                Ok(())
+            }
+        }
+    })
 }
 
 /// A queue at work.
@@ -139,24 +165,21 @@ impl Worker {
             let mut has_more = false;
             if takes {
                 self.setup.ring.disable_kicks();
-                while self.bytes_in_flight < BYTES_IN_FLIGHT_MAX {
+                while self.has_room(running.len()) {
                     let Some(request) = self.take() else { break };
                     let how = (self.durability(), self.setup.outlives);
                     let device = Rc::clone(&device);
                     running.push(async move { request.perform(&device, how).await });
                 }
                 has_more = !self.is_broken
-                    && self.bytes_in_flight < BYTES_IN_FLIGHT_MAX
+                    && self.has_room(running.len())
                     && self.setup.ring.wait_for_chain();
             }
             if stops && running.is_empty() {
                 return self.end();
             }
             if kick.is_none() && takes {
-                kick = self.setup.kick.clone().map(|event| {
-                    let wait: KickFuture = Box::pin(async move { event.wait().await });
-                    wait
-                });
+                kick = Some(wait_for_kick(self.setup.kick.clone()));
             }
             let before = (is_enabled, stops);
             std::future::poll_fn(|context| {
@@ -210,6 +233,13 @@ impl Worker {
         has_news
     }
 
+    /// Whether one more request may be taken. A driver has no more in flight than its ring has
+    /// descriptors, unless it makes chains available that it has not got back.
+    fn has_room(&self, in_flight: usize) -> bool {
+        let size = usize::from(self.setup.ring.size());
+        self.bytes_in_flight < BYTES_IN_FLIGHT_MAX && in_flight < size
+    }
+
     fn durability(&self) -> Durability {
         Durability::of_fua(self.setup.device.is_writethrough(self.setup.features))
     }
@@ -257,12 +287,13 @@ impl Worker {
                     error: failure.to_string(),
                 });
             }
-            if let Some(log) = &self.setup.log {
-                let ranges = completed.ranges.iter().copied().chain(log.ring);
-                ranges.for_each(|range| log.pages.mark(range));
-            }
             if !self.is_broken {
                 self.setup.ring.push(completed.slot, completed.written);
+            }
+            if let Some(log) = &self.setup.log {
+                // After the last write: a page that is marked before may be copied too early.
+                let ranges = completed.ranges.iter().chain(&log.ring).copied();
+                ranges.for_each(|range| log.pages.mark(range));
             }
         }
         if !self.is_broken

@@ -159,6 +159,12 @@ impl Front {
         drop(self.stream.write_all(bytes));
     }
 
+    /// Sends bytes until the server has taken none for a while.
+    pub fn send_bytes_for(&mut self, bytes: &[u8], patience: Duration) {
+        self.stream.set_write_timeout(Some(patience)).unwrap();
+        self.send_bytes(bytes);
+    }
+
     fn message(code: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for field in [code, 1 | flags, payload.len() as u32] {
@@ -401,6 +407,17 @@ impl TestQueue {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
+    /// Waits for a notification, and takes it; returns whether there was one in time.
+    pub fn is_notified(&self, seconds: i64) -> bool {
+        let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
+        let limit = Timespec {
+            tv_sec: seconds,
+            tv_nsec: 0,
+        };
+        let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&limit))).unwrap();
+        ready == 1 && rustix::io::read(&self.call, &mut [0u8; 8]).is_ok()
+    }
+
     /// The next completion, if there is one: the request and its status.
     pub fn try_complete(&mut self) -> Option<(Made, u8)> {
         let (id, _) = self.ring.take_used()?;
@@ -423,14 +440,7 @@ impl TestQueue {
             if let Some(done) = self.try_complete() {
                 return done;
             }
-            let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
-            let limit = Timespec {
-                tv_sec: 20,
-                tv_nsec: 0,
-            };
-            let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&limit))).unwrap();
-            assert_eq!(ready, 1, "the device did not notify");
-            rustix::io::read(&self.call, &mut [0u8; 8]).unwrap();
+            assert!(self.is_notified(20), "the device did not notify");
         }
     }
 

@@ -1,16 +1,18 @@
 //! Guests and front ends that break every rule: a clear event, and everything else goes on.
 
+use std::fmt;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use cowslip_block::Disk;
-use cowslip_block::disk::MemoryDisk;
+use cowslip_block::disk::{DiskFuture, Extent, Features, MemoryDisk};
+use cowslip_queue::{Completer, IoVecMut, pending};
 use cowslip_vhost_user::Options;
 
 use crate::front::{
-    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, INDIRECT, MEMORY_BYTES, PACKED, Running, TestQueue,
-    VERSION_1, guest,
+    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, INDIRECT, MEMORY_BYTES, Make, PACKED, Running,
+    TestQueue, VERSION_1, guest,
 };
 use crate::requests::Rng;
 use crate::ring::{DRIVER_AT, NEXT, WRITE};
@@ -218,6 +220,119 @@ fn a_front_end_that_breaks_the_protocol_is_cut_off_and_the_next_is_served() {
     let mut front = Front::connect(&server.path, VERSION_1);
     let mut queue = front.queue(0, 16);
     assert_eq!(queue.request(IN, 0, &[(DATA_AT, 512)]), 0);
+}
+
+/// A disk whose flushes wait until they are let go.
+struct HoldingDisk {
+    inner: MemoryDisk,
+    /// Flushes that wait; `None` when they are let go.
+    held: Mutex<Option<Vec<Completer<()>>>>,
+}
+
+impl fmt::Debug for HoldingDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HoldingDisk")
+    }
+}
+
+impl Disk for HoldingDisk {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn features(&self) -> Features {
+        self.inner.features()
+    }
+
+    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
+        self.inner.read(offset, buf)
+    }
+
+    fn flush(&self) -> DiskFuture<'_, ()> {
+        let mut held = self.held.lock().unwrap();
+        let waits = held.as_mut().map(|held| {
+            let (completer, waits) = pending();
+            held.push(completer);
+            waits
+        });
+        Box::pin(async move {
+            if let Some(waits) = waits {
+                waits.await;
+            }
+            Ok(())
+        })
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
+        self.inner.extents(offset, len, max)
+    }
+}
+
+#[test]
+fn a_ring_has_no_more_requests_in_flight_than_descriptors() {
+    let disk = Arc::new(HoldingDisk {
+        inner: MemoryDisk::new("disk", 1 << 20),
+        held: Mutex::new(Some(Vec::new())),
+    });
+    let held = || disk.held.lock().unwrap().as_ref().map_or(0, Vec::len);
+    let server = Running::start(Arc::clone(&disk) as Arc<dyn Disk>, Options::default());
+    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH);
+    let mut queue = front.queue(0, 16);
+    let make = Make {
+        kind: 4,
+        sector: 0,
+        data: &[],
+        tag: 0,
+        header_cuts: &[],
+        is_indirect: false,
+    };
+    let head = queue.submit(&make);
+    queue.kick_always();
+    // The same chain is made available again and again, before it was given back.
+    for _ in 0..40 {
+        for _ in 0..8 {
+            queue.ring.offer(head);
+        }
+        queue.kick_always();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let most = held();
+    let waiting = disk.held.lock().unwrap().take();
+    waiting
+        .into_iter()
+        .flatten()
+        .for_each(|completer| completer.complete(()));
+    front.stop_queue(0);
+    assert!((1..=16).contains(&most), "{most} in flight");
+}
+
+#[test]
+fn a_server_stops_although_a_front_end_has_begun_a_message() {
+    for bytes in [&[1, 0, 0][..], &[2, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0]] {
+        let server = server();
+        let mut front = Front::connect(&server.path, VERSION_1);
+        front.send_bytes(bytes);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        server.handle.stop();
+        server.wait_for_event("Disconnected");
+        drop((server, front));
+    }
+}
+
+#[test]
+fn a_server_stops_although_a_front_end_takes_no_answers() {
+    let server = server();
+    let mut front = Front::connect(&server.path, VERSION_1);
+    let question = [1u32, 1, 0].iter().flat_map(|f| f.to_le_bytes());
+    let questions: Vec<u8> = question.collect::<Vec<u8>>().repeat(100_000);
+    front.send_bytes_for(&questions, std::time::Duration::from_millis(500));
+    server.handle.stop();
+    server.wait_for_event("Disconnected");
+    drop((server, front));
 }
 
 #[test]

@@ -6,7 +6,9 @@ use cowslip_block::Disk;
 use cowslip_block::disk::MemoryDisk;
 use cowslip_vhost_user::Options;
 
-use crate::front::{DATA_AT, Front, MEMORY_BYTES, Make, PACKED, Running, VERSION_1, memory_file};
+use crate::front::{
+    DATA_AT, EVENT_IDX, FLUSH, Front, MEMORY_BYTES, Make, PACKED, Running, VERSION_1, memory_file,
+};
 
 fn server(disk: &Arc<dyn Disk>) -> Running {
     Running::start(Arc::clone(disk), Options::default())
@@ -44,6 +46,75 @@ fn a_table_goes_from_one_server_to_the_next() {
         let mut read = [0; 512];
         front.memory.read(DATA_AT + 512, &mut read);
         assert_eq!(read, [39; 512]);
+    }
+}
+
+#[test]
+fn a_completion_that_nobody_was_notified_of_is_notified_by_the_next_server() {
+    for features in [VERSION_1, VERSION_1 | EVENT_IDX, VERSION_1 | PACKED] {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("disk", 1 << 20));
+        let memory = memory_file(MEMORY_BYTES);
+        let first = server(&disk);
+        let mut front = Front::connect_with(&first.path, features, memory.try_clone().unwrap());
+        let (table, description) = front.get_inflight(2, 16);
+        let mut queue = front.queue(0, 16);
+        // The set-up has notifications of its own.
+        while queue.is_notified(0) {}
+        let make = Make {
+            kind: 1,
+            sector: 0,
+            data: &[(DATA_AT, 512)],
+            tag: 0,
+            header_cuts: &[],
+            is_indirect: false,
+        };
+        queue.submit(&make);
+        queue.kick();
+        // As if the server had been killed just before: the driver never learns of this one.
+        assert!(queue.is_notified(20));
+        drop((front, first));
+        let second = server(&disk);
+        let mut front = Front::connect_with(&second.path, features, memory);
+        front.set_inflight(&table, &description);
+        front.start_queue(&mut queue, 0);
+        assert!(queue.is_notified(5), "the driver waits for ever");
+        assert_eq!(queue.complete().1, 0);
+    }
+}
+
+#[test]
+fn a_guest_that_has_chosen_write_through_keeps_it_with_the_next_server() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("disk", 1 << 20));
+    let memory = memory_file(MEMORY_BYTES);
+    let first = server(&disk);
+    let wce = 1 << 11;
+    let features = VERSION_1 | FLUSH | wce;
+    let mut front = Front::connect_with(&first.path, features, memory.try_clone().unwrap());
+    let (early, early_description) = front.get_inflight(1, 16);
+    let payload = |value: u8| {
+        let mut payload: Vec<u8> = [32u32, 1, 0].iter().flat_map(|f| f.to_le_bytes()).collect();
+        payload.push(value);
+        payload
+    };
+    assert_eq!(front.send_acked(25, &payload(0), &[]), 0);
+    let (late, late_description) = front.get_inflight(1, 16);
+    assert_eq!(front.config(60)[32], 0);
+    drop((front, first));
+    for (table, description) in [(&early, &early_description), (&late, &late_description)] {
+        let second = server(&disk);
+        let file = memory.try_clone().unwrap();
+        let mut front = Front::connect_with(&second.path, features, file);
+        assert_eq!(front.config(60)[32], 1);
+        front.set_inflight(table, description);
+        assert_eq!(front.config(60)[32], 0);
+        // The driver changes its mind.
+        assert_eq!(front.send_acked(25, &payload(1), &[]), 0);
+        drop((front, second));
+        let third = server(&disk);
+        let file = memory.try_clone().unwrap();
+        let mut front = Front::connect_with(&third.path, features, file);
+        front.set_inflight(table, description);
+        assert_eq!(front.config(60)[32], 1);
     }
 }
 

@@ -5,5 +5,6 @@
 mod front;
 mod hostile;
 mod inflight;
+mod log;
 mod requests;
 mod ring;

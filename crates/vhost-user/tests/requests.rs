@@ -8,8 +8,8 @@ use cowslip_queue::SharedMemory;
 use cowslip_vhost_user::Options;
 
 use crate::front::{
-    DATA_AT, EVENT_IDX, FLUSH, Front, INDIRECT, MEMORY_BYTES, Make, PACKED, Running, TestQueue,
-    VERSION_1,
+    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, INDIRECT, MEMORY_BYTES, Make, PACKED, Running,
+    TestQueue, USER, VERSION_1,
 };
 
 const DISK_BYTES: u64 = 4 << 20;
@@ -279,6 +279,110 @@ fn memory_comes_and_goes_while_queues_work() {
         assert_eq!(queue.request(IN, round, &[(DATA_AT, 512)]), 0);
     }
     assert_eq!(front.ask_u64(36), 509);
+}
+
+#[test]
+fn a_ring_whose_memory_is_replaced_goes_on_in_the_new_memory() {
+    use std::os::fd::AsFd;
+
+    for features in [VERSION_1 | EVENT_IDX, VERSION_1 | PACKED] {
+        let server = Running::start(disk(), options());
+        let mut front = Front::connect(&server.path, features);
+        let mut queue = front.queue(0, 16);
+        let mut region = vec![0; 8];
+        for field in [GUEST, MEMORY_BYTES, USER, 0] {
+            region.extend(field.to_le_bytes());
+        }
+        let file = front.file.try_clone().unwrap();
+        for round in 0..10 {
+            assert_eq!(queue.request(OUT, round, &[(DATA_AT, 512)]), 0);
+            // As QEMU does where regions are joined or cut: one goes, another one comes.
+            assert_eq!(front.send_acked(38, &region, &[]), 0);
+            queue.submit(&Make {
+                kind: IN,
+                sector: round,
+                data: &[(DATA_AT, 512)],
+                tag: 0,
+                header_cuts: &[],
+                is_indirect: false,
+            });
+            queue.kick();
+            assert_eq!(front.send_acked(37, &region, &[file.as_fd()]), 0);
+            assert_eq!(queue.complete().1, 0);
+        }
+        // A ring that has lost its memory can be stopped.
+        assert_eq!(front.send_acked(38, &region, &[]), 0);
+        let base = front.stop_queue(0);
+        assert_eq!(front.send_acked(37, &region, &[file.as_fd()]), 0);
+        front.start_queue(&mut queue, base);
+        assert_eq!(queue.request(IN, 0, &[(DATA_AT, 512)]), 0);
+    }
+}
+
+#[test]
+fn a_ring_without_a_descriptor_for_kicks_is_polled() {
+    let server = Running::start(disk(), options());
+    let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX);
+    let mut queue = front.queue(0, 16);
+    assert_eq!(front.send_acked(12, &0x100u64.to_le_bytes(), &[]), 0);
+    for sector in 0..20 {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        queue.submit(&Make {
+            kind: OUT,
+            sector,
+            data: &[(DATA_AT, 512)],
+            tag: 0,
+            header_cuts: &[],
+            is_indirect: false,
+        });
+        assert_eq!(queue.complete().1, 0);
+    }
+}
+
+#[test]
+fn a_feature_that_a_message_negotiates_holds_for_its_own_answer() {
+    let server = Running::start(disk(), options());
+    let mut front = Front::connect(&server.path, VERSION_1);
+    front.send(16, &0u64.to_le_bytes(), &[]);
+    assert_eq!(front.send_acked(16, &0x9229u64.to_le_bytes(), &[]), 0);
+    assert_eq!(front.ask_u64(17), 8);
+}
+
+#[test]
+fn a_reset_device_takes_no_requests_before_its_rings_are_enabled() {
+    use std::os::fd::AsFd;
+
+    let server = Running::start(disk(), options());
+    let mut front = Front::connect(&server.path, VERSION_1);
+    let mut queue = front.queue(0, 16);
+    assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]), 0);
+    let base = front.stop_queue(0);
+    assert_eq!(front.send_acked(34, &[], &[]), 0);
+    let payload = [0u32.to_le_bytes(), base.to_le_bytes()].concat();
+    assert_eq!(front.send_acked(10, &payload, &[]), 0);
+    let kick = memory_event();
+    assert_eq!(
+        front.send_acked(12, &0u64.to_le_bytes(), &[kick.as_fd()]),
+        0
+    );
+    queue.submit(&Make {
+        kind: OUT,
+        sector: 0,
+        data: &[(DATA_AT, 512)],
+        tag: 0,
+        header_cuts: &[],
+        is_indirect: false,
+    });
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(queue.try_complete().is_none(), "it is not enabled");
+    let payload = [0u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
+    assert_eq!(front.send_acked(18, &payload, &[]), 0);
+    assert_eq!(queue.complete().1, 0);
+}
+
+fn memory_event() -> std::os::fd::OwnedFd {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()
 }
 
 #[test]

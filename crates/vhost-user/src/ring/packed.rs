@@ -59,7 +59,7 @@ impl Position {
 /// A packed ring, on the device's side.
 #[derive(Debug)]
 pub(crate) struct Packed {
-    size: u16,
+    pub(super) size: u16,
     features: Features,
     ring: Area,
     driver: Area,

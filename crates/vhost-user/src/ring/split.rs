@@ -18,7 +18,7 @@ const NO_NOTIFY: u16 = 1;
 /// A split ring, on the device's side.
 #[derive(Debug)]
 pub(crate) struct Split {
-    size: u16,
+    pub(super) size: u16,
     features: Features,
     descriptors: Area,
     available: Area,
