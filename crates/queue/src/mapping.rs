@@ -47,7 +47,8 @@ impl Mapping {
                 "the file ends before the part that is to be mapped",
             ));
         }
-        // Huge pages are mapped and unmapped as a whole: the file system's blocks are of their size.
+        // Huge pages are mapped and unmapped as a whole: the file system's blocks are of their
+        // size.
         let page = u64::try_from(stat.st_blksize).unwrap_or(1).max(1);
         let whole = end.checked_next_multiple_of(page);
         let mapped_len = whole.and_then(|len| usize::try_from(len).ok());

@@ -124,9 +124,7 @@ fn send_now(
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fits = descriptors.len() <= DESCRIPTORS_MAX;
-    let message = SendAncillaryMessage::ScmRights(descriptors);
-    if !descriptors.is_empty() && !(fits && control.push(message)) {
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::TOOBIG.into());
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

@@ -555,8 +555,8 @@ impl Session {
         Ok(())
     }
 
-    /// Guest addresses and lengths of what the device writes of a ring, if that is logged. The front
-    /// end names the device's part; of a packed ring the descriptors are written, too.
+    /// Guest addresses and lengths of what the device writes of a ring, if that is logged. The
+    /// front end names the device's part; of a packed ring the descriptors are written, too.
     fn logged_parts(
         &self,
         index: usize,
