@@ -58,6 +58,15 @@ fn a_used_ring_is_logged_after_it_is_written() {
         is_indirect: false,
     });
     queue.kick_always();
+    let begun = std::time::Instant::now();
+    while front.memory.load_u16(DEVICE_AT + 2) == 0 {
+        assert!(
+            begun.elapsed().as_secs() < 20,
+            "the request does not complete"
+        );
+        std::thread::yield_now();
+    }
+    // What completes it is over when the queue has stopped.
     front.stop_queue(0);
     assert_eq!(front.memory.load_u16(DEVICE_AT + 2), 0x0101);
 }
