@@ -5,6 +5,7 @@
 //! devices.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cowslip_nbd::remote::Address;
 use cowslip_nbd::server::Lifetime;
@@ -67,6 +68,11 @@ pub struct Args {
     )]
     #[arg(value_parser = block_size)]
     block_size: u32,
+    /// Longest time, in microseconds, for which threads poll for requests and completions before
+    /// they sleep; 0 to sleep at once. By default 100, or 0 with a single processor
+    #[arg(long, value_name = "MICROSECONDS")]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    poll: Option<u32>,
     /// The image's format, such as qcow2, raw or luks; guessed from the image if not given
     #[arg(short, long)]
     format: Option<String>,
@@ -168,6 +174,11 @@ fn block_size(text: &str) -> Result<u32, String> {
 }
 
 impl Args {
+    fn poll(&self) -> Duration {
+        let given = self.poll.map(u64::from).map(Duration::from_micros);
+        given.unwrap_or_else(service::default_poll)
+    }
+
     fn vhost_user(&self) -> Option<VhostUser> {
         let defaults = cowslip_vhost_user::Options::default();
         let threads = self.threads.map_or(defaults.threads, usize::from);
@@ -178,6 +189,7 @@ impl Args {
                 queues: self.queues,
                 threads: threads.min(usize::from(self.queues)),
                 block_bytes: self.block_size,
+                poll: self.poll(),
                 ..defaults
             },
         })
@@ -186,6 +198,7 @@ impl Args {
     fn service(self) -> Result<(Service, Nbd), CommandError> {
         let invalid =
             |what: &str, value: &str| CommandError::new(format!("'{value}' is not {what}"));
+        let poll = self.poll();
         let mut service = Service::of(ImageSpec::named(&self.file, self.format.as_deref()));
         let address = match (self.socket, self.listen) {
             (Some(path), _) => Address::Unix(path),
@@ -225,6 +238,7 @@ impl Args {
         service.settings.sharing = open::sharing(self.force_share, service.settings.sharing);
         service.settings.policy = self.trust.backing_policy;
         service.offset = self.offset;
+        service.poll = poll;
         if self.verbose {
             service.verbosity = Verbosity::Everything;
         }

@@ -67,9 +67,9 @@ impl Driver {
     }
 
     /// Submits what is prepared, waits, and delivers what has completed.
-    pub(crate) fn turn(&self, patience: Patience) {
+    pub(crate) fn turn(&self, patience: Patience, is_woken: impl Fn() -> bool) {
         match self {
-            Driver::Uring(ring) => ring.turn(patience),
+            Driver::Uring(ring) => ring.turn(patience, is_woken),
             Driver::Epoll(epoll) => epoll.turn(patience),
         }
     }

@@ -47,6 +47,10 @@ impl Event {
         }
     }
 
+    pub(crate) fn descriptor(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
     /// Waits until there is an event, and takes all that there are.
     ///
     /// # Errors

@@ -69,10 +69,12 @@ pub mod shared;
 mod signal;
 mod socket;
 pub mod space;
+mod spin;
 mod sys;
 mod threads;
 mod timer;
 mod uring;
+mod watch;
 #[doc(hidden)]
 pub mod zero;
 
@@ -89,3 +91,4 @@ pub use signal::{Signal, Signals};
 pub use socket::{Listener, Stream};
 pub use threads::Threads;
 pub use timer::{Sleep, sleep};
+pub use watch::Watch;

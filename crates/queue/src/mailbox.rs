@@ -62,6 +62,11 @@ impl<T> Mailbox<T> {
         self.asleep.swap(true, Ordering::SeqCst);
     }
 
+    /// Whether the queue that announced its sleep has been woken.
+    pub fn is_woken(&self) -> bool {
+        !self.asleep.load(Ordering::Relaxed)
+    }
+
     /// Takes the announcement back.
     pub fn wake_up(&self) {
         self.asleep.swap(false, Ordering::SeqCst);

@@ -11,6 +11,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use crate::driver::Backend;
 use crate::event::Event;
@@ -55,13 +56,14 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// `count` threads (at least one) of this name, none of which runs yet.
+    /// `count` threads (at least one) of this name, none of which runs yet. They poll as
+    /// [`Queue::poll_before_sleep`](crate::Queue::poll_before_sleep) has it.
     ///
     /// # Errors
     /// The system's refusal of a queue.
-    pub fn new(name: &str, count: usize) -> io::Result<Threads> {
+    pub fn new(name: &str, count: usize, poll: Duration) -> io::Result<Threads> {
         let prepare = |_| {
-            let queue = PreparedQueue::new(Backend::Auto)?;
+            let queue = PreparedQueue::new(Backend::Auto)?.polling(poll);
             Ok(Slot::Prepared(Some((queue, Event::new()?))))
         };
         let slots: io::Result<Vec<Slot>> = (0..count.max(1)).map(prepare).collect();
@@ -171,7 +173,7 @@ mod tests {
 
     #[test]
     fn work_runs_on_its_thread_and_is_finished_after_the_owner_has_left() {
-        let mut threads = Threads::new("test", 2).unwrap();
+        let mut threads = Threads::new("test", 2, Duration::ZERO).unwrap();
         assert_eq!(threads.count(), 2);
         let (to, from) = mpsc::channel();
         for index in 0..6 {

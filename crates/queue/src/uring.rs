@@ -12,8 +12,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use io_uring::cqueue;
 use io_uring::register::Restriction;
 use io_uring::squeue::Entry;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
@@ -27,12 +30,18 @@ use crate::patience::Patience;
 use crate::pending::{Completer, Pending, pending};
 use crate::pool;
 use crate::scatter::{Pieces, Scatter};
+use crate::spin::Spin;
 use crate::sys;
+use crate::watch::Watched;
 
 /// Submissions that fit before a turn needs a second system call.
 const SUBMISSIONS: u32 = 256;
 /// Completions that fit before the kernel has to keep them aside.
 const COMPLETIONS: u32 = 4096;
+
+/// Reads and writes in flight up to which a queue looks for completions before it sleeps. With more
+/// it is awake most of the time anyhow, and its sleep lets completions gather.
+const SPINNING_TRANSFERS_MAX: usize = 7;
 
 /// Tags of entries that belong to no operation in the slab.
 const CANCEL: u64 = u64::MAX;
@@ -70,6 +79,11 @@ enum Op {
         buf: BufMut,
         completer: Completer<(io::Result<usize>, BufMut)>,
     },
+    /// Completes at each event, until it is cancelled.
+    Watch {
+        fd: Arc<OwnedFd>,
+        watched: Rc<Watched>,
+    },
     /// The queue's own event; the counter is read to here.
     Event(Box<[u8; 8]>),
     Nop(Completer<()>),
@@ -103,6 +117,12 @@ impl Op {
                 let len = u32::try_from(buf.len()).unwrap_or(u32::MAX);
                 opcode::Recv::new(Fd(fd.as_raw_fd()), buf.as_mut_ptr(), len).build()
             }
+            Op::Watch { fd, .. } => {
+                let flags = libc::POLLIN as u32;
+                opcode::PollAdd::new(Fd(fd.as_raw_fd()), flags)
+                    .multi(true)
+                    .build()
+            }
             Op::Event(counter) => {
                 opcode::Read::new(Fd(event.as_raw_fd()), counter.as_mut_ptr(), 8).build()
             }
@@ -112,7 +132,14 @@ impl Op {
 
     /// Whether it may wait for ever for another party.
     fn may_wait(&self) -> bool {
-        matches!(self, Op::Poll { .. } | Op::Recv { .. } | Op::Event(_))
+        matches!(
+            self,
+            Op::Poll { .. } | Op::Recv { .. } | Op::Watch { .. } | Op::Event(_)
+        )
+    }
+
+    fn is_transfer(&self) -> bool {
+        matches!(self, Op::Read(..) | Op::Write(..))
     }
 
     /// Takes the kernel's answer; what is not finished comes back to be submitted again.
@@ -153,6 +180,11 @@ impl Op {
             Op::Recv { buf, completer, .. } => {
                 completer.complete((result, buf));
                 None
+            }
+            Op::Watch { fd, watched } => {
+                // The kernel may end a watch on its own, as when completions overflow.
+                let goes_on = watched.note(result.map(|events| events as u32));
+                goes_on.then_some(Op::Watch { fd, watched })
             }
             Op::Event(counter) => Some(Op::Event(counter)),
             Op::Nop(completer) => {
@@ -206,6 +238,11 @@ struct State {
     generation: u32,
     /// Entries that found the submission queue full; they go first.
     backlog: VecDeque<Entry>,
+    /// Reads and writes in flight.
+    transfers: usize,
+    spin: Spin,
+    /// The beginning of the turn's wait, if it is measured.
+    slept: Option<Instant>,
 }
 
 impl State {
@@ -238,7 +275,9 @@ pub(crate) struct Uring {
     state: RefCell<State>,
     event: Arc<OwnedFd>,
     /// Completions of a turn, taken out before any is acted on: acting may prepare new operations.
-    arrived: RefCell<Vec<(Tag, i32)>>,
+    arrived: RefCell<Vec<cqueue::Entry>>,
+    /// Whether the kernel has polls that complete again and again.
+    watches: bool,
     draining: Cell<bool>,
 }
 
@@ -311,14 +350,20 @@ impl Uring {
     /// Has a ring work from here on, for this thread.
     pub(crate) fn start_ring(ring: IoUring, event: Arc<OwnedFd>) -> io::Result<Uring> {
         ring.submitter().register_enable_rings()?;
+        // A later feature, which can be asked for.
+        let watches = ring.params().is_feature_skip_cqe_on_success();
         let uring = Uring {
             state: RefCell::new(State {
                 ring,
                 ops: Slab::new(),
                 generation: 0,
                 backlog: VecDeque::new(),
+                transfers: 0,
+                spin: Spin::default(),
+                slept: None,
             }),
             event,
+            watches,
             arrived: RefCell::new(Vec::new()),
             draining: Cell::new(false),
         };
@@ -330,8 +375,12 @@ impl Uring {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         state.generation = state.generation.wrapping_add(1);
+        state.transfers += usize::from(op.is_transfer());
         let vacant = state.ops.vacant_entry();
         let tag = Tag::new(vacant.key(), state.generation);
+        if let Op::Watch { watched, .. } = &op {
+            watched.tag.set(Some(tag));
+        }
         let (_, op) = vacant.insert((tag, op));
         let entry = op.entry(&self.event).user_data(tag.0);
         state.push(entry);
@@ -378,6 +427,19 @@ impl Uring {
         (self.start(op), result)
     }
 
+    /// Watches a descriptor until cancelled; returns whether the kernel can.
+    pub(crate) fn watch(&self, fd: Arc<OwnedFd>, watched: Rc<Watched>) -> bool {
+        if self.watches {
+            self.start(Op::Watch { fd, watched });
+        }
+        self.watches
+    }
+
+    /// Has turns look for completions for some time before they sleep.
+    pub(crate) fn spin(&self, max: Duration) {
+        self.state.borrow_mut().spin = Spin::new(max);
+    }
+
     /// Ends an operation early, if it is still there.
     pub(crate) fn cancel(&self, tag: Tag) {
         let mut state = self.state.borrow_mut();
@@ -389,30 +451,51 @@ impl Uring {
     }
 
     /// Enters the kernel once, and makes the deliveries that follow.
-    pub(crate) fn turn(&self, patience: Patience) {
+    ///
+    /// Before it sleeps, it looks for completions for a while, and whether `is_woken`.
+    pub(crate) fn turn(&self, patience: Patience, is_woken: impl Fn() -> bool) {
         let mut arrived = std::mem::take(&mut *self.arrived.borrow_mut());
         {
             let mut state = self.state.borrow_mut();
+            let patience = state.look_around(patience, is_woken);
             state.enter(patience);
-            let tags = state.ring.completion();
-            arrived.extend(tags.map(|entry| (Tag(entry.user_data()), entry.result())));
+            arrived.extend(state.ring.completion());
+            if let Some(begun) = state.slept.take() {
+                state.spin.note(begun.elapsed());
+            }
         }
-        for (tag, result) in arrived.drain(..) {
-            if tag.0 == CANCEL {
-                continue;
-            }
-            let (known, op) = self.state.borrow_mut().ops.remove(tag.index());
-            assert!(known == tag, "a completion belongs to one operation");
-            let again = op.finish(result);
-            match again {
-                Some(Op::Event(_)) if self.draining.get() => {}
-                Some(op) => {
-                    self.start(op);
-                }
-                None => {}
-            }
+        for completion in arrived.drain(..) {
+            self.deliver(&completion);
         }
         *self.arrived.borrow_mut() = arrived;
+    }
+
+    fn deliver(&self, completion: &cqueue::Entry) {
+        let (tag, result) = (Tag(completion.user_data()), completion.result());
+        if tag.0 == CANCEL {
+            return;
+        }
+        let op = {
+            let mut state = self.state.borrow_mut();
+            let (known, op) = &state.ops[tag.index()];
+            assert!(*known == tag, "a completion belongs to one operation");
+            if let (Op::Watch { watched, .. }, true) = (op, cqueue::more(completion.flags())) {
+                let watched = Rc::clone(watched);
+                drop(state);
+                watched.note(Ok(result as u32));
+                return;
+            }
+            let (_, op) = state.ops.remove(tag.index());
+            state.transfers -= usize::from(op.is_transfer());
+            op
+        };
+        match op.finish(result) {
+            Some(Op::Event(_) | Op::Watch { .. }) if self.draining.get() => {}
+            Some(op) => {
+                self.start(op);
+            }
+            None => {}
+        }
     }
 
     /// Waits for the end of all operations; those that could wait for ever are cancelled. The
@@ -427,12 +510,50 @@ impl Uring {
         waiting.into_iter().for_each(|tag| self.cancel(tag));
         sys::signal_event(&self.event);
         while !self.state.borrow().ops.is_empty() {
-            self.turn(Patience::Forever);
+            self.turn(Patience::Forever, || false);
         }
     }
 }
 
 impl State {
+    /// Submits and looks for completions for a while, if a turn is to wait and few transfers are in
+    /// flight. Returns the patience that is left.
+    fn look_around(&mut self, patience: Patience, is_woken: impl Fn() -> bool) -> Patience {
+        self.slept = None;
+        if patience == Patience::None
+            || !self.spin.is_on()
+            || self.transfers > SPINNING_TRANSFERS_MAX
+        {
+            return patience;
+        }
+        let begun = Instant::now();
+        self.slept = Some(begun);
+        let mut time = self.spin.time(begun);
+        if let Patience::AtMost(limit) = patience {
+            time = time.min(limit);
+        }
+        if time.is_zero() {
+            return patience;
+        }
+        self.enter(Patience::None);
+        let mut last = begun;
+        loop {
+            let has_news = !self.ring.completion().is_empty()
+                || self.ring.submission().taskrun()
+                || is_woken();
+            let now = Instant::now();
+            self.spin.look(now, now - last);
+            if has_news {
+                return Patience::None;
+            }
+            if now - begun >= time {
+                return patience;
+            }
+            last = now;
+            std::hint::spin_loop();
+        }
+    }
+
     fn enter(&mut self, patience: Patience) {
         self.refill();
         while !self.backlog.is_empty() && self.submit_some() {

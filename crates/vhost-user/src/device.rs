@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use cowslip_block::Disk;
 
@@ -51,6 +52,9 @@ pub struct Options {
     pub queues: u16,
     /// Threads that the queues are spread over.
     pub threads: usize,
+    /// Longest time for which they poll before they sleep; zero is never. As
+    /// [`Queue::poll_before_sleep`](cowslip_queue::Queue::poll_before_sleep) has it.
+    pub poll: Duration,
     /// Bytes of a logical block, a power of two from 512 to 4096: the smallest unit that the guest
     /// reads and writes.
     pub block_bytes: u32,
@@ -65,6 +69,7 @@ impl Default for Options {
             serial: String::new(),
             queues: 8,
             threads: cores,
+            poll: Duration::ZERO,
             block_bytes: 512,
             has_packed_rings: true,
         }

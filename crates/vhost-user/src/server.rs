@@ -130,7 +130,7 @@ impl Server {
     /// The system's refusal of a descriptor: all that the server itself needs are made here.
     pub fn new(disk: Arc<dyn Disk>, options: Options) -> io::Result<Server> {
         Ok(Server {
-            threads: Threads::new("vhost-user", options.threads)?,
+            threads: Threads::new("vhost-user", options.threads, options.poll)?,
             device: Arc::new(Device::new(disk, options)),
             observer: Arc::new(|_| ()),
             handle: ServerHandle {

@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use cowslip_block::file::Durability;
-use cowslip_queue::{Completer, Event};
+use cowslip_queue::{Completer, Event, Sleep, Watch};
 use futures_util::stream::{FuturesUnordered, Stream};
 use smallvec::SmallVec;
 
@@ -119,17 +119,30 @@ impl Control {
     }
 }
 
-/// Waits until the driver kicks, or until it is time to look again.
-fn wait_for_kick(event: Option<Event>) -> KickFuture {
-    Box::pin(async move {
+/// Waits for the driver's kicks, or until it is time to look again.
+enum Kicks {
+    Watch(Watch),
+    Poll(Pin<Box<Sleep>>),
+}
+
+impl Kicks {
+    fn new(event: Option<Event>) -> Kicks {
         match event {
-            Some(event) => event.wait().await,
-            None => {
-                cowslip_queue::sleep(POLL_PAUSE).await;
-                Ok(())
+            Some(event) => Kicks::Watch(Watch::new(event)),
+            None => Kicks::Poll(Box::pin(cowslip_queue::sleep(POLL_PAUSE))),
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match self {
+            Kicks::Watch(watch) => watch.poll_next(context),
+            Kicks::Poll(sleep) => {
+                ready!(sleep.as_mut().poll(context));
+                sleep.set(cowslip_queue::sleep(POLL_PAUSE));
+                Poll::Ready(Ok(()))
             }
         }
-    })
+    }
 }
 
 /// A queue at work.
@@ -140,8 +153,6 @@ pub(crate) struct Worker {
     /// Whether the ring was found broken: it is not touched any more.
     is_broken: bool,
 }
-
-type KickFuture = Pin<Box<dyn Future<Output = std::io::Result<()>>>>;
 
 impl Worker {
     pub fn new(setup: Setup, control: Arc<Control>) -> Worker {
@@ -157,7 +168,8 @@ impl Worker {
     pub async fn run(mut self) {
         let device = Rc::new(Arc::clone(&self.setup.device));
         let mut running = FuturesUnordered::new();
-        let mut kick: Option<KickFuture> = None;
+        // From its first request on: a queue that is not enabled has no kicks to look for.
+        let mut kicks: Option<Kicks> = None;
         let mut done = Vec::new();
         loop {
             let (is_enabled, stops) = self.control.look();
@@ -178,12 +190,12 @@ impl Worker {
             if stops && running.is_empty() {
                 return self.end();
             }
-            if kick.is_none() && takes {
-                kick = Some(wait_for_kick(self.setup.kick.clone()));
+            if kicks.is_none() && takes {
+                kicks = Some(Kicks::new(self.setup.kick.clone()));
             }
             let before = (is_enabled, stops);
             std::future::poll_fn(|context| {
-                let news = self.poll(context, (&mut kick, &mut running, &mut done), before);
+                let news = self.poll(context, (&mut kicks, &mut running, &mut done), before);
                 match news || has_more {
                     true => Poll::Ready(()),
                     false => Poll::Pending,
@@ -200,8 +212,8 @@ impl Worker {
     fn poll<F: Future<Output = Completed>>(
         &mut self,
         context: &mut Context<'_>,
-        (kick, running, done): (
-            &mut Option<KickFuture>,
+        (kicks, running, done): (
+            &mut Option<Kicks>,
             &mut FuturesUnordered<F>,
             &mut Vec<Completed>,
         ),
@@ -212,10 +224,9 @@ impl Worker {
             done.push(completed);
             has_news = true;
         }
-        if let Some(wait) = kick
-            && let Poll::Ready(outcome) = wait.as_mut().poll(context)
+        if let Some(wait) = kicks
+            && let Poll::Ready(outcome) = wait.poll(context)
         {
-            *kick = None;
             if let Err(error) = outcome {
                 self.set_broken(&Broken(format!("its kick descriptor failed: {error}")));
             }

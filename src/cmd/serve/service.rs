@@ -41,10 +41,21 @@ pub struct Service {
     pub verbosity: Verbosity,
     /// Whether the server leaves the terminal.
     pub daemonize: Daemonize,
+    /// Longest time for which threads poll before they sleep.
+    pub poll: Duration,
     /// A file for the process number.
     pub pid_file: Option<PathBuf>,
     /// The sandbox.
     pub sandbox: sandbox::Mode,
+}
+
+/// Longest poll before a sleep if nothing else is asked for: about the time in which a fast device
+/// completes a request. A single processor is left to the clients.
+pub fn default_poll() -> Duration {
+    match std::thread::available_parallelism() {
+        Ok(processors) if processors.get() > 1 => Duration::from_micros(100),
+        _ => Duration::ZERO,
+    }
 }
 
 impl Service {
@@ -61,6 +72,7 @@ impl Service {
             offset: 0,
             verbosity: Verbosity::Errors,
             daemonize: Daemonize::No,
+            poll: default_poll(),
             pid_file: None,
             sandbox: sandbox::Mode::Auto,
         }
@@ -84,6 +96,7 @@ impl Service {
         // Before any thread exists, so that none is ended by the signals.
         let signals = Signals::take_over().map_err(|error| failed(&error))?;
         let queue = Queue::new(Backend::Auto).map_err(|error| failed(&error))?;
+        queue.poll_before_sleep(self.poll);
         let log = Log::new(program, self.verbosity);
         queue.block_on(self.serve(transports, log, (role, signals)))
     }

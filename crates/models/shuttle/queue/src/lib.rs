@@ -56,6 +56,8 @@ mod signal;
 mod socket;
 #[path = "../../../../queue/src/space.rs"]
 pub mod space;
+#[path = "../../../../queue/src/spin.rs"]
+mod spin;
 #[path = "../../../../queue/src/sys.rs"]
 mod sys;
 #[path = "../../../../queue/src/threads.rs"]
@@ -64,6 +66,8 @@ mod threads;
 mod timer;
 #[path = "../../../../queue/src/uring.rs"]
 mod uring;
+#[path = "../../../../queue/src/watch.rs"]
+mod watch;
 #[path = "../../../../queue/src/zero.rs"]
 pub mod zero;
 
@@ -80,3 +84,4 @@ pub use signal::{Signal, Signals};
 pub use socket::{Listener, Stream};
 pub use threads::Threads;
 pub use timer::{Sleep, sleep};
+pub use watch::Watch;
