@@ -52,6 +52,15 @@ pub fn driver_names() -> Vec<&'static str> {
     drivers::standard().driver_names()
 }
 
+/// Returns the policy for the name of a mode of discarding on command lines.
+pub fn discard_policy(mode: &str) -> Option<cowslip::image::DiscardPolicy> {
+    match mode {
+        "ignore" | "off" => Some(cowslip::image::DiscardPolicy::Ignore),
+        "unmap" | "on" => Some(cowslip::image::DiscardPolicy::Unmap),
+        _ => None,
+    }
+}
+
 /// Whether a name, as images have it, is not that of a file of the host.
 pub fn is_description(name: &str) -> bool {
     drivers::standard().is_description(name)

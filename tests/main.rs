@@ -23,6 +23,7 @@ mod failed_output;
 mod file_attributes;
 mod filters;
 mod foreign_formats;
+mod fuse;
 mod generate;
 mod graph;
 mod grow;

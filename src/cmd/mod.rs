@@ -5,7 +5,6 @@
 use std::ffi::OsString;
 
 use clap::Subcommand;
-use cowslip::image::DiscardPolicy;
 use cowslip_bench::{demo, guest_init};
 
 use crate::output::Program;
@@ -29,12 +28,14 @@ pub mod info;
 pub mod io;
 pub mod map;
 pub mod measure;
+pub mod mount;
 pub mod option_order;
 pub mod rebase;
 pub mod resize;
 pub mod serve;
 pub mod snapshot;
 pub mod trace;
+pub mod umount;
 
 /// Verbs that are the same under the names `qemu-img` and `cowslip`.
 #[derive(Subcommand)]
@@ -121,8 +122,12 @@ pub enum CowslipVerb {
     Bench(Box<bench::Args>),
     /// Read, write and examine an image, in the manner of qemu-io
     Io(io::Args),
-    /// Serve an image over NBD, or to virtual machines as a vhost-user-blk device
+    /// Serve an image over NBD, to virtual machines as a vhost-user-blk device, or as a file
     Serve(Box<serve::Args>),
+    /// Show the disk of an image as a file
+    Mount(Box<mount::Args>),
+    /// Unmount the file of an image, and wait until the image is closed
+    Umount(umount::Args),
     /// Create a file that shares its data with an image, on file systems with reflinks
     Clone(clone::Args),
     /// Allocate all space of a file of any kind, as a job that can be interrupted
@@ -151,6 +156,8 @@ impl CowslipVerb {
             CowslipVerb::Bench(args) => bench::run(*args, program),
             CowslipVerb::Io(args) => io::run(args, program),
             CowslipVerb::Serve(args) => serve::run(*args, program),
+            CowslipVerb::Mount(args) => mount::run(*args, program),
+            CowslipVerb::Umount(args) => umount::run(&args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
             CowslipVerb::Clone(args) => clone::run(args, program),
             CowslipVerb::Allocate(args) => allocate::run(&args, program),
@@ -178,13 +185,4 @@ pub fn run_qemu_nbd(args: &[OsString], program: &Program) -> u8 {
 /// succeeded. For fuzzing; runs on a queue.
 pub async fn run_io_lines(image: cowslip::Image, lines: &[&str]) -> bool {
     io::run_lines(image, lines).await
-}
-
-/// Returns the policy for the name of a mode of discarding on command lines.
-fn discard_policy(mode: &str) -> Option<DiscardPolicy> {
-    match mode {
-        "ignore" | "off" => Some(DiscardPolicy::Ignore),
-        "unmap" | "on" => Some(DiscardPolicy::Unmap),
-        _ => None,
-    }
 }

@@ -5,18 +5,16 @@
 //! devices.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use cowslip_nbd::remote::Address;
 use cowslip_nbd::server::Lifetime;
 
-use crate::cmd::discard_policy;
 use crate::error::CommandError;
-use crate::open::{self, Access, CacheMode, ImageSpec, Trust};
-use crate::options;
 use crate::output::Program;
 
 mod detach;
+mod fuse;
+mod image_args;
 mod nbd;
 pub mod qemu_nbd;
 mod sandbox;
@@ -26,18 +24,23 @@ mod transport;
 mod vhost_user;
 
 use detach::Daemonize;
+use fuse::Fuse;
+use image_args::invalid;
 use nbd::Nbd;
 use service::Service;
-use transport::{Transport, Verbosity};
+use transport::Transport;
 use vhost_user::VhostUser;
 
+pub use fuse::unmounter;
+pub use fuse::wait_for_close;
+pub use image_args::ImageArgs;
 pub use service::cache_report;
 
-/// Serve an image over NBD, or to virtual machines as a vhost-user-blk device
+/// Serve an image over NBD, to virtual machines as a vhost-user-blk device, or as a file
 #[derive(clap::Args)]
 pub struct Args {
     /// The image
-    file: String,
+    image: String,
     /// Listen on this Unix socket
     #[arg(short = 'k', long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -52,8 +55,9 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 8, requires = "vhost_user")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     queues: u16,
-    /// Threads that its queues are spread over; one for each processor if not given
-    #[arg(long, value_name = "N", requires = "vhost_user")]
+    /// Threads that its queues, or the requests of --fuse, are spread over; if not given, one for
+    /// each processor, and one for --fuse
+    #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
     /// Its serial number, at most 20 bytes
@@ -68,14 +72,13 @@ pub struct Args {
     )]
     #[arg(value_parser = block_size)]
     block_size: u32,
-    /// Longest time, in microseconds, for which threads poll for requests and completions before
-    /// they sleep; 0 to sleep at once. By default 100, or 0 with a single processor
-    #[arg(long, value_name = "MICROSECONDS")]
-    #[arg(value_parser = clap::value_parser!(u32).range(..=1_000_000))]
-    poll: Option<u32>,
-    /// The image's format, such as qcow2, raw or luks; guessed from the image if not given
-    #[arg(short, long)]
-    format: Option<String>,
+    /// Show the disk as this file (FUSE); NBD is served too if --socket or --listen is given
+    #[arg(long, value_name = "FILE")]
+    fuse: Option<PathBuf>,
+    #[command(flatten)]
+    file: FuseArgs,
+    #[command(flatten)]
+    common: ImageArgs,
     /// The export's name
     #[arg(short = 'x', long = "name", default_value = "")]
     export_name: String,
@@ -90,54 +93,15 @@ pub struct Args {
     /// qemu:dirty-bitmap:NAME; more than once for several
     #[arg(short = 'B', long = "bitmap", value_name = "NAME")]
     bitmaps: Vec<String>,
-    /// Refuse writes
-    #[arg(short, long)]
-    read_only: bool,
-    /// Serve the image although another process writes to it; only with --read-only
-    #[arg(short = 'U', long, requires = "read_only")]
-    force_share: bool,
-    #[command(flatten)]
-    trust: Trust,
     /// End when the last client has left
     #[arg(long)]
     once: bool,
     /// Serve at most this many clients at a time; others wait. 0 is no limit
     #[arg(short = 'e', long, default_value_t = 0, value_name = "N")]
     clients: usize,
-    /// Cache mode: none, writeback, writethrough, directsync or unsafe
-    #[arg(short = 't', long, default_value = "writeback")]
-    cache: String,
-    /// I/O engine: threads or io_uring; by default the faster one that works here
-    #[arg(long)]
-    aio: Option<String>,
-    /// Effect of clients' discards: unmap or ignore
-    #[arg(long, default_value = "unmap")]
-    discard: String,
-    /// Effect of clients' writes of zeroes: off (written as data), on (allocate no new space), or
-    /// unmap (release the space)
-    #[arg(long, default_value = "off", value_name = "MODE")]
-    detect_zeroes: String,
-    /// How space is allocated: contiguous (whole clusters, ahead of need), sparse (only what is
-    /// written), or auto (as stored in the image)
-    #[arg(long, default_value = "auto", value_name = "POLICY")]
-    alloc_policy: String,
-    /// Bytes of L2 tables kept in memory for the image and its backing chain, 32M if not given;
-    /// on SIGUSR1 the server prints statistics of this cache
-    #[arg(long, value_name = "SIZE")]
-    cache_size: Option<String>,
-    /// Start serving at this byte of the image
-    #[arg(short, long, default_value_t = 0)]
-    offset: u64,
     /// Go into the background once clients can connect
     #[arg(long)]
     fork: bool,
-    /// Write the server's process number into this file
-    #[arg(long, value_name = "PATH")]
-    pid_file: Option<PathBuf>,
-    /// Confine the server with Landlock and seccomp once its files are open: auto (as far as the
-    /// kernel supports them), on (refuse to serve unless both are in force), off
-    #[arg(long, default_value = "auto", value_name = "MODE")]
-    sandbox: String,
     /// Serve over TLS only, with the credentials of this ID (--object
     /// tls-creds-x509,…,endpoint=server or tls-creds-psk,…)
     #[arg(long, value_name = "ID")]
@@ -146,21 +110,65 @@ pub struct Args {
     /// authz-list,…)
     #[arg(long, value_name = "ID", requires = "tls_creds")]
     tls_authz: Option<String>,
-    /// Report events on standard error
-    #[arg(short, long)]
-    verbose: bool,
+}
+
+/// Options of an image that is shown as a file.
+#[derive(clap::Args)]
+pub struct FuseArgs {
+    /// Let writes beyond the end of the file, and truncate(2), grow the disk
+    #[arg(long)]
+    growable: bool,
+    /// Let other users use the file, as its mode allows
+    #[arg(long)]
+    allow_other: bool,
+}
+
+impl FuseArgs {
+    /// The transport for a file.
+    pub fn transport(&self, file: PathBuf, threads: usize) -> Fuse {
+        Fuse {
+            file,
+            is_growable: self.growable,
+            allows_others: self.allow_other,
+            threads,
+        }
+    }
+}
+
+/// Serves an image as a file, in the background unless asked otherwise. Returns the exit code.
+pub fn start_fuse(
+    (image, args): (&str, ImageArgs),
+    fuse: Fuse,
+    foreground: bool,
+    program: &Program,
+) -> u8 {
+    match args.service(image) {
+        Ok(mut service) => {
+            if !foreground {
+                service.daemonize = Daemonize::Yes;
+            }
+            if fuse.is_growable {
+                service.let_grow();
+            }
+            service.start(&[&fuse], program)
+        }
+        Err(error) => program.fail(&error),
+    }
 }
 
 /// Runs `cowslip serve`.
 pub fn run(args: Args, program: &Program) -> u8 {
     let vhost_user = args.vhost_user();
-    let has_nbd = vhost_user.is_none() || args.socket.is_some() || args.listen.is_some();
+    let fuse = args.fuse();
+    let is_nbd_asked_for = args.socket.is_some() || args.listen.is_some();
+    let has_nbd = is_nbd_asked_for || (vhost_user.is_none() && fuse.is_none());
     match args.service() {
         Ok((service, nbd)) => {
             let nbd = has_nbd.then_some(&nbd as &dyn Transport);
             let vhost_user = vhost_user.as_ref().map(|it| it as &dyn Transport);
-            let transports: Vec<&dyn Transport> = nbd.into_iter().chain(vhost_user).collect();
-            service.start(&transports, program)
+            let fuse = fuse.as_ref().map(|it| it as &dyn Transport);
+            let transports = nbd.into_iter().chain(vhost_user).chain(fuse);
+            service.start(&transports.collect::<Vec<_>>(), program)
         }
         Err(error) => program.fail(&error),
     }
@@ -174,11 +182,6 @@ fn block_size(text: &str) -> Result<u32, String> {
 }
 
 impl Args {
-    fn poll(&self) -> Duration {
-        let given = self.poll.map(u64::from).map(Duration::from_micros);
-        given.unwrap_or_else(service::default_poll)
-    }
-
     fn vhost_user(&self) -> Option<VhostUser> {
         let defaults = cowslip_vhost_user::Options::default();
         let threads = self.threads.map_or(defaults.threads, usize::from);
@@ -189,17 +192,17 @@ impl Args {
                 queues: self.queues,
                 threads: threads.min(usize::from(self.queues)),
                 block_bytes: self.block_size,
-                poll: self.poll(),
                 ..defaults
             },
         })
     }
 
+    fn fuse(&self) -> Option<Fuse> {
+        let threads = self.threads.map_or(1, usize::from);
+        Some(self.file.transport(self.fuse.clone()?, threads))
+    }
+
     fn service(self) -> Result<(Service, Nbd), CommandError> {
-        let invalid =
-            |what: &str, value: &str| CommandError::new(format!("'{value}' is not {what}"));
-        let poll = self.poll();
-        let mut service = Service::of(ImageSpec::named(&self.file, self.format.as_deref()));
         let address = match (self.socket, self.listen) {
             (Some(path), _) => Address::Unix(path),
             (None, Some(listen)) => {
@@ -217,35 +220,13 @@ impl Args {
                 port: nbd::DEFAULT_PORT.to_string(),
             },
         };
-        service.settings.cache =
-            CacheMode::parse(&self.cache).ok_or_else(|| invalid("a cache mode", &self.cache))?;
-        service.settings.discard = discard_policy(&self.discard)
-            .ok_or_else(|| invalid("a discard mode (unmap or ignore)", &self.discard))?;
-        service.settings.detect_zeroes = open::detect_zeroes(&self.detect_zeroes)?;
-        service.settings.alloc_policy = open::alloc_policy("alloc-policy", &self.alloc_policy)?;
-        if let Some(aio) = &self.aio {
-            service.settings.aio = open::parse_aio(aio)
-                .ok_or_else(|| invalid("an I/O engine (threads or io_uring)", aio))?;
-        }
-        service.sandbox = sandbox::Mode::parse(&self.sandbox)
-            .ok_or_else(|| invalid("a sandbox mode (auto, on or off)", &self.sandbox))?;
-        if let Some(size) = &self.cache_size {
-            service.settings.cache_bytes = options::size("cache-size", size)?;
-        }
-        if self.read_only {
-            service.settings.access = Access::Read;
-        }
-        service.settings.sharing = open::sharing(self.force_share, service.settings.sharing);
-        service.settings.policy = self.trust.backing_policy;
-        service.offset = self.offset;
-        service.poll = poll;
-        if self.verbose {
-            service.verbosity = Verbosity::Everything;
+        let mut service = self.common.service(&self.image)?;
+        if self.file.growable {
+            service.let_grow();
         }
         if self.fork {
             service.daemonize = Daemonize::Yes;
         }
-        service.pid_file = self.pid_file;
         let nbd = Nbd {
             address,
             export_name: self.export_name,

@@ -51,6 +51,7 @@ mod executor;
 pub mod fibmap;
 pub mod fiemap;
 pub mod file;
+mod fuse_device;
 pub mod iovec;
 pub mod lease;
 mod line;
@@ -75,6 +76,7 @@ mod threads;
 mod timer;
 mod uring;
 mod watch;
+mod watched;
 #[doc(hidden)]
 pub mod zero;
 
@@ -83,6 +85,7 @@ pub use driver::Backend;
 pub use event::Event;
 pub use executor::{PreparedQueue, Queue, spawn, yield_now};
 pub use file::File;
+pub use fuse_device::FuseDevice;
 pub use iovec::{IoVec, IoVecMut};
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};

@@ -30,7 +30,8 @@ use crate::executor::{Core, yield_now};
 use crate::pending::Pending;
 use crate::pool::blocking;
 use crate::scatter::Scatter;
-use crate::uring::{Tag, Uring};
+use crate::uring::Uring;
+use crate::watched::Tag;
 
 /// Longest path of a Unix socket, in bytes: `sun_path` less its zero byte, unix(7).
 const PATH_BYTES_MAX: usize = 107;

@@ -32,7 +32,7 @@ use crate::pool;
 use crate::scatter::{Pieces, Scatter};
 use crate::spin::Spin;
 use crate::sys;
-use crate::watch::Watched;
+use crate::watched::{Tag, Watched};
 
 /// Submissions that fit before a turn needs a second system call.
 const SUBMISSIONS: u32 = 256;
@@ -45,21 +45,6 @@ const SPINNING_TRANSFERS_MAX: usize = 7;
 
 /// Tags of entries that belong to no operation in the slab.
 const CANCEL: u64 = u64::MAX;
-
-/// Tag of an operation: its place in the slab and the number of its submission, so that a late
-/// cancellation does not hit another one in the same place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tag(u64);
-
-impl Tag {
-    fn new(index: usize, generation: u32) -> Tag {
-        Tag(index as u64 | u64::from(generation) << 32)
-    }
-
-    fn index(self) -> usize {
-        self.0 as u32 as usize
-    }
-}
 
 /// Result of a receive.
 pub(crate) type Received = Pending<(io::Result<usize>, BufMut)>;

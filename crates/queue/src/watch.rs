@@ -3,53 +3,17 @@
 //! The counter of the event is not read: each signal completes the operation, whatever the counter
 //! is. That spares three system calls for each event.
 
-use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use crate::driver::Driver;
 use crate::event::Event;
 use crate::executor::Core;
-use crate::uring::Tag;
-
-/// State of a watch that the ring reports to.
-#[derive(Default)]
-pub(crate) struct Watched {
-    /// The operation that watches.
-    pub(crate) tag: Cell<Option<Tag>>,
-    is_signalled: Cell<bool>,
-    failure: RefCell<Option<io::Error>>,
-    waker: RefCell<Option<Waker>>,
-}
-
-impl Watched {
-    /// Notes what happened to the descriptor, as bits of poll(2). Returns whether it can be watched
-    /// further.
-    pub(crate) fn note(&self, events: io::Result<u32>) -> bool {
-        let failure = match events {
-            // A pipe or socket whose other side is closed.
-            Ok(events) if events & libc::POLLHUP as u32 != 0 => {
-                Some(io::ErrorKind::UnexpectedEof.into())
-            }
-            Ok(_) => None,
-            Err(error) => Some(error),
-        };
-        let goes_on = failure.is_none();
-        self.is_signalled.set(goes_on);
-        if !goes_on {
-            *self.failure.borrow_mut() = failure;
-        }
-        let waker = self.waker.borrow_mut().take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        goes_on
-    }
-}
+use crate::watched::Watched;
 
 enum Inner {
     /// On the ring of a queue.
@@ -97,16 +61,7 @@ impl Watch {
     /// The descriptor is no event, or its other side is closed.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.inner {
-            Inner::Ring { watched, .. } => {
-                if let Some(error) = watched.failure.borrow_mut().take() {
-                    return Poll::Ready(Err(error));
-                }
-                if watched.is_signalled.replace(false) {
-                    return Poll::Ready(Ok(()));
-                }
-                *watched.waker.borrow_mut() = Some(cx.waker().clone());
-                Poll::Pending
-            }
+            Inner::Ring { watched, .. } => watched.poll(cx),
             Inner::Waits(wait) => {
                 let event = &self.event;
                 let under_way = wait.get_or_insert_with(|| {

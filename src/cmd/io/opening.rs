@@ -7,9 +7,9 @@ use cowslip::file::Sharing;
 use cowslip::image::{DiscardPolicy, Format};
 
 use super::shell::{Complaint, Outcome, Shell};
-use crate::cmd::discard_policy;
 use crate::error::CommandError;
 use crate::getopt::{Name, Scanner};
+use crate::open::discard_policy;
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenSettings, Source};
 use crate::options;
 use cowslip_filters::Breakpoints;

@@ -10,7 +10,7 @@ use cowslip_queue::Listener;
 
 use super::sandbox::Rights;
 use super::socket_name::{self, SocketName};
-use super::transport::{Endpoint, LocalFuture, Log, Served, Severity, Transport};
+use super::transport::{Endpoint, LocalFuture, Log, Names, Served, Severity, Transport};
 use crate::error::CommandError;
 use crate::open;
 
@@ -129,10 +129,10 @@ impl Endpoint for Socket {
         Box::new(move || handle.stop())
     }
 
-    fn serve(self: Box<Self>) -> LocalFuture<'static, Option<SocketName>> {
+    fn serve(self: Box<Self>) -> LocalFuture<'static, Names> {
         Box::pin(async move {
             self.server.serve(vec![self.listener]).await;
-            self.name
+            self.name.map(|name| Box::new(name) as _)
         })
     }
 }

@@ -14,7 +14,7 @@ use cowslip::error::system_words;
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::{CacheStatistics, Format};
 use cowslip::{Disk, Image};
-use cowslip_queue::{Backend, Queue, Signal, Signals};
+use cowslip_queue::{Backend, Event, Queue, Signal, Signals};
 
 use super::detach::{self, Daemonize, Detached, Role};
 use super::sandbox::{self, Rights};
@@ -51,7 +51,7 @@ pub struct Service {
 
 /// Longest poll before a sleep if nothing else is asked for: about the time in which a fast device
 /// completes a request. A single processor is left to the clients.
-pub fn default_poll() -> Duration {
+fn default_poll() -> Duration {
     match std::thread::available_parallelism() {
         Ok(processors) if processors.get() > 1 => Duration::from_micros(100),
         _ => Duration::ZERO,
@@ -75,6 +75,13 @@ impl Service {
             poll: default_poll(),
             pid_file: None,
             sandbox: sandbox::Mode::Auto,
+        }
+    }
+
+    /// Lets clients change the size.
+    pub fn let_grow(&mut self) {
+        if self.settings.sharing == Sharing::FixedLength {
+            self.settings.sharing = open::settings().sharing;
         }
     }
 
@@ -109,9 +116,12 @@ impl Service {
         (role, signals): (Role, Signals),
     ) -> Result<(), CommandError> {
         // The image is opened first: a server that fails to lock it must not touch a socket.
-        let follows = transports.iter().any(|it| it.has_predecessor());
+        let mut follows = false;
+        for transport in transports {
+            follows |= transport.has_predecessor(&log)?;
+        }
         let image = Arc::new(self.open_after(follows).await?);
-        let served = self.served(&image, log.clone())?;
+        let served = self.served(&image, log.clone(), transports.len())?;
         let mut endpoints = Vec::new();
         for transport in transports {
             endpoints.push(transport.listen(&served).await?);
@@ -128,6 +138,8 @@ impl Service {
         self.confine(&endpoints, &log)?;
         let stoppers = endpoints.iter().map(|endpoint| endpoint.stopper());
         watch_signals(signals, (&image, log), stoppers.collect());
+        let informers = endpoints.iter().map(|endpoint| endpoint.informer());
+        watch_size(served.resized.clone(), informers.collect());
         let maintained = Arc::clone(&image);
         cowslip_queue::spawn(async move { maintained.maintain().await });
         detached.report_ready().map_err(|error| failed(&error))?;
@@ -180,7 +192,12 @@ impl Service {
     ///
     /// # Errors
     /// The offset lies beyond the image's end.
-    fn served(&self, image: &Arc<Image>, log: Log) -> Result<Served, CommandError> {
+    fn served(
+        &self,
+        image: &Arc<Image>,
+        log: Log,
+        transports: usize,
+    ) -> Result<Served, CommandError> {
         let size = image.size();
         if let Err(offset) = i64::try_from(self.offset).map_err(|_| self.offset as i64) {
             return Err(CommandError::new(format!(
@@ -202,6 +219,10 @@ impl Service {
             disk,
             image: Arc::clone(image),
             offset: self.offset,
+            filename: self.spec.filename.clone(),
+            is_alone: transports == 1,
+            poll: self.poll,
+            resized: Event::new().map_err(|error| failed(&error))?,
             log,
         })
     }
@@ -240,6 +261,16 @@ fn watch_signals(signals: Signals, (image, log): (&Arc<Image>, Log), stop: Vec<B
         }
         // If the signals cannot be waited for, ending early is better than never.
         stop.iter().for_each(|stop| stop());
+    });
+}
+
+/// Informs the clients of all endpoints when one of them has changed the size of the disk.
+fn watch_size(resized: Event, inform: Vec<Box<dyn Fn()>>) {
+    cowslip_queue::spawn(async move {
+        // An event of ours can always be waited for.
+        while resized.wait().await.is_ok() {
+            inform.iter().for_each(|inform| inform());
+        }
     });
 }
 
@@ -284,7 +315,7 @@ mod tests {
     use cowslip::file::Durability;
     use cowslip::{Buf, BufMut};
 
-    use super::super::socket_name::SocketName;
+    use super::super::transport::Names;
     use super::*;
 
     /// A transport with one client, which waits for another one to leave, writes its number into a
@@ -327,7 +358,7 @@ mod tests {
             Box::new(|| ())
         }
 
-        fn serve(self: Box<Self>) -> LocalFuture<'static, Option<SocketName>> {
+        fn serve(self: Box<Self>) -> LocalFuture<'static, Names> {
             Box::pin(async move {
                 let is_due = |other| self.left.lock().unwrap().contains(&other);
                 while !self.waits_for.is_none_or(is_due) {

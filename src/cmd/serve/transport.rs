@@ -7,28 +7,37 @@
 //! 1. [`Transport::listen`], when the image is open and locked,
 //! 2. [`Endpoint::rights`], when all files are open; then the sandbox closes,
 //! 3. [`Endpoint::serve`], until all endpoints have ended; then the image is closed,
-//! 4. names of sockets are removed.
+//! 4. the names that they have made, such as those of sockets, are removed.
 
+use std::any::Any;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cowslip::{Disk, Image};
+use cowslip_queue::Event;
 
 use super::sandbox::Rights;
-use super::socket_name::SocketName;
 use crate::error::CommandError;
 use crate::output::{Program, is_called_as_qemu};
 
 /// Work on the thread of the server's queue.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
+/// The names that an endpoint has made: dropping them removes them.
+pub type Names = Option<Box<dyn Any>>;
+
 /// A protocol, with its options.
 pub trait Transport {
     /// Whether another server was, or is, where this one will listen. If that one was killed, the
-    /// system releases its locks a little later.
-    fn has_predecessor(&self) -> bool {
-        false
+    /// system releases its locks a little later. What it has left in the way is cleared.
+    ///
+    /// # Errors
+    /// That cannot be cleared.
+    fn has_predecessor(&self, log: &Log) -> Result<bool, CommandError> {
+        let _nothing_to_report = log;
+        Ok(false)
     }
 
     /// Makes an endpoint, to which clients can connect from now on. They wait until it serves.
@@ -50,9 +59,15 @@ pub trait Endpoint {
     /// requests, and ends when those that were started have completed.
     fn stopper(&self) -> Box<dyn Fn()>;
 
-    /// Serves until it is stopped, or ends by itself as its options say. Returns the name of its
-    /// socket, if there is one, which is removed once the image is closed.
-    fn serve(self: Box<Self>) -> LocalFuture<'static, Option<SocketName>>;
+    /// A function that lets clients know that the disk has another size; by default they find out
+    /// when they look.
+    fn informer(&self) -> Box<dyn Fn()> {
+        Box::new(|| ())
+    }
+
+    /// Serves until it is stopped, or ends by itself as its options say. Returns its names, which
+    /// are removed once the image is closed.
+    fn serve(self: Box<Self>) -> LocalFuture<'static, Names>;
 }
 
 /// An image that is served.
@@ -63,6 +78,14 @@ pub struct Served {
     pub image: Arc<Image>,
     /// The first byte of the image that clients see.
     pub offset: u64,
+    /// The image's file, as the user named it.
+    pub filename: String,
+    /// Whether one transport alone serves the image.
+    pub is_alone: bool,
+    /// Longest time for which threads poll before they sleep.
+    pub poll: Duration,
+    /// Signalled when a transport has changed the size of the disk: the others are informed.
+    pub resized: Event,
     /// The place for events.
     pub log: Log,
 }

@@ -9,7 +9,7 @@ use cowslip_vhost_user::{Options, Server, ServerEvent};
 
 use super::sandbox::Rights;
 use super::socket_name::{self, SocketName};
-use super::transport::{Endpoint, LocalFuture, Log, Served, Severity, Transport};
+use super::transport::{Endpoint, LocalFuture, Log, Names, Served, Severity, Transport};
 use crate::error::CommandError;
 
 /// Options of the device, and the socket.
@@ -22,8 +22,8 @@ pub struct VhostUser {
 }
 
 impl Transport for VhostUser {
-    fn has_predecessor(&self) -> bool {
-        SocketName::is_there(&self.socket)
+    fn has_predecessor(&self, _: &Log) -> Result<bool, CommandError> {
+        Ok(SocketName::is_there(&self.socket))
     }
 
     fn listen<'a>(
@@ -33,7 +33,11 @@ impl Transport for VhostUser {
         Box::pin(async move {
             let (listener, name) = SocketName::bind(&self.socket)?;
             let disk = std::sync::Arc::clone(&served.disk);
-            let server = Server::new(disk, self.options.clone());
+            let options = Options {
+                poll: served.poll,
+                ..self.options.clone()
+            };
+            let server = Server::new(disk, options);
             let mut server = server.map_err(|error| CommandError::new(system_words(&error)))?;
             observe(&mut server, &served.log);
             Ok(Box::new(Socket {
@@ -86,10 +90,15 @@ impl Endpoint for Socket {
         Box::new(move || handle.stop())
     }
 
-    fn serve(self: Box<Self>) -> LocalFuture<'static, Option<SocketName>> {
+    fn informer(&self) -> Box<dyn Fn()> {
+        let handle = self.server.handle();
+        Box::new(move || handle.resized())
+    }
+
+    fn serve(self: Box<Self>) -> LocalFuture<'static, Names> {
         Box::pin(async move {
             self.server.serve(self.listener).await;
-            Some(self.name)
+            Some(Box::new(self.name) as _)
         })
     }
 }

@@ -21,6 +21,8 @@ pub mod fibmap;
 pub mod fiemap;
 #[path = "../../../../queue/src/file.rs"]
 pub mod file;
+#[path = "../../../../queue/src/fuse_device.rs"]
+mod fuse_device;
 #[path = "../../../../queue/src/iovec.rs"]
 pub mod iovec;
 #[path = "../../../../queue/src/lease.rs"]
@@ -68,6 +70,8 @@ mod timer;
 mod uring;
 #[path = "../../../../queue/src/watch.rs"]
 mod watch;
+#[path = "../../../../queue/src/watched.rs"]
+mod watched;
 #[path = "../../../../queue/src/zero.rs"]
 pub mod zero;
 
@@ -76,6 +80,7 @@ pub use driver::Backend;
 pub use event::Event;
 pub use executor::{PreparedQueue, Queue, spawn, yield_now};
 pub use file::File;
+pub use fuse_device::FuseDevice;
 pub use iovec::{IoVec, IoVecMut};
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};

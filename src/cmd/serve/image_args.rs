@@ -1,0 +1,111 @@
+//! Options about the image that a server opens, the same for all verbs that serve one.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::sandbox;
+use super::service::Service;
+use super::transport::Verbosity;
+use crate::error::CommandError;
+use crate::open::discard_policy;
+use crate::open::{self, Access, CacheMode, ImageSpec, Trust};
+use crate::options;
+
+/// Options of `serve` and `mount`.
+#[derive(clap::Args)]
+pub struct ImageArgs {
+    /// The image's format, such as qcow2, raw or luks; guessed from the image if not given
+    #[arg(short, long)]
+    format: Option<String>,
+    /// Refuse writes
+    #[arg(short, long)]
+    read_only: bool,
+    /// Serve the image although another process writes to it; only with --read-only
+    #[arg(short = 'U', long, requires = "read_only")]
+    force_share: bool,
+    #[command(flatten)]
+    trust: Trust,
+    /// Cache mode: none, writeback, writethrough, directsync or unsafe
+    #[arg(short = 't', long, default_value = "writeback")]
+    cache: String,
+    /// I/O engine: threads or io_uring; by default the faster one that works here
+    #[arg(long)]
+    aio: Option<String>,
+    /// Effect of clients' discards: unmap or ignore
+    #[arg(long, default_value = "unmap")]
+    discard: String,
+    /// Effect of clients' writes of zeroes: off (written as data), on (allocate no new space), or
+    /// unmap (release the space)
+    #[arg(long, default_value = "off", value_name = "MODE")]
+    detect_zeroes: String,
+    /// How space is allocated: contiguous (whole clusters, ahead of need), sparse (only what is
+    /// written), or auto (as stored in the image)
+    #[arg(long, default_value = "auto", value_name = "POLICY")]
+    alloc_policy: String,
+    /// Bytes of L2 tables kept in memory for the image and its backing chain, 32M if not given;
+    /// on SIGUSR1 the server prints statistics of this cache
+    #[arg(long, value_name = "SIZE")]
+    cache_size: Option<String>,
+    /// Longest time, in microseconds, for which threads poll for requests and completions before
+    /// they sleep; 0 to sleep at once. By default 100, or 0 with a single processor
+    #[arg(long, value_name = "MICROSECONDS")]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    poll: Option<u32>,
+    /// Start serving at this byte of the image
+    #[arg(short, long, default_value_t = 0)]
+    offset: u64,
+    /// Write the server's process number into this file
+    #[arg(long, value_name = "PATH")]
+    pid_file: Option<PathBuf>,
+    /// Confine the server with Landlock and seccomp once its files are open: auto (as far as the
+    /// kernel supports them), on (refuse to serve unless both are in force), off
+    #[arg(long, default_value = "auto", value_name = "MODE")]
+    sandbox: String,
+    /// Report events on standard error
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// The message for a value that an option does not take.
+pub fn invalid(what: &str, value: &str) -> CommandError {
+    CommandError::new(format!("'{value}' is not {what}"))
+}
+
+impl ImageArgs {
+    /// The service of an image with these options.
+    ///
+    /// # Errors
+    /// Values that are not understood.
+    pub fn service(self, file: &str) -> Result<Service, CommandError> {
+        let mut service = Service::of(ImageSpec::named(file, self.format.as_deref()));
+        service.settings.cache =
+            CacheMode::parse(&self.cache).ok_or_else(|| invalid("a cache mode", &self.cache))?;
+        service.settings.discard = discard_policy(&self.discard)
+            .ok_or_else(|| invalid("a discard mode (unmap or ignore)", &self.discard))?;
+        service.settings.detect_zeroes = open::detect_zeroes(&self.detect_zeroes)?;
+        service.settings.alloc_policy = open::alloc_policy("alloc-policy", &self.alloc_policy)?;
+        if let Some(aio) = &self.aio {
+            service.settings.aio = open::parse_aio(aio)
+                .ok_or_else(|| invalid("an I/O engine (threads or io_uring)", aio))?;
+        }
+        service.sandbox = sandbox::Mode::parse(&self.sandbox)
+            .ok_or_else(|| invalid("a sandbox mode (auto, on or off)", &self.sandbox))?;
+        if let Some(size) = &self.cache_size {
+            service.settings.cache_bytes = options::size("cache-size", size)?;
+        }
+        if self.read_only {
+            service.settings.access = Access::Read;
+        }
+        service.settings.sharing = open::sharing(self.force_share, service.settings.sharing);
+        service.settings.policy = self.trust.backing_policy;
+        service.offset = self.offset;
+        if let Some(time) = self.poll {
+            service.poll = Duration::from_micros(u64::from(time));
+        }
+        if self.verbose {
+            service.verbosity = Verbosity::Everything;
+        }
+        service.pid_file = self.pid_file;
+        Ok(service)
+    }
+}
