@@ -9,6 +9,37 @@ use cowslip::file::host::{HostOptions, open_host_file};
 
 use crate::error::CommandError;
 
+/// Opens a file for a text that is written later, with [`write_later`]; it keeps its content until
+/// then.
+///
+/// # Errors
+/// As [`write()`].
+pub fn open_for_later(
+    path: &Path,
+    mode: u32,
+    verb: &str,
+    read: &ReadSet,
+) -> Result<std::fs::File, CommandError> {
+    if let Ok(file) = open_host_file(path, &HostOptions::default()) {
+        read.check(file.as_ref())?;
+    }
+    let mut options = std::fs::OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false).mode(mode);
+    options.open(path).map_err(|error| {
+        let words = cowslip::error::system_words(&error);
+        CommandError::new(format!("Could not {verb} '{}': {words}", path.display()))
+    })
+}
+
+/// Writes a text to a file of [`open_for_later`].
+///
+/// # Errors
+/// The system's failure.
+pub fn write_later(mut file: &std::fs::File, text: &str) -> std::io::Result<()> {
+    file.set_len(0)?;
+    file.write_all(text.as_bytes())
+}
+
 /// Writes a file of text, which must not be one that the command reads. A new one has this mode,
 /// less what the process masks.
 ///

@@ -16,6 +16,8 @@ mod front;
 #[allow(dead_code, reason = "as above")]
 mod ring;
 
+mod handover;
+
 use front::{DATA_AT, EVENT_IDX, FLUSH, Front, Make, PACKED, TestQueue, VERSION_1, memory_file};
 
 const IN: u32 = 0;

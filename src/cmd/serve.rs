@@ -14,6 +14,7 @@ use crate::output::Program;
 
 mod detach;
 mod fuse;
+mod handover;
 mod image_args;
 mod nbd;
 pub mod qemu_nbd;
@@ -27,7 +28,7 @@ use detach::Daemonize;
 use fuse::Fuse;
 use image_args::invalid;
 use nbd::Nbd;
-use service::Service;
+use service::{Handover, Service};
 use transport::Transport;
 use vhost_user::VhostUser;
 
@@ -102,6 +103,10 @@ pub struct Args {
     /// Go into the background once clients can connect
     #[arg(long)]
     fork: bool,
+    /// Take over from the server that runs with the same image and sockets: its clients, its locks
+    /// and its sockets, with a pause of milliseconds. It goes on if that fails
+    #[arg(long)]
+    handover: bool,
     /// Serve over TLS only, with the credentials of this ID (--object
     /// tls-creds-x509,…,endpoint=server or tls-creds-psk,…)
     #[arg(long, value_name = "ID")]
@@ -227,6 +232,10 @@ impl Args {
         if self.fork {
             service.daemonize = Daemonize::Yes;
         }
+        service.handover = match self.handover {
+            true => Handover::TakeOver,
+            false => Handover::Offer,
+        };
         let nbd = Nbd {
             address,
             export_name: self.export_name,

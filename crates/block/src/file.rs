@@ -312,6 +312,15 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         self.claim(wanted)
     }
 
+    /// Like [`BlockFile::claim`], while another process holds a claim of at least this extent for
+    /// this one, and until this one has its own: other processes are not asked.
+    ///
+    /// # Errors
+    /// The system's failure.
+    fn claim_handed_over(&self, wanted: Claim) -> crate::Result<Protection> {
+        self.claim(wanted)
+    }
+
     /// Closes the files that this file keeps open itself; the last request. By default there are
     /// none.
     fn close(&self) -> Pending<io::Result<()>> {

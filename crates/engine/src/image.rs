@@ -155,7 +155,8 @@ impl Image {
             let text = "Can't use copy-on-read on read-only device";
             return Err(Error::Invalid(text.to_string()));
         }
-        let files = Files::new(options.sharing, predecessors, options.read_besides.clone());
+        let files = Files::new(options.sharing, predecessors, options.read_besides.clone())
+            .with_claims(&options.handed_over);
         let is_snapshot = options.snapshot.is_some();
         let limits = options.limits.over(file.limits());
         let (top, below, namings) = chain::open(file, &options, gate, &files).await?;
@@ -761,6 +762,25 @@ impl Image {
         let ended = self.end_files().await;
         self.release();
         finished.and(ended)
+    }
+
+    /// Ends the session as [`Image::close`] does, but keeps the files open and claimed: for another
+    /// process, which is to open the image next, or for opening it again with the same files.
+    /// Returns the claims, for [`OpenOptions::handed_over`].
+    ///
+    /// # Errors
+    /// I/O. The session has ended in any case.
+    pub async fn end_session(&self) -> Result<Vec<(FileId, Claim)>> {
+        self.finish().await?;
+        let files = self.files();
+        Ok(files
+            .filter_map(|file| Some((file.id()?, file.claimed())))
+            .collect())
+    }
+
+    /// Whether each file that is written has an identity that another process finds, too.
+    pub fn is_on_host_files(&self) -> bool {
+        !self.writable || self.top.files().all(|file| file.id().is_some())
     }
 
     /// Ends what files keep open themselves: all of them, whatever happens to one.

@@ -297,7 +297,7 @@ impl DebugFile {
 }
 
 impl BlockFile for DebugFile {
-    cowslip_block::forward_to_file!(node.inner: name, id, content_id, storage, len, memory_alignment, allocate, set_len, allocated_bytes, free_bytes, close, claim, claim_after, claimed);
+    cowslip_block::forward_to_file!(node.inner: name, id, content_id, storage, len, memory_alignment, allocate, set_len, allocated_bytes, free_bytes, close, claim, claim_after, claim_handed_over, claimed);
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities

@@ -87,7 +87,7 @@ impl PartFile {
 }
 
 impl BlockFile for PartFile {
-    cowslip_block::forward_to_file!(inner: name, id, observer, memory_alignment, flush, allocated_bytes, close, claim, claim_after, claimed);
+    cowslip_block::forward_to_file!(inner: name, id, observer, memory_alignment, flush, allocated_bytes, close, claim, claim_after, claim_handed_over, claimed);
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities

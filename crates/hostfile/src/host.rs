@@ -556,6 +556,11 @@ impl BlockFile for HostBlockFile {
         changed
     }
 
+    fn claim_handed_over(&self, wanted: Claim) -> Result<Protection> {
+        let wanted = (wanted, Ask::Nobody);
+        self.claims.change(&self.file.as_fd(), &self.name, wanted)
+    }
+
     fn claimed(&self) -> Claim {
         self.claims.current()
     }

@@ -61,8 +61,8 @@ impl ByteLocks for BorrowedFd<'_> {
 pub(super) enum Ask {
     /// Other holders are asked: their claims may forbid ours.
     Others,
-    /// Other holders are not asked: another open file of this process has the same claim, and has
-    /// asked.
+    /// Other holders are not asked: another open file, of this process or of one that hands the
+    /// file over, has the same claim, and has asked.
     Nobody,
 }
 

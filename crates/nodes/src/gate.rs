@@ -28,6 +28,15 @@ impl Gate for NodeGate {
     }
 
     fn open_async<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
+        match &self.settings.kept {
+            Some(kept) => Box::pin(kept.or_name(request, self.open_new(request))),
+            None => self.open_new(request),
+        }
+    }
+}
+
+impl NodeGate {
+    fn open_new<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
         if self
             .settings
             .environment
@@ -38,9 +47,7 @@ impl Gate for NodeGate {
         }
         Box::pin(std::future::ready(self.open(request).map(OpenedFile::from)))
     }
-}
 
-impl NodeGate {
     async fn described(&self, request: &FileRequest<'_>) -> Result<OpenedFile> {
         if self.host.policy != BackingPolicy::Any && request.chosen_by == ChosenBy::Image {
             return Err(self

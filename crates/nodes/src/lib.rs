@@ -19,6 +19,7 @@ mod gate;
 mod image_file;
 mod image_spec;
 pub mod json;
+mod kept;
 mod open;
 pub mod options;
 mod registry;
@@ -33,6 +34,7 @@ pub use foreign::local_name;
 pub use gate::NodeGate;
 pub use image_file::ImageFile;
 pub use image_spec::ImageSpec;
+pub use kept::KeptFiles;
 pub use open::{
     OpenError, disk_bytes, engine_options, open_alone, open_file, open_image, open_source,
     reopen_image, sharing,

@@ -18,6 +18,7 @@ use crate::driver::{FileSettings, Opening};
 use crate::gate::NodeGate;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
+use crate::kept::{self, Place};
 use crate::settings::{Access, OpenSettings};
 use crate::source::{Bottom, Source};
 
@@ -156,6 +157,7 @@ impl Source {
             host,
             settings: OpenSettings {
                 breakpoints: Breakpoints::default(),
+                kept: settings.kept.clone().filter(|_| settings.images_above == 0),
                 ..settings.of_another()
             },
         }
@@ -225,10 +227,15 @@ async fn prepare(
     if settings.access == Access::Write && source.sharing(settings) == Sharing::Forced {
         return Err(source.refused_because(FORCED_FOR_WRITING));
     }
+    let kept = settings
+        .kept
+        .as_ref()
+        .filter(|_| settings.images_above == 0);
     if let Some(data_file) = &source.data_file {
-        options.data_file = Some(open_node(data_file, settings).await?);
+        let opening = open_node(data_file, settings);
+        options.data_file = Some(kept::or_open(kept, Place::DataFile, opening).await?);
     }
-    let file = open_file(source, settings).await?;
+    let file = kept::or_open(kept, Place::Top, open_file(source, settings)).await?;
     if settings.copy_on_read && !options.writable && settings.images_above == 0 {
         let text = "Can't use copy-on-read on read-only device";
         return Err(source.refused_because(text));
@@ -300,6 +307,7 @@ pub fn engine_options(source: &Source, settings: &OpenSettings) -> Result<OpenOp
         bitmap_piece_bytes: 0,
         cache_bytes: image.cache.budget().unwrap_or(settings.cache_bytes),
         sharing: source.sharing(settings),
+        handed_over: settings.handed_over.clone(),
         read_besides: settings.read_besides.clone(),
         workers: settings.workers.clone(),
         snapshot: settings.snapshot.clone().or(image.snapshot.clone()),

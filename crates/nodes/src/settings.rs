@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cowslip::Workers;
 use cowslip::file::host::{Aio, BackingPolicy, FlushPolicy, PageCache};
-use cowslip::file::{ReadSet, Sharing};
+use cowslip::file::{Claim, FileId, ReadSet, Sharing};
 use cowslip::image::{
     AllocPolicy, BackingChoice, DetectZeroes, DirtyImage, DiscardPolicy, WritePolicy,
 };
@@ -15,6 +15,7 @@ use cowslip_filters::Breakpoints;
 
 use crate::driver::{NoObjects, Objects};
 use crate::drivers;
+use crate::kept::KeptFiles;
 use crate::registry::Registry;
 
 /// Use of the page cache, and when writes are durable (`--cache`).
@@ -152,6 +153,11 @@ pub struct OpenSettings {
     pub copy_on_read: bool,
     /// Number of images whose file this one is, directly or not.
     pub images_above: usize,
+    /// See [`cowslip::image::OpenOptions::handed_over`].
+    pub handed_over: Vec<(FileId, Claim)>,
+    /// Files that are open from before, and those that will be when it is opened again. `None`
+    /// opens all of them here and now.
+    pub kept: Option<KeptFiles>,
     /// Files that the program reads as well, which must not be opened for writing.
     pub read_besides: ReadSet,
     /// The program that opens it.
@@ -181,6 +187,8 @@ impl OpenSettings {
             temporary: false,
             copy_on_read: false,
             images_above: 0,
+            handed_over: Vec::new(),
+            kept: None,
             read_besides: ReadSet::default(),
             environment,
         }
@@ -195,6 +203,7 @@ impl OpenSettings {
             metadata_only: false,
             temporary: false,
             copy_on_read: false,
+            kept: None,
             ..self.clone()
         }
     }

@@ -50,8 +50,8 @@ fn check_length(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A socket that accepts connections.
-#[derive(Debug)]
+/// A socket that accepts connections; clones are the same socket.
+#[derive(Clone, Debug)]
 pub struct Listener {
     fd: Arc<OwnedFd>,
     local: Option<SocketAddr>,
@@ -112,6 +112,12 @@ impl Listener {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

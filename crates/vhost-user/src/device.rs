@@ -99,6 +99,15 @@ impl Device {
         }
     }
 
+    /// The same device over another disk.
+    pub fn over(&self, disk: Arc<dyn Disk>) -> Device {
+        Device {
+            disk,
+            options: self.options.clone(),
+            is_writeback: AtomicBool::new(self.is_writeback()),
+        }
+    }
+
     pub fn is_writable(&self) -> bool {
         self.disk.features().writable
     }

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use cowslip_queue::SharedMemory;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use serde::{Deserialize, Serialize};
 
 use crate::ring::{Broken, Descriptor};
 
@@ -70,7 +71,7 @@ const ENTRY_COUNT_AT: usize = 10;
 const IN_FLIGHT: usize = 0;
 
 /// Dimensions of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
     pub queues: u16,
     /// Descriptors of each queue's ring.
@@ -98,6 +99,9 @@ impl Shape {
 pub(crate) struct Table {
     memory: Arc<SharedMemory>,
     shape: Shape,
+    /// The file and the offset in it, for another server.
+    file: Arc<OwnedFd>,
+    offset: u64,
 }
 
 impl Table {
@@ -135,7 +139,14 @@ impl Table {
         Ok(Table {
             memory: SharedMemory::map(file.as_fd(), offset, shape.bytes())?,
             shape,
+            file: Arc::new(file.try_clone_to_owned()?),
+            offset,
         })
+    }
+
+    /// Its shape, and its offset in its file.
+    pub fn part(&self) -> (Shape, u64) {
+        (self.shape, self.offset)
     }
 
     /// Notes whether the guest has chosen that writes are durable when they complete.
@@ -160,6 +171,12 @@ impl Table {
             start: self.shape.queue_bytes() * usize::from(index),
             shape: self.shape,
         })
+    }
+}
+
+impl AsFd for Table {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | `message.rs` | messages of the protocol, as bytes and as types |
 //! | `session.rs` | a connection: what each message does |
+//! | `session/handover.rs` | a connection on its way to another process |
 //! | `memory.rs` | the guest's memory: regions, addresses, the log of pages that were written |
 //! | `ring.rs`, `ring/` | split and packed rings: chains of descriptors in and out |
 //! | `inflight.rs` | the table of requests in flight, which outlives this process |
@@ -49,4 +50,5 @@ mod session;
 pub mod worker;
 
 pub use device::Options;
-pub use server::{Server, ServerEvent, ServerHandle};
+pub use server::{AtRest, Connection, Server, ServerEvent, ServerHandle};
+pub use session::ConnectionState;

@@ -4,10 +4,11 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use cowslip_queue::{IoVec, IoVecMut, SharedMemory};
+use serde::{Deserialize, Serialize};
 
 /// Most regions of one guest (QEMU's limit of memory slots of a vhost-user device is 509).
 pub(crate) const REGIONS_MAX: usize = 509;
@@ -15,7 +16,7 @@ pub(crate) const REGIONS_MAX: usize = 509;
 const PAGE_BYTES: u64 = 4096;
 
 /// A region as a message describes it. Addresses and lengths are in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RegionDescription {
     /// Address by which the guest, and so descriptors, name its first byte.
     pub guest: u64,
@@ -31,6 +32,8 @@ pub(crate) struct RegionDescription {
 struct Region {
     description: RegionDescription,
     memory: Arc<SharedMemory>,
+    /// The file, for another server.
+    file: Arc<OwnedFd>,
 }
 
 /// Bytes of one region, side by side.
@@ -116,6 +119,7 @@ impl GuestMemory {
         let region = Region {
             description: region,
             memory,
+            file: Arc::new(file.try_clone_to_owned()?),
         };
         self.regions.insert(at, region);
         Ok(())
@@ -138,6 +142,12 @@ impl GuestMemory {
         };
         self.regions.remove(found);
         Ok(())
+    }
+
+    /// All regions, with their files.
+    pub fn regions(&self) -> impl Iterator<Item = (RegionDescription, BorrowedFd<'_>)> {
+        let regions = self.regions.iter();
+        regions.map(|region| (region.description, region.file.as_fd()))
     }
 
     /// The region that has the guest's address, with the offset of the address in it.
@@ -233,6 +243,9 @@ impl GuestMemory {
 #[derive(Debug)]
 pub(crate) struct DirtyLog {
     memory: Arc<SharedMemory>,
+    /// The file and the offset in it, for another server.
+    file: OwnedFd,
+    offset: u64,
 }
 
 impl DirtyLog {
@@ -241,8 +254,16 @@ impl DirtyLog {
     /// # Errors
     /// As of [`SharedMemory::map`].
     pub fn map(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<DirtyLog> {
-        let memory = SharedMemory::map(file, offset, len)?;
-        Ok(DirtyLog { memory })
+        Ok(DirtyLog {
+            memory: SharedMemory::map(file, offset, len)?,
+            file: file.try_clone_to_owned()?,
+            offset,
+        })
+    }
+
+    /// Its offset and length in its file.
+    pub fn part(&self) -> (u64, u64) {
+        (self.offset, self.memory.len() as u64)
     }
 
     /// Marks the pages of a range of guest addresses. Pages that the log does not have are left
@@ -257,6 +278,12 @@ impl DirtyLog {
             let bit = 1 << (page % 8);
             self.memory.set_bits((page / 8) as usize, bit);
         }
+    }
+}
+
+impl AsFd for DirtyLog {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

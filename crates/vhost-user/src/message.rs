@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::memory::{REGIONS_MAX, RegionDescription};
 
 /// Bytes before the payload: code, flags, length of the payload.
@@ -136,7 +138,7 @@ pub(crate) fn encode(code: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Addresses of a ring, as the front end names its memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RingAddresses {
     /// Whether writes to the device's part are logged, at the guest address `log`.
     pub is_logged: bool,

@@ -18,6 +18,10 @@ use crate::ring::{Features, Layout, Ring, SIZE_MAX, part_bytes};
 use crate::server::{ServerEvent, ServerHandle, ServerState};
 use crate::worker::{Control, Log, Setup, Worker};
 
+mod handover;
+
+pub use handover::ConnectionState;
+
 /// A ring, as messages have described it so far.
 #[derive(Default)]
 struct RingState {
@@ -33,6 +37,8 @@ struct RingState {
     /// Whether it has lost its memory while a queue worked on it: it goes on as soon as that is
     /// there again.
     waits_for_memory: bool,
+    /// Whether the queue was stopped for a handover, and goes on when that is over.
+    rests: bool,
 }
 
 /// A connection.
@@ -56,12 +62,16 @@ fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
-/// Waits for the front end, but not beyond the end of the server.
+/// Waits for the front end, but not beyond the end of the server, nor for long if that is to be
+/// handed over.
 async fn unless_stopped<T>(
     handle: &ServerHandle,
     transfer: impl Future<Output = io::Result<T>>,
 ) -> io::Result<T> {
-    let (transfer, stopped) = (std::pin::pin!(transfer), std::pin::pin!(handle.stopped()));
+    let (transfer, stopped) = (
+        std::pin::pin!(transfer),
+        std::pin::pin!(handle.out_of_patience()),
+    );
     match select(transfer, stopped).await {
         Either::Left((outcome, _)) => outcome,
         Either::Right(_) => Err(invalid("the server ends in the middle of a message")),
@@ -103,16 +113,16 @@ impl Session {
         }
     }
 
-    /// Answers messages until the front end leaves or the server is stopped. The queues go on until
-    /// [`Session::end`].
+    /// Answers messages until the front end leaves or the server ends its work. The queues go on
+    /// until [`Session::end`] or [`Session::rest`].
     ///
     /// # Errors
     /// The front end breaks the protocol, or the connection fails.
     pub async fn run(&mut self, handle: &ServerHandle) -> Result<(), SessionError> {
-        while !handle.is_stopped() {
+        while handle.is_serving() {
             // Only a wait is given up for a change, never a message that has begun.
             if !self.next_message(handle).await? {
-                if !handle.is_stopped() {
+                if handle.is_serving() {
                     unless_stopped(handle, self.config_changed()).await?;
                 }
                 continue;

@@ -117,6 +117,12 @@ impl Control {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.call.clone()
     }
+
+    /// The events of the driver: chains were used, the ring is broken; and whether it is enabled.
+    pub fn settings(&self) -> (Option<Event>, Option<Event>, bool) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.call.clone(), state.error.clone(), state.is_enabled)
+    }
 }
 
 /// Waits for the driver's kicks, or until it is time to look again.

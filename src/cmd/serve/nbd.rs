@@ -1,7 +1,13 @@
 //! The transport NBD: a socket, exports by name, metadata contexts, TLS.
 
+use std::cell::Cell;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
+use cowslip::error::system_words;
 use cowslip_nbd::remote::Address;
 use cowslip_nbd::server::{Lifetime, ServerHandle};
 use cowslip_nbd::tls::ServerTls;
@@ -9,8 +15,10 @@ use cowslip_nbd::{Export, Server, ServerEvent, ServerOptions};
 use cowslip_queue::Listener;
 
 use super::sandbox::Rights;
-use super::socket_name::{self, SocketName};
-use super::transport::{Endpoint, LocalFuture, Log, Names, Served, Severity, Transport};
+use super::socket_name::{self, Ownership, SocketName};
+use super::transport::{
+    AtRest, Endpoint, LocalFuture, Log, Names, Outcome, Part, Served, Severity, Transport,
+};
 use crate::error::CommandError;
 use crate::open;
 
@@ -68,6 +76,38 @@ impl Default for Nbd {
 }
 
 impl Transport for Nbd {
+    fn door(&self) -> Option<PathBuf> {
+        match &self.address {
+            Address::Unix(path) => Some(path.clone()),
+            Address::Tcp { .. } => None,
+        }
+    }
+
+    fn terms(&self) -> Option<serde_json::Value> {
+        let address = match &self.address {
+            Address::Unix(path) => path.display().to_string(),
+            Address::Tcp { host, port } => format!("{host}:{port}"),
+        };
+        Some(serde_json::json!({ "nbd": address, "export": self.export_name }))
+    }
+
+    fn take_over<'a>(
+        &'a self,
+        served: &'a Served,
+        mut part: Part,
+    ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>> {
+        Box::pin(async move {
+            let listener = part.descriptors.pop();
+            let listener = listener.ok_or_else(|| CommandError::new("no socket".to_string()))?;
+            let listener = Listener::from_listening(listener);
+            let listener = listener.map_err(|error| CommandError::new(system_words(&error)))?;
+            let name = self
+                .door()
+                .map(|path| SocketName::adopt(&path, &part.ownership));
+            self.endpoint(served, Listening { listener, name }).await
+        })
+    }
+
     fn listen<'a>(
         &'a self,
         served: &'a Served,
@@ -75,17 +115,34 @@ impl Transport for Nbd {
         Box::pin(async move {
             let export = export_of(served, self).await?;
             let Listening { listener, name } = Listening::on(&self.address)?;
-            let server = self.server(export, &served.log);
-            Ok(Box::new(Socket {
-                server,
-                listener,
-                name,
-            }) as Box<dyn Endpoint>)
+            Ok(self.socket((export, served), Listening { listener, name }))
         })
     }
 }
 
 impl Nbd {
+    async fn endpoint(
+        &self,
+        served: &Served,
+        listening: Listening,
+    ) -> Result<Box<dyn Endpoint>, CommandError> {
+        let export = export_of(served, self).await?;
+        Ok(self.socket((export, served), listening))
+    }
+
+    fn socket(
+        &self,
+        (export, served): (Export, &Served),
+        listening: Listening,
+    ) -> Box<dyn Endpoint> {
+        Box::new(Socket {
+            server: self.server(export, &served.log),
+            listening,
+            nbd: self.clone(),
+            rests: Rc::default(),
+        })
+    }
+
     fn server(&self, export: Export, log: &Log) -> Server {
         let mut server = Server::new(ServerOptions {
             connections_max: self.clients_max,
@@ -110,13 +167,48 @@ impl Nbd {
 /// A socket that clients connect to.
 struct Socket {
     server: Server,
-    listener: Listener,
-    name: Option<SocketName>,
+    listening: Listening,
+    nbd: Nbd,
+    /// Whether it was asked to come to rest.
+    rests: Rc<Cell<bool>>,
 }
+
+/// The same at rest: its clients were disconnected.
+struct Resting {
+    listening: Listening,
+    nbd: Nbd,
+}
+
+impl AtRest for Resting {
+    fn part(&self) -> io::Result<Part> {
+        Ok(Part {
+            state: serde_json::Value::Null,
+            descriptors: vec![self.listening.listener.as_fd().try_clone_to_owned()?],
+            ownership: Ownership::default(),
+        })
+    }
+
+    fn go_on<'a>(
+        self: Box<Self>,
+        served: &'a Served,
+    ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>> {
+        Box::pin(async move { self.nbd.endpoint(served, self.listening).await })
+    }
+
+    fn leave(self: Box<Self>) {
+        if let Some(name) = self.listening.name {
+            name.leave();
+        }
+    }
+}
+
+/// How long clients may take for the replies that are ready, before they are disconnected for a
+/// handover: all that is served waits for them.
+const REST_PATIENCE: Duration = Duration::from_millis(5);
 
 impl Endpoint for Socket {
     fn rights(&self) -> Rights {
-        let path = self.name.as_ref().map(SocketName::path);
+        let path = self.listening.name.as_ref().map(SocketName::path);
         Rights {
             removed: path.map(ToOwned::to_owned).into_iter().collect(),
             // Connections are accepted; new ones cannot be made.
@@ -131,8 +223,38 @@ impl Endpoint for Socket {
 
     fn serve(self: Box<Self>) -> LocalFuture<'static, Names> {
         Box::pin(async move {
-            self.server.serve(vec![self.listener]).await;
-            self.name.map(|name| Box::new(name) as _)
+            self.server.serve(vec![self.listening.listener]).await;
+            self.listening.name.map(|name| Box::new(name) as _)
+        })
+    }
+
+    fn rester(&self) -> Option<Box<dyn Fn()>> {
+        let (handle, asked) = (self.server.handle(), Rc::clone(&self.rests));
+        Some(Box::new(move || {
+            asked.set(true);
+            handle.stop();
+            let handle = handle.clone();
+            cowslip_queue::spawn(async move {
+                cowslip_queue::sleep(REST_PATIENCE).await;
+                handle.abort();
+            });
+        }))
+    }
+
+    fn serve_or_rest(self: Box<Self>) -> LocalFuture<'static, Outcome> {
+        Box::pin(async move {
+            let Socket {
+                server,
+                listening,
+                nbd,
+                rests,
+            } = *self;
+            let listener = listening.listener.clone();
+            server.serve(vec![listener]).await;
+            match rests.get() {
+                true => Outcome::AtRest(Box::new(Resting { listening, nbd })),
+                false => Outcome::Ended(listening.name.map(|name| Box::new(name) as _)),
+            }
         })
     }
 }

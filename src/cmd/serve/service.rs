@@ -3,9 +3,11 @@
 //! SIGTERM, SIGINT and SIGHUP end a server in order: nothing new is accepted, what was started is
 //! finished, the image is flushed and closed, and names of sockets are removed.
 
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -14,11 +16,15 @@ use cowslip::error::system_words;
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::{CacheStatistics, Format};
 use cowslip::{Disk, Image};
+use cowslip_nodes::KeptFiles;
 use cowslip_queue::{Backend, Event, Queue, Signal, Signals};
 
 use super::detach::{self, Daemonize, Detached, Role};
+use super::handover::{self, Desk, Door, ImageName, Taken, Terms};
 use super::sandbox::{self, Rights};
-use super::transport::{Endpoint, LocalFuture, Log, Served, Severity, Transport, Verbosity};
+use super::transport::{
+    AtRest, Endpoint, LocalFuture, Log, Names, Outcome, Served, Severity, Transport, Verbosity,
+};
 use crate::error::CommandError;
 use crate::open::{self, Access, ImageSpec, OpenSettings, read_only};
 use crate::output::{Program, is_called_as_qemu};
@@ -47,6 +53,20 @@ pub struct Service {
     pub pid_file: Option<PathBuf>,
     /// The sandbox.
     pub sandbox: sandbox::Mode,
+    /// Whether it takes over from another server, and lets another one take over.
+    pub handover: Handover,
+}
+
+/// Part in a handover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Handover {
+    /// None.
+    #[default]
+    Never,
+    /// A successor can take over.
+    Offer,
+    /// It takes over from a running server; a successor can take over then.
+    TakeOver,
 }
 
 /// Longest poll before a sleep if nothing else is asked for: about the time in which a fast device
@@ -75,6 +95,7 @@ impl Service {
             poll: default_poll(),
             pid_file: None,
             sandbox: sandbox::Mode::Auto,
+            handover: Handover::Never,
         }
     }
 
@@ -108,53 +129,203 @@ impl Service {
         queue.block_on(self.serve(transports, log, (role, signals)))
     }
 
-    /// Serves until a signal stops the server, or all transports have ended by themselves.
+    /// Serves until a signal stops the server, all transports have ended by themselves, or another
+    /// server has taken over.
     async fn serve(
         &self,
         transports: &[&dyn Transport],
         log: Log,
         (role, signals): (Role, Signals),
     ) -> Result<(), CommandError> {
+        let mut taken = self.take_over(transports).await?;
+        let prepared = self.prepare((transports, role), &log, taken.as_mut()).await;
+        let prepared = match (prepared, &taken) {
+            (Err(error), Some(taken)) => {
+                taken.fail(&error).await;
+                return Err(error);
+            }
+            (prepared, _) => prepared?,
+        };
+        if let Some(taken) = taken {
+            let is_alone = taken.finish().await?;
+            log.write(match is_alone {
+                false => "took over from the running server",
+                true => "took over from a server that ended meanwhile",
+            });
+        }
+        let Prepared { pid_file, .. } = &prepared;
+        if let Some(file) = pid_file {
+            let text = format!("{}\n", std::process::id());
+            text_file::write_later(file, &text).map_err(|error| failed(&error))?;
+        }
+        self.serve_prepared(prepared, log, signals).await
+    }
+
+    /// The state of a running server that this one takes over from, if it does.
+    async fn take_over(
+        &self,
+        transports: &[&dyn Transport],
+    ) -> Result<Option<Taken>, CommandError> {
+        if self.handover != Handover::TakeOver {
+            return Ok(None);
+        }
+        let door = handover::door_path(transports).ok_or_else(|| {
+            CommandError::new("--handover needs --vhost-user or --socket".to_string())
+        })?;
+        Taken::from(&door, &self.terms(transports)?).await
+    }
+
+    fn terms(&self, transports: &[&dyn Transport]) -> Result<Terms, CommandError> {
+        let filename = self.spec.resolve()?.filename;
+        Ok(Terms {
+            image: ImageName::of(&filename),
+            offset: self.offset,
+            is_read_only: self.settings.access != Access::Write,
+            transports: transports.iter().filter_map(|it| it.terms()).collect(),
+        })
+    }
+
+    /// Does all that comes before the first request: opens the image and the sockets, and closes
+    /// the sandbox.
+    async fn prepare(
+        &self,
+        (transports, role): (&[&dyn Transport], Role),
+        log: &Log,
+        taken: Option<&mut Taken>,
+    ) -> Result<Prepared, CommandError> {
+        let settings = OpenSettings {
+            kept: (self.handover != Handover::Never).then(KeptFiles::default),
+            handed_over: taken.as_ref().map_or_else(Vec::new, |taken| taken.claims()),
+            ..self.settings.clone()
+        };
         // The image is opened first: a server that fails to lock it must not touch a socket.
         let mut follows = false;
-        for transport in transports {
-            follows |= transport.has_predecessor(&log)?;
+        if taken.is_none() {
+            for transport in transports {
+                follows |= transport.has_predecessor(log)?;
+            }
         }
-        let image = Arc::new(self.open_after(follows).await?);
-        let served = self.served(&image, log.clone(), transports.len())?;
-        let mut endpoints = Vec::new();
-        for transport in transports {
-            endpoints.push(transport.listen(&served).await?);
-        }
-        if let Some(path) = &self.pid_file {
+        let image = Arc::new(self.open_after(&settings, follows).await?);
+        let resized = Event::new().map_err(|error| failed(&error))?;
+        let served = self.served(&image, (resized.clone(), log.clone()), transports.len())?;
+        let door = handover::door_path(transports).filter(|_| self.handover != Handover::Never);
+        let has_successor = taken.is_some();
+        let (endpoints, door) = match (taken, &door) {
+            (Some(taken), Some(door)) => {
+                taken.check(&image)?;
+                let (endpoints, door) = taken.endpoints(transports, (&served, door)).await?;
+                (endpoints, Some(door))
+            }
+            (_, door) => {
+                let mut endpoints = Vec::new();
+                for transport in transports {
+                    endpoints.push(transport.listen(&served).await?);
+                }
+                (
+                    endpoints,
+                    door.as_ref().and_then(|path| open_door(path, log)),
+                )
+            }
+        };
+        let pid_file = self.pid_file.as_ref().map(|path| {
             let mut read = ReadSet::default();
             image.add_to(&mut read, ReadAs::Image);
+            if has_successor {
+                // Until the end of the handover it is the other server's.
+                return text_file::open_for_later(path, 0o600, "create", &read).map(Some);
+            }
             let text = format!("{}\n", std::process::id());
             // Readable by its owner alone, as QEMU's.
-            text_file::write(path, &text, 0o600, "create", &read)?;
-        }
+            text_file::write(path, &text, 0o600, "create", &read).map(|()| None)
+        });
+        let pid_file = pid_file.transpose()?.flatten();
         let detached = Detached::prepare(role).map_err(|error| failed(&error))?;
+        let terms = self.terms(transports)?;
+        let desk = Desk::new(terms, log.clone(), &image).map_err(|error| failed(&error))?;
         // No client has been served so far, and every file that will be needed is open.
-        self.confine(&endpoints, &log)?;
-        let stoppers = endpoints.iter().map(|endpoint| endpoint.stopper());
-        watch_signals(signals, (&image, log), stoppers.collect());
-        let informers = endpoints.iter().map(|endpoint| endpoint.informer());
-        watch_size(served.resized.clone(), informers.collect());
-        let maintained = Arc::clone(&image);
-        cowslip_queue::spawn(async move { maintained.maintain().await });
+        self.confine((&endpoints, door.as_ref()), log)?;
+        Ok(Prepared {
+            image,
+            endpoints,
+            door,
+            desk,
+            detached,
+            pid_file,
+            resized,
+            settings: OpenSettings {
+                handed_over: Vec::new(),
+                ..settings
+            },
+        })
+    }
+
+    async fn serve_prepared(
+        &self,
+        prepared: Prepared,
+        log: Log,
+        signals: Signals,
+    ) -> Result<(), CommandError> {
+        let Prepared {
+            mut image,
+            mut endpoints,
+            door,
+            desk,
+            detached,
+            resized,
+            settings,
+            ..
+        } = prepared;
+        let control = Rc::new(Control::default());
+        watch_signals(signals, Rc::clone(&control), log.clone());
+        watch_size(resized.clone(), Rc::clone(&control));
+        if let Some(door) = &door {
+            desk.watch(door);
+        }
         detached.report_ready().map_err(|error| failed(&error))?;
-        let names = all(endpoints.into_iter().map(Endpoint::serve).collect()).await;
+        let names = loop {
+            control.serve(&image, &endpoints);
+            desk.serve(&image, endpoints.iter().map(|it| it.rester()).collect());
+            let maintained = Arc::clone(&image);
+            cowslip_queue::spawn(async move { maintained.maintain().await });
+            let (names, resting) = outcomes(endpoints).await;
+            let Some(way) = door.as_ref().filter(|_| !resting.is_empty()) else {
+                break (names, resting);
+            };
+            if control.stops() {
+                break (names, resting);
+            }
+            if desk.hand_over(&resting, way).await {
+                resting.into_iter().for_each(|endpoint| endpoint.leave());
+                names.into_iter().flatten().for_each(|name| name.leave());
+                if let Some(door) = door {
+                    door.leave();
+                }
+                return Ok(());
+            }
+            image = Arc::new(self.open(&settings).await?);
+            let parts = (resized.clone(), log.clone());
+            let served = self.served(&image, parts, resting.len())?;
+            endpoints = Vec::new();
+            for endpoint in resting {
+                endpoints.push(endpoint.go_on(&served).await?);
+            }
+        };
+        desk.end();
         let closed = image.close().await;
-        drop(names);
+        drop((names, door));
         closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))
     }
 
     /// Opens the image, after a server that may have been killed a moment ago: its ring keeps files
     /// and their locks until the system has ended it.
-    async fn open_after(&self, follows: bool) -> Result<Image, CommandError> {
+    async fn open_after(
+        &self,
+        settings: &OpenSettings,
+        follows: bool,
+    ) -> Result<Image, CommandError> {
         let begun = Instant::now();
         loop {
-            let opened = self.open().await;
+            let opened = self.open(settings).await;
             if opened.is_ok() || !follows || begun.elapsed() > RELEASE_MAX {
                 return opened;
             }
@@ -162,13 +333,13 @@ impl Service {
         }
     }
 
-    async fn open(&self) -> Result<Image, CommandError> {
+    async fn open(&self, settings: &OpenSettings) -> Result<Image, CommandError> {
         let spec = &self.spec;
         let failed = |why: &str| match is_called_as_qemu() {
             true => CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename)),
             false => CommandError::opening(&spec.filename, why),
         };
-        let image = open::open_image(spec, &self.settings).await;
+        let image = open::open_image(spec, settings).await;
         let image = image.map_err(|error| {
             if error.is_of_snapshot() {
                 return error;
@@ -195,7 +366,7 @@ impl Service {
     fn served(
         &self,
         image: &Arc<Image>,
-        log: Log,
+        (resized, log): (Event, Log),
         transports: usize,
     ) -> Result<Served, CommandError> {
         let size = image.size();
@@ -222,16 +393,22 @@ impl Service {
             filename: self.spec.filename.clone(),
             is_alone: transports == 1,
             poll: self.poll,
-            resized: Event::new().map_err(|error| failed(&error))?,
+            resized,
             log,
         })
     }
 
-    fn confine(&self, endpoints: &[Box<dyn Endpoint>], log: &Log) -> Result<(), CommandError> {
+    fn confine(
+        &self,
+        (endpoints, door): (&[Box<dyn Endpoint>], Option<&Door>),
+        log: &Log,
+    ) -> Result<(), CommandError> {
         if self.sandbox == sandbox::Mode::Off {
             return Ok(());
         }
-        let rights: Rights = endpoints.iter().map(|endpoint| endpoint.rights()).collect();
+        let mut rights: Rights = endpoints.iter().map(|endpoint| endpoint.rights()).collect();
+        let removed = door.map(|door| door.path().to_path_buf());
+        rights.removed.extend(removed);
         let report = sandbox::enter(&rights);
         if self.sandbox == sandbox::Mode::On && !report.is_whole() {
             return Err(CommandError::new(format!(
@@ -251,27 +428,113 @@ fn failed(error: &std::io::Error) -> CommandError {
     CommandError::new(system_words(error))
 }
 
+/// A server that can serve.
+struct Prepared {
+    image: Arc<Image>,
+    endpoints: Vec<Box<dyn Endpoint>>,
+    door: Option<Door>,
+    desk: Rc<Desk>,
+    detached: Detached,
+    /// The file for the process number, if that is still to be written.
+    pid_file: Option<std::fs::File>,
+    /// Signalled when a transport has changed the size of the disk.
+    resized: Event,
+    /// Settings with which the image is opened again.
+    settings: OpenSettings,
+}
+
+/// Opens the door for a successor. A server can do without.
+fn open_door(path: &Path, log: &Log) -> Option<Door> {
+    let opened = Door::open(path);
+    if let Err(error) = &opened
+        && log.reports(Severity::Failure)
+    {
+        let (path, why) = (path.display(), system_words(error));
+        log.write(format_args!(
+            "no handover will be possible: '{path}': {why}"
+        ));
+    }
+    opened.ok()
+}
+
+/// Objects of a running server that signals and changes of the size are about.
+#[derive(Default)]
+struct Control {
+    image: RefCell<Weak<Image>>,
+    stoppers: RefCell<Vec<Box<dyn Fn()>>>,
+    informers: RefCell<Vec<Box<dyn Fn()>>>,
+    stops: Cell<bool>,
+}
+
+impl Control {
+    /// Changes to another image and other endpoints, which are stopped at once if a signal came
+    /// before.
+    fn serve(&self, image: &Arc<Image>, endpoints: &[Box<dyn Endpoint>]) {
+        *self.image.borrow_mut() = Arc::downgrade(image);
+        *self.stoppers.borrow_mut() = endpoints.iter().map(|it| it.stopper()).collect();
+        *self.informers.borrow_mut() = endpoints.iter().map(|it| it.informer()).collect();
+        if self.stops() {
+            self.stop();
+        }
+    }
+
+    fn stops(&self) -> bool {
+        self.stops.get()
+    }
+
+    fn stop(&self) {
+        self.stops.set(true);
+        self.stoppers.borrow().iter().for_each(|stop| stop());
+    }
+}
+
 /// Reports statistics when a signal asks for them, and stops all endpoints at another one.
-fn watch_signals(signals: Signals, (image, log): (&Arc<Image>, Log), stop: Vec<Box<dyn Fn()>>) {
-    let watched = Arc::downgrade(image);
+fn watch_signals(signals: Signals, control: Rc<Control>, log: Log) {
     cowslip_queue::spawn(async move {
-        while let (Ok(Signal::Report), Some(image)) = (signals.asked().await, watched.upgrade()) {
-            let cache = cache_report(&image.cache_statistics());
-            log.write(serde_json::json!({ "cache": cache }));
+        while let Ok(Signal::Report) = signals.asked().await {
+            let image = control.image.borrow().upgrade();
+            if let Some(image) = image {
+                let cache = cache_report(&image.cache_statistics());
+                log.write(serde_json::json!({ "cache": cache }));
+            }
         }
         // If the signals cannot be waited for, ending early is better than never.
-        stop.iter().for_each(|stop| stop());
+        control.stop();
     });
 }
 
 /// Informs the clients of all endpoints when one of them has changed the size of the disk.
-fn watch_size(resized: Event, inform: Vec<Box<dyn Fn()>>) {
+fn watch_size(resized: Event, control: Rc<Control>) {
     cowslip_queue::spawn(async move {
         // An event of ours can always be waited for.
         while resized.wait().await.is_ok() {
-            inform.iter().for_each(|inform| inform());
+            control
+                .informers
+                .borrow()
+                .iter()
+                .for_each(|inform| inform());
         }
     });
+}
+
+/// Serves over all endpoints until they have ended or have come to rest. Returns the names of the
+/// first, and the others in their order.
+async fn outcomes(endpoints: Vec<Box<dyn Endpoint>>) -> (Vec<Names>, Vec<Box<dyn AtRest>>) {
+    let running = endpoints.into_iter().enumerate().map(|(index, endpoint)| {
+        let serving = endpoint.serve_or_rest();
+        let numbered: LocalFuture<'_, _> = Box::pin(async move { (index, serving.await) });
+        numbered
+    });
+    let mut done = all(running.collect()).await;
+    done.sort_by_key(|(index, _)| *index);
+    let (mut names, mut resting) = (Vec::new(), Vec::new());
+    for (_, outcome) in done {
+        match outcome {
+            Outcome::Ended(name) => names.push(name),
+            Outcome::AtRest(endpoint) => resting.push(endpoint),
+        }
+    }
+    (names, resting)
 }
 
 /// Runs all futures together, and returns their outputs in the order of completion.
@@ -315,7 +578,6 @@ mod tests {
     use cowslip::file::Durability;
     use cowslip::{Buf, BufMut};
 
-    use super::super::transport::Names;
     use super::*;
 
     /// A transport with one client, which waits for another one to leave, writes its number into a

@@ -23,8 +23,10 @@
 //! of other programs do not take turns; qemu-nbd removes whatever has the name that it wants.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cowslip::error::system_words;
@@ -33,6 +35,7 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::transport::Name;
 use crate::error::CommandError;
 use crate::output::{is_called_as_qemu, worded};
 
@@ -65,7 +68,12 @@ pub struct SocketName {
     path: PathBuf,
     directory: Directory,
     socket: Option<Socket>,
+    /// Whether the name is this server's to remove.
+    ownership: Ownership,
 }
+
+/// Whether names are this server's to remove: another one may still go on with them.
+pub type Ownership = Arc<AtomicBool>;
 
 impl SocketName {
     /// Listens on a path, which nobody may be listening on.
@@ -116,8 +124,40 @@ impl SocketName {
                 path,
                 directory,
                 socket,
+                ownership: Arc::new(AtomicBool::new(true)),
             },
         ))
+    }
+
+    /// Listens on a path that belongs to a server that has a name of its own already
+    /// ([`SocketName::bind`]): a socket that is found there was left behind. Its owner alone may
+    /// connect.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn bind_beside(path: &Path) -> std::io::Result<(Listener, SocketName)> {
+        if SocketName::is_there(path) {
+            std::fs::remove_file(path)?;
+        }
+        let listener = Listener::unix(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let name = SocketName::adopt(path, &Arc::new(AtomicBool::new(true)));
+        Ok((listener, name))
+    }
+
+    /// The name of a socket that another process has bound, and leaves to this one.
+    pub fn adopt(path: &Path, ownership: &Ownership) -> SocketName {
+        SocketName {
+            ownership: Arc::clone(ownership),
+            path: path.to_path_buf(),
+            directory: Directory::of(path),
+            socket: Socket::at(path),
+        }
+    }
+
+    /// Leaves the name to another process.
+    pub fn leave(mut self) {
+        self.socket = None;
     }
 
     /// Whether a path names a socket: of a server that runs, or that was killed.
@@ -131,10 +171,20 @@ impl SocketName {
     }
 }
 
+impl Name for SocketName {
+    fn leave(self: Box<Self>) {
+        SocketName::leave(*self);
+    }
+}
+
 impl Drop for SocketName {
     /// Removes the name, unless it has come to be another server's. A sandbox allows this.
     fn drop(&mut self) {
-        let Some(socket) = &self.socket else {
+        let Some(socket) = self
+            .socket
+            .as_ref()
+            .filter(|_| self.ownership.load(Ordering::Relaxed))
+        else {
             return;
         };
         let turn = self.directory.take_turn(TURN_TRIES);

@@ -9,8 +9,10 @@
 //! 3. [`Endpoint::serve`], until all endpoints have ended; then the image is closed,
 //! 4. the names that they have made, such as those of sockets, are removed.
 
-use std::any::Any;
 use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +21,7 @@ use cowslip::{Disk, Image};
 use cowslip_queue::Event;
 
 use super::sandbox::Rights;
+use super::socket_name::Ownership;
 use crate::error::CommandError;
 use crate::output::{Program, is_called_as_qemu};
 
@@ -26,7 +29,13 @@ use crate::output::{Program, is_called_as_qemu};
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// The names that an endpoint has made: dropping them removes them.
-pub type Names = Option<Box<dyn Any>>;
+pub type Names = Option<Box<dyn Name>>;
+
+/// A name in a directory that vanishes when it is dropped.
+pub trait Name {
+    /// Leaves it to a successor, if that uses it too.
+    fn leave(self: Box<Self>);
+}
 
 /// A protocol, with its options.
 pub trait Transport {
@@ -40,6 +49,30 @@ pub trait Transport {
         Ok(false)
     }
 
+    /// The socket beside which a server listens for its successor, if that can take over from it
+    /// (`handover.rs`).
+    fn door(&self) -> Option<PathBuf> {
+        None
+    }
+
+    /// Options that a successor must have as well. `None`: there cannot be a successor.
+    fn terms(&self) -> Option<serde_json::Value> {
+        None
+    }
+
+    /// Makes an endpoint of the parts of another process, which is at rest.
+    ///
+    /// # Errors
+    /// The parts do not fit the options, or the image.
+    fn take_over<'a>(
+        &'a self,
+        _served: &'a Served,
+        _part: Part,
+    ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>> {
+        let text = "this transport cannot be handed over";
+        Box::pin(std::future::ready(Err(CommandError::new(text.to_string()))))
+    }
+
     /// Makes an endpoint, to which clients can connect from now on. They wait until it serves.
     ///
     /// # Errors
@@ -51,7 +84,7 @@ pub trait Transport {
 }
 
 /// An address that clients can connect to.
-pub trait Endpoint {
+pub trait Endpoint: 'static {
     /// Rights that it needs beyond those of answering requests, until it has ended.
     fn rights(&self) -> Rights;
 
@@ -68,6 +101,56 @@ pub trait Endpoint {
     /// Serves until it is stopped, or ends by itself as its options say. Returns its names, which
     /// are removed once the image is closed.
     fn serve(self: Box<Self>) -> LocalFuture<'static, Names>;
+
+    /// A function that asks the endpoint to come to rest, with all requests completed that it has
+    /// taken. `None`: it cannot.
+    fn rester(&self) -> Option<Box<dyn Fn()>> {
+        None
+    }
+
+    /// Serves until it is stopped, ends by itself, or has come to rest.
+    fn serve_or_rest(self: Box<Self>) -> LocalFuture<'static, Outcome> {
+        Box::pin(async move { Outcome::Ended(self.serve().await) })
+    }
+}
+
+/// How an endpoint has ended its work.
+pub enum Outcome {
+    /// For good.
+    Ended(Names),
+    /// Another process can go on with it, or this one.
+    AtRest(Box<dyn AtRest>),
+}
+
+/// An endpoint that has come to rest.
+pub trait AtRest {
+    /// State for another process.
+    ///
+    /// # Errors
+    /// The system's refusal of a copy of a descriptor.
+    fn part(&self) -> io::Result<Part>;
+
+    /// Goes on in this process, over an image that was opened again.
+    ///
+    /// # Errors
+    /// The image does not fit any more.
+    fn go_on<'a>(
+        self: Box<Self>,
+        served: &'a Served,
+    ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>>;
+
+    /// Leaves the name of the socket to the other process.
+    fn leave(self: Box<Self>);
+}
+
+/// State of an endpoint on its way to another process.
+pub struct Part {
+    /// Its description.
+    pub state: serde_json::Value,
+    /// Descriptors that the description refers to by their numbers.
+    pub descriptors: Vec<OwnedFd>,
+    /// Whether its socket's name is the receiver's to remove.
+    pub ownership: Ownership,
 }
 
 /// An image that is served.

@@ -1,15 +1,19 @@
 //! The transport vhost-user-blk: a socket by which a virtual machine monitor passes its guest's
 //! memory, and the rings in it.
 
+use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use cowslip::error::system_words;
 use cowslip_queue::Listener;
-use cowslip_vhost_user::{Options, Server, ServerEvent};
+use cowslip_vhost_user::{Connection, ConnectionState, Options, Server, ServerEvent};
 
 use super::sandbox::Rights;
-use super::socket_name::{self, SocketName};
-use super::transport::{Endpoint, LocalFuture, Log, Names, Served, Severity, Transport};
+use super::socket_name::{self, Ownership, SocketName};
+use super::transport::{
+    AtRest, Endpoint, LocalFuture, Log, Names, Outcome, Part, Served, Severity, Transport,
+};
 use crate::error::CommandError;
 
 /// Options of the device, and the socket.
@@ -26,26 +30,78 @@ impl Transport for VhostUser {
         Ok(SocketName::is_there(&self.socket))
     }
 
+    fn door(&self) -> Option<PathBuf> {
+        Some(self.socket.clone())
+    }
+
+    fn terms(&self) -> Option<serde_json::Value> {
+        Some(serde_json::json!({
+            "vhost-user": self.socket,
+            "block-bytes": self.options.block_bytes,
+        }))
+    }
+
+    fn take_over<'a>(
+        &'a self,
+        served: &'a Served,
+        part: Part,
+    ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>> {
+        let taken = self.taken_over(served, part);
+        Box::pin(std::future::ready(taken))
+    }
+
     fn listen<'a>(
         &'a self,
         served: &'a Served,
     ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>> {
         Box::pin(async move {
             let (listener, name) = SocketName::bind(&self.socket)?;
-            let disk = std::sync::Arc::clone(&served.disk);
-            let options = Options {
-                poll: served.poll,
-                ..self.options.clone()
-            };
-            let server = Server::new(disk, options);
-            let mut server = server.map_err(|error| CommandError::new(system_words(&error)))?;
-            observe(&mut server, &served.log);
             Ok(Box::new(Socket {
-                server,
+                server: self.server(served)?,
                 listener,
+                connection: None,
                 name,
             }) as Box<dyn Endpoint>)
         })
+    }
+}
+
+/// State on the way to another process; the first descriptor is the socket's.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct State {
+    connection: Option<ConnectionState>,
+}
+
+impl VhostUser {
+    fn server(&self, served: &Served) -> Result<Server, CommandError> {
+        let disk = std::sync::Arc::clone(&served.disk);
+        let options = Options {
+            poll: served.poll,
+            ..self.options.clone()
+        };
+        let server = Server::new(disk, options);
+        let mut server = server.map_err(|error| CommandError::new(system_words(&error)))?;
+        observe(&mut server, &served.log);
+        Ok(server)
+    }
+
+    fn taken_over(&self, served: &Served, part: Part) -> Result<Box<dyn Endpoint>, CommandError> {
+        let failed = |error: io::Error| CommandError::new(system_words(&error));
+        let mut descriptors = part.descriptors;
+        let of_connection = descriptors.split_off(descriptors.len().min(1));
+        let state: State = serde_json::from_value(part.state)
+            .map_err(|error| CommandError::new(error.to_string()))?;
+        let listener = descriptors.pop();
+        let listener = listener.ok_or_else(|| CommandError::new("no socket".to_string()))?;
+        let server = self.server(served)?;
+        let connection = state.connection.as_ref();
+        let connection = connection.map(|state| server.connection_of(state, of_connection));
+        Ok(Box::new(Socket {
+            connection: connection.transpose().map_err(failed)?,
+            server,
+            listener: Listener::from_listening(listener).map_err(failed)?,
+            name: SocketName::adopt(&self.socket, &part.ownership),
+        }))
     }
 }
 
@@ -64,7 +120,54 @@ fn observe(server: &mut Server, log: &Log) {
 struct Socket {
     server: Server,
     listener: Listener,
+    connection: Option<Connection>,
     name: SocketName,
+}
+
+/// The same at rest.
+struct Resting {
+    server: cowslip_vhost_user::AtRest,
+    name: SocketName,
+}
+
+impl AtRest for Resting {
+    fn part(&self) -> io::Result<Part> {
+        let mut descriptors = vec![self.server.listener.as_fd().try_clone_to_owned()?];
+        let connection = self.server.connection.as_ref();
+        let connection = connection.map(|connection| {
+            let (state, more) = connection.state()?;
+            descriptors.extend(more);
+            Ok(state)
+        });
+        let connection: io::Result<_> = connection.transpose();
+        let state = State {
+            connection: connection?,
+        };
+        Ok(Part {
+            state: serde_json::to_value(state)?,
+            descriptors,
+            ownership: Ownership::default(),
+        })
+    }
+
+    fn go_on<'a>(
+        self: Box<Self>,
+        served: &'a Served,
+    ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>> {
+        let disk = std::sync::Arc::clone(&served.disk);
+        let (server, listener, connection) = self.server.over(disk);
+        let socket: Box<dyn Endpoint> = Box::new(Socket {
+            server,
+            listener,
+            connection,
+            name: self.name,
+        });
+        Box::pin(std::future::ready(Ok(socket)))
+    }
+
+    fn leave(self: Box<Self>) {
+        self.name.leave();
+    }
 }
 
 impl Endpoint for Socket {
@@ -97,8 +200,23 @@ impl Endpoint for Socket {
 
     fn serve(self: Box<Self>) -> LocalFuture<'static, Names> {
         Box::pin(async move {
-            self.server.serve(self.listener).await;
+            drop(self.server.serve_on(self.listener, self.connection).await);
             Some(Box::new(self.name) as _)
+        })
+    }
+
+    fn rester(&self) -> Option<Box<dyn Fn()>> {
+        let handle = self.server.handle();
+        Some(Box::new(move || handle.rest()))
+    }
+
+    fn serve_or_rest(self: Box<Self>) -> LocalFuture<'static, Outcome> {
+        Box::pin(async move {
+            let name = self.name;
+            match self.server.serve_on(self.listener, self.connection).await {
+                Some(server) => Outcome::AtRest(Box::new(Resting { server, name })),
+                None => Outcome::Ended(Some(Box::new(name) as _)),
+            }
         })
     }
 }

@@ -98,6 +98,16 @@ impl Permissions {
         Permissions(self.0 | other.0)
     }
 
+    /// The set of these bits, one for each permission by its index; others are ignored.
+    pub const fn from_bits(bits: u8) -> Permissions {
+        Permissions(bits & Permissions::ALL.0)
+    }
+
+    /// The set as bits, one for each permission by its index.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
     /// The permissions that are in both sets.
     #[must_use]
     pub const fn intersection(self, other: Permissions) -> Permissions {

@@ -130,6 +130,14 @@ macro_rules! forward_to_file {
             self.$($field)+.claim_after(wanted, predecessor)
         }
     };
+    (@one [$($field:tt)+] claim_handed_over) => {
+        fn claim_handed_over(
+            &self,
+            wanted: $crate::file::Claim,
+        ) -> $crate::Result<$crate::file::Protection> {
+            self.$($field)+.claim_handed_over(wanted)
+        }
+    };
     (@one [$($field:tt)+] claimed) => {
         fn claimed(&self) -> $crate::file::Claim {
             self.$($field)+.claimed()

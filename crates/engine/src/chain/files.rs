@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::Result;
-use crate::file::{BlockFile, Claim, ContentId, Protection, ReadSet, Role, Sharing, Storage};
+use crate::file::{
+    BlockFile, Claim, ContentId, FileId, Protection, ReadSet, Role, Sharing, Storage,
+};
 use crate::policy::Format;
 use crate::sync::{Mutex, lock};
 
@@ -13,6 +15,8 @@ pub struct Files {
     sharing: Sharing,
     /// The files of the image that is reopened.
     predecessors: Vec<Arc<dyn BlockFile>>,
+    /// Claims that another process holds for this one.
+    handed_over: Vec<(FileId, Claim)>,
     /// Files that the caller reads besides those of the image.
     read: ReadSet,
     entered: Mutex<Entered>,
@@ -66,9 +70,16 @@ impl Files {
         Files {
             sharing,
             predecessors,
+            handed_over: Vec::new(),
             read,
             entered: Mutex::default(),
         }
+    }
+
+    /// The same, while another process holds these claims for this one.
+    pub fn with_claims(mut self, handed_over: &[(FileId, Claim)]) -> Files {
+        self.handed_over = handed_over.to_vec();
+        self
     }
 
     /// Adds a file, which is `written` or only read.
@@ -132,8 +143,11 @@ impl Files {
             Sharing::AsFormat | Sharing::FixedLength | Sharing::Frozen => claim,
         };
         let same = |other: &&Arc<dyn BlockFile>| other.id().is_some() && other.id() == file.id();
+        let is_held =
+            |(id, held): &(FileId, Claim)| file.id() == Some(*id) && held.joined(claim) == *held;
         let protection = match self.predecessors.iter().find(same) {
             Some(predecessor) => file.claim_after(claim, predecessor.as_ref())?,
+            None if self.handed_over.iter().any(is_held) => file.claim_handed_over(claim)?,
             None => file.claim(claim)?,
         };
         if let Protection::Unprotected(why) = protection {

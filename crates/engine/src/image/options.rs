@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::file::{BlockFile, ReadSet, Sharing};
+use crate::file::{BlockFile, Claim, FileId, ReadSet, Sharing};
 use crate::formats::Formats;
 use crate::limits::Limits;
 use crate::luks::Passphrase;
@@ -137,6 +137,9 @@ pub struct OpenOptions {
     pub bitmap_piece_bytes: u64,
     /// Sharing mode: what other processes may do with the image meanwhile.
     pub sharing: Sharing,
+    /// Claims that another process holds for this one until it has its own: it has ended its
+    /// session with the image, and no third one can have the files in between.
+    pub handed_over: Vec<(FileId, Claim)>,
     /// Files that the caller reads besides those of the image: an image is refused for writing if
     /// it is stored in one of them.
     pub read_besides: ReadSet,

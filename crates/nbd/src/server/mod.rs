@@ -215,6 +215,11 @@ impl ServerHandle {
         self.control.advance(Phase::Draining);
     }
 
+    /// Cuts off clients that have not taken their replies; after [`ServerHandle::stop`].
+    pub fn abort(&self) {
+        self.control.advance(Phase::Aborting);
+    }
+
     /// Connections that are open now.
     pub fn connections(&self) -> usize {
         self.control.connections()

@@ -14,6 +14,8 @@ use cowslip::error::system_words;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+use super::super::transport::Name;
+
 /// How long, and how often, the end of a server is waited for that is closing its image.
 const CLOSING_MAX: Duration = Duration::from_secs(10);
 const CLOSING_PAUSE: Duration = Duration::from_millis(5);
@@ -94,6 +96,11 @@ impl Place {
     pub fn removed(&self) -> Option<PathBuf> {
         self.is_made.then(|| self.path.clone())
     }
+}
+
+impl Name for Place {
+    /// No successor takes over a mount: it is over, and so is the name.
+    fn leave(self: Box<Self>) {}
 }
 
 impl Drop for Place {
