@@ -430,3 +430,42 @@ fn other_programs_use_the_file() {
     );
     mounted.end();
 }
+
+/// A server that looked at the name of its image would wait for itself.
+#[test]
+fn a_file_is_mounted_over_its_own_image() {
+    if !can_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("a.qcow2");
+    run(cowslip()
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(&image)
+        .arg(SIZE.to_string()));
+    for options in [&["--sandbox", "off"][..], &["--sandbox", "auto"]] {
+        let mut mount = cowslip();
+        mount.arg("mount").args(options).args([&image, &image]);
+        let mut child = mount.spawn().unwrap();
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if begun.elapsed() > Duration::from_secs(20) {
+                drop(Command::new("umount").arg("-l").arg(&image).status());
+                panic!("the server waits for itself");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert!(status.success());
+        let disk = File::options().write(true).open(&image).unwrap();
+        assert_eq!(disk.metadata().unwrap().len(), SIZE);
+        disk.write_all_at(b"through the disk", 0).unwrap();
+        drop(disk);
+        run(cowslip().arg("umount").arg(&image));
+        run(cowslip().arg("check").arg(&image));
+    }
+    let read = run(cowslip().args(["io", "-c", "read -v 0 16"]).arg(&image));
+    assert!(read.contains("through.the.disk"), "{read}");
+}

@@ -206,6 +206,8 @@ impl Service {
             }
         }
         let image = Arc::new(self.open_after(&settings, follows).await?);
+        // Looks at the image's name, where a file may be mounted soon that nobody serves yet.
+        let terms = self.terms(transports)?;
         let resized = Event::new().map_err(|error| failed(&error))?;
         let served = self.served(&image, (resized.clone(), log.clone()), transports.len())?;
         let door = handover::door_path(transports).filter(|_| self.handover != Handover::Never);
@@ -240,7 +242,6 @@ impl Service {
         });
         let pid_file = pid_file.transpose()?.flatten();
         let detached = Detached::prepare(role).map_err(|error| failed(&error))?;
-        let terms = self.terms(transports)?;
         let desk = Desk::new(terms, log.clone(), &image).map_err(|error| failed(&error))?;
         // No client has been served so far, and every file that will be needed is open.
         self.confine((&endpoints, door.as_ref()), log)?;
