@@ -313,7 +313,8 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     }
 
     /// Like [`BlockFile::claim`], while another process holds a claim of at least this extent for
-    /// this one, and until this one has its own: other processes are not asked.
+    /// this one, and until this one has its own: other processes are not asked. The next
+    /// [`BlockFile::claim`] asks them, even for the same claim.
     ///
     /// # Errors
     /// The system's failure.

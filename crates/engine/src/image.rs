@@ -778,6 +778,19 @@ impl Image {
             .collect())
     }
 
+    /// Asks the other holders of claims on the files about those that were taken without asking, by
+    /// [`OpenOptions::handed_over`]: whether the process that has handed the image over has let go.
+    ///
+    /// # Errors
+    /// [`Error::Locked`]: it has not, and may still go on with the image.
+    pub fn ask_others(&self) -> Result<()> {
+        for file in self.files() {
+            // Where there are no locks, opening has said so.
+            drop(file.claim(file.claimed())?);
+        }
+        Ok(())
+    }
+
     /// Whether each file that is written has an identity that another process finds, too.
     pub fn is_on_host_files(&self) -> bool {
         !self.writable || self.top.files().all(|file| file.id().is_some())

@@ -164,3 +164,35 @@ fn the_length_of_a_raw_image_is_its_users() {
         two.resize(4096).await.unwrap();
     });
 }
+
+#[test]
+fn an_image_that_is_handed_over_has_no_third_writer_and_never_two() {
+    in_scratch(|dir| async move {
+        let path = image_in(&dir).await;
+        let before = usual(&path, true).await.unwrap();
+        before
+            .write(0, Buf::from(vec![7; 512]), Durability::Cached)
+            .await
+            .unwrap();
+        let claims = before.end_session().await.unwrap();
+        assert!(is_locked(usual(&path, true).await));
+        let options = OpenOptions {
+            writable: true,
+            handed_over: claims,
+            ..OpenOptions::default()
+        };
+        let gate = HostGate::default();
+        let after = Image::open(file(&path, true), options, &gate)
+            .await
+            .unwrap();
+        // The other one may go on: it has its claims.
+        assert!(is_locked(after.ask_others()));
+        drop(before);
+        after.ask_others().unwrap();
+        assert!(is_locked(usual(&path, true).await));
+        let read = after.read(0, BufMut::zeroed(512)).await.unwrap();
+        assert_eq!(read[..], [7; 512]);
+        after.close().await.unwrap();
+        usual(&path, true).await.unwrap();
+    });
+}

@@ -557,7 +557,7 @@ impl BlockFile for HostBlockFile {
     }
 
     fn claim_handed_over(&self, wanted: Claim) -> Result<Protection> {
-        let wanted = (wanted, Ask::Nobody);
+        let wanted = (wanted, Ask::Later);
         self.claims.change(&self.file.as_fd(), &self.name, wanted)
     }
 

@@ -61,16 +61,26 @@ impl ByteLocks for BorrowedFd<'_> {
 pub(super) enum Ask {
     /// Other holders are asked: their claims may forbid ours.
     Others,
-    /// Other holders are not asked: another open file, of this process or of one that hands the
-    /// file over, has the same claim, and has asked.
+    /// Other holders are not asked: another open file of this process has the same claim, and has
+    /// asked.
     Nobody,
+    /// Other holders are asked when the claim is made the next time, even if it does not change:
+    /// the process that hands the file over holds its own until then.
+    Later,
 }
 
 /// The claim of one open file.
 #[derive(Debug)]
 pub(super) struct Claims {
     locking: Locking,
-    current: Mutex<Claim>,
+    current: Mutex<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    claim: Claim,
+    /// Whether others are still to be asked.
+    is_unasked: bool,
 }
 
 /// Why a claim could not be made.
@@ -89,12 +99,15 @@ impl Claims {
     pub(super) fn new(locking: Locking) -> Claims {
         Claims {
             locking,
-            current: Mutex::new(Claim::NONE),
+            current: Mutex::new(Current {
+                claim: Claim::NONE,
+                is_unasked: false,
+            }),
         }
     }
 
     pub(super) fn current(&self) -> Claim {
-        *sync::lock(&self.current)
+        sync::lock(&self.current).claim
     }
 
     /// Changes the claim to `wanted`, or leaves it as it was.
@@ -105,13 +118,19 @@ impl Claims {
         (wanted, ask): (Claim, Ask),
     ) -> Result<Protection> {
         let mut current = sync::lock(&self.current);
-        if self.locking == Locking::Off || *current == wanted {
-            *current = wanted;
+        let is_due = current.is_unasked && ask == Ask::Others;
+        if self.locking == Locking::Off || (current.claim == wanted && !is_due) {
+            current.claim = wanted;
             return Ok(Protection::Claimed);
         }
-        match change(locks, (*current, wanted), ask) {
+        match change(locks, (current.claim, wanted), ask) {
             Ok(()) => {
-                *current = wanted;
+                current.claim = wanted;
+                current.is_unasked = match ask {
+                    Ask::Others => false,
+                    Ask::Nobody => current.is_unasked,
+                    Ask::Later => true,
+                };
                 Ok(Protection::Claimed)
             }
             Err(Refusal::System(_, error))

@@ -31,8 +31,8 @@ use crate::output::{Program, is_called_as_qemu};
 use crate::text_file;
 
 /// How long, and how often, the locks of a killed server are waited for.
-const RELEASE_MAX: Duration = Duration::from_millis(500);
-const RELEASE_PAUSE: Duration = Duration::from_millis(2);
+pub(super) const RELEASE_MAX: Duration = Duration::from_millis(500);
+pub(super) const RELEASE_PAUSE: Duration = Duration::from_millis(2);
 
 /// An image to serve, and options of the server that no transport needs to know.
 #[derive(Clone, Debug)]
@@ -147,7 +147,7 @@ impl Service {
             (prepared, _) => prepared?,
         };
         if let Some(taken) = taken {
-            let is_alone = taken.finish().await?;
+            let is_alone = taken.finish(&prepared.image).await?;
             log.write(match is_alone {
                 false => "took over from the running server",
                 true => "took over from a server that ended meanwhile",

@@ -3,12 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use cowslip::Image;
 use cowslip::error::system_words;
 use cowslip::file::{Claim, FileId};
 use cowslip_queue::Stream;
 
+use super::super::service::{RELEASE_MAX, RELEASE_PAUSE};
 use super::super::socket_name::{Ownership, SocketName};
 use super::super::transport::{Endpoint, Part, Served, Transport};
 use super::predecessor::Door;
@@ -137,8 +139,7 @@ impl Taken {
     ///
     /// # Errors
     /// The other server goes on.
-    pub async fn finish(self) -> Result<bool, CommandError> {
-        // The other one may have been killed: its session has ended, so this one goes on.
+    pub async fn finish(self, image: &Image) -> Result<bool, CommandError> {
         let sent = wire::send(&self.stream, &Message::Ready, &[]).await;
         let answer = match sent {
             Ok(()) => wire::receive(&self.stream).await,
@@ -148,10 +149,32 @@ impl Taken {
             Ok(Some((Message::Go, _))) => false,
             Ok(Some((Message::Back(why), _))) => return Err(failed(&why)),
             Ok(Some(_)) => return Err(failed("an unexpected answer")),
-            Ok(None) | Err(_) => true,
+            Ok(None) | Err(_) => {
+                // Nobody says who serves. The other one holds its claims for as long as it could.
+                has_let_go(image).await?;
+                true
+            }
         };
         self.ownership.store(true, Ordering::Relaxed);
         Ok(is_alone)
+    }
+}
+
+/// Waits until the other server, of which nothing is heard any more, has lost its claims: its ring
+/// keeps files until the system has ended it.
+async fn has_let_go(image: &Image) -> Result<(), CommandError> {
+    let begun = Instant::now();
+    loop {
+        match image.ask_others() {
+            Ok(()) => return Ok(()),
+            Err(error) if begun.elapsed() > RELEASE_MAX => {
+                let why = error.to_string();
+                return Err(failed(&format!(
+                    "it says nothing, and has not ended: {why}"
+                )));
+            }
+            Err(_) => cowslip_queue::sleep(RELEASE_PAUSE).await,
+        }
     }
 }
 
