@@ -112,7 +112,8 @@ impl Transport for Fuse {
                     return Err(self.failed(&error));
                 }
             };
-            observe(&mut server, &served.log);
+            let log = served.log.clone();
+            server.observe(move |event| log.report(severity(event), || described(event)));
             Ok(Box::new(Mounted {
                 server,
                 place,
@@ -157,17 +158,6 @@ fn image_file(name: &str) -> Option<Arc<OwnedFd>> {
     let stat = rustix::fs::fstat(&file).ok()?;
     let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
     kind.is_file().then(|| Arc::new(file))
-}
-
-fn observe(server: &mut Server, log: &Log) {
-    if log.reports(Severity::Failure) {
-        let log = log.clone();
-        server.observe(move |event| {
-            if log.reports(severity(event)) {
-                log.write(described(event));
-            }
-        });
-    }
 }
 
 /// A file that is mounted.

@@ -152,14 +152,8 @@ impl Nbd {
             ..ServerOptions::default()
         });
         server.add_export(self.export_name.clone(), export);
-        if log.reports(Severity::Failure) {
-            let log = log.clone();
-            server.observe(move |event| {
-                if log.reports(severity(event)) {
-                    log.write(described(event));
-                }
-            });
-        }
+        let log = log.clone();
+        server.observe(move |event| log.report(severity(event), || described(event)));
         server
     }
 }

@@ -215,6 +215,13 @@ impl Log {
             && (severity == Severity::Failure || !is_called_as_qemu())
     }
 
+    /// Writes a line about an event, if events of this kind are reported.
+    pub fn report(&self, severity: Severity, line: impl FnOnce() -> String) {
+        if self.reports(severity) {
+            self.write(line());
+        }
+    }
+
     /// Writes a line, whatever the verbosity.
     pub fn write(&self, line: impl fmt::Display) {
         self.program.complain(line);

@@ -81,7 +81,8 @@ impl VhostUser {
         };
         let server = Server::new(disk, options);
         let mut server = server.map_err(|error| CommandError::new(system_words(&error)))?;
-        observe(&mut server, &served.log);
+        let log = served.log.clone();
+        server.observe(move |event| log.report(severity(event), || described(event)));
         Ok(server)
     }
 
@@ -102,17 +103,6 @@ impl VhostUser {
             listener: Listener::from_listening(listener).map_err(failed)?,
             name: SocketName::adopt(&self.socket, &part.ownership),
         }))
-    }
-}
-
-fn observe(server: &mut Server, log: &Log) {
-    if log.reports(Severity::Failure) {
-        let log = log.clone();
-        server.observe(move |event| {
-            if log.reports(severity(event)) {
-                log.write(described(event));
-            }
-        });
     }
 }
 
