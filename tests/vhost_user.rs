@@ -386,3 +386,48 @@ fn one_image_is_served_over_both_transports_in_a_whole_sandbox() {
     check(&image);
     assert!(!socket.exists() && !nbd.exists(), "the names are removed");
 }
+
+#[test]
+fn a_disk_that_grows_as_a_file_grows_for_guests_and_clients() {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        return eprintln!("SKIPPED: /dev/fuse and root are needed");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (image, socket) = (image(dir.path()), dir.path().join("socket"));
+    let [file, nbd] = ["disk", "nbd"].map(|name| dir.path().join(name));
+    let words = [file.to_str().unwrap(), "--growable", "--socket"];
+    let options = [&["--fuse"], &words[..], &[nbd.to_str().unwrap()]].concat();
+    let mut served = Served::start(&image, &socket, &options);
+    served.wait();
+    let mut front = Front::connect(&socket, VERSION_1);
+    assert_eq!(front.config(60)[..8], (IMAGE_BYTES / 512).to_le_bytes());
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    front.send_acked(21, &[], &[theirs.as_fd()]);
+    let disk = std::fs::File::options().write(true).open(&file).unwrap();
+    disk.set_len(2 * IMAGE_BYTES).unwrap();
+    drop(disk);
+    let mut message = [0; 12];
+    (&ours).read_exact(&mut message).unwrap();
+    assert_eq!(message[..4], [2, 0, 0, 0], "the configuration has changed");
+    let sectors = 2 * IMAGE_BYTES / 512;
+    assert_eq!(front.config(60)[..8], sectors.to_le_bytes());
+    let mut queue = front.queue(0, 16);
+    front.memory.write(DATA_AT, &[6; 512]);
+    let last = sectors - 1;
+    assert_eq!(queue.request(OUT, last, &[(DATA_AT, 512)]), 0);
+    let uri = format!("nbd+unix:///?socket={}", nbd.display());
+    let read = format!("read -P 6 {} 512", last * 512);
+    let words = ["io", "-f", "raw", "-r", "-c", &read, &uri];
+    let io = cowslip().args(words).output().unwrap();
+    let said = String::from_utf8_lossy(&io.stdout).into_owned();
+    assert!(io.status.success() && !said.contains("failed"), "{said}");
+    drop((queue, front));
+    served.end();
+    check(&image);
+    assert!(!file.exists() && !socket.exists() && !nbd.exists());
+}
