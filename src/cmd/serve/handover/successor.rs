@@ -160,8 +160,8 @@ impl Taken {
     }
 }
 
-/// Waits until the other server, of which nothing is heard any more, has lost its claims: its ring
-/// keeps files until the system has ended it.
+/// Waits until the other server, which has left without a word, has lost its claims: its ring keeps
+/// files until the system has ended it.
 async fn has_let_go(image: &Image) -> Result<(), CommandError> {
     let begun = Instant::now();
     loop {
