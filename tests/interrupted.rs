@@ -44,7 +44,7 @@ fn interrupted(dir: &Path, line: &str) -> String {
 }
 
 fn sources(dir: &Path) {
-    std::fs::write(dir.join("a.raw"), vec![5; 8 << 20]).unwrap();
+    std::fs::write(dir.join("a.raw"), vec![5; 32 << 20]).unwrap();
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn a_cancellation_is_reported_once() {
     let dir = dir.path();
     sources(dir);
     for line in [
-        "create -q -f qcow2 -b a.raw -F raw over 8M",
-        "create -q -f qcow2 there 8M",
+        "create -q -f qcow2 -b a.raw -F raw over 32M",
+        "create -q -f qcow2 there 32M",
     ] {
         run(cowslip().current_dir(dir).args(words(line)));
     }

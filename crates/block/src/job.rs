@@ -9,10 +9,11 @@
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
+use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::{Error, Result};
@@ -224,7 +225,7 @@ impl Job {
                 match pieces.next().await {
                     Ok(None) => is_more = false,
                     Ok(Some((piece, cost))) => {
-                        outcome = self.begin(cost.moved_bytes).await;
+                        outcome = self.begin_beside(cost.moved_bytes, &mut in_flight).await;
                         if outcome.is_ok() {
                             let work = work(piece);
                             in_flight.push(async move { (work.await, cost) });
@@ -235,10 +236,31 @@ impl Job {
             }
             match in_flight.next().await {
                 None => return outcome,
-                Some((Ok(()), cost)) => self.done(cost.done_bytes),
-                Some((Err(error), _)) => outcome = outcome.and(Err(error)),
+                Some(ended) => outcome = outcome.and(self.ended(ended)),
             }
         }
+    }
+
+    /// Waits until `bytes` more bytes may be moved, while the pieces in flight go on and are
+    /// reported.
+    async fn begin_beside<F: Future<Output = (Result<()>, Cost)>>(
+        &self,
+        bytes: u64,
+        in_flight: &mut FuturesUnordered<F>,
+    ) -> Result<()> {
+        let mut begin = pin!(self.begin(bytes));
+        loop {
+            match select(begin.as_mut(), in_flight.next()).await {
+                Either::Left((begun, _)) => return begun,
+                Either::Right((Some(ended), _)) => self.ended(ended)?,
+                Either::Right((None, _)) => return begin.await,
+            }
+        }
+    }
+
+    /// Reports a piece that has ended.
+    fn ended(&self, (outcome, cost): (Result<()>, Cost)) -> Result<()> {
+        outcome.map(|()| self.done(cost.done_bytes))
     }
 
     /// Runs `piece` for each [`PIECE_BYTES`] of a range, several at a time, with its offset and
@@ -304,7 +326,9 @@ impl Pieces for Equal {
 mod tests {
     use super::*;
     use futures_util::FutureExt;
+    use futures_util::task::noop_waker_ref;
     use std::sync::Mutex;
+    use std::task::{Context, Poll};
 
     #[derive(Clone, Default)]
     struct Recorder(Arc<Mutex<Vec<u64>>>, Arc<Mutex<bool>>);
@@ -372,5 +396,45 @@ mod tests {
         });
         assert!(work.now_or_never().unwrap().is_err());
         assert_eq!(ended.load(Ordering::Relaxed), IN_FLIGHT as u64);
+    }
+
+    /// Lets a piece begin only after the one before it was reported.
+    #[derive(Clone, Default)]
+    struct OneByOne(Arc<AtomicU64>, Arc<AtomicU64>);
+
+    impl Attendant for OneByOne {
+        fn progress(&self, progress: Progress) {
+            self.0.store(progress.done_bytes, Ordering::Relaxed);
+        }
+
+        fn pace(&self, bytes: u64) -> Option<Moment> {
+            let OneByOne(done, begun) = self.clone();
+            if begun.load(Ordering::Relaxed) == done.load(Ordering::Relaxed) {
+                begun.fetch_add(bytes, Ordering::Relaxed);
+                return None;
+            }
+            let mut polls = 0..3;
+            Some(Box::pin(std::future::poll_fn(move |context| {
+                context.waker().wake_by_ref();
+                let is_reported = begun.load(Ordering::Relaxed) == done.load(Ordering::Relaxed);
+                match is_reported || polls.next().is_none() {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            })))
+        }
+    }
+
+    #[test]
+    fn pieces_in_flight_go_on_and_are_reported_while_the_next_waits() {
+        let job = Job::attended(OneByOne::default());
+        let mut work = pin!(job.run_pieces(0..3 * PIECE_BYTES, |_, _| async { Ok(()) }));
+        let mut context = Context::from_waker(noop_waker_ref());
+        let outcome = (0..100).find_map(|_| match work.as_mut().poll(&mut context) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        });
+        outcome.expect("the next piece waits for one that nobody polls").unwrap();
+        assert_eq!(job.progress().done_bytes, 3 * PIECE_BYTES);
     }
 }
