@@ -16,7 +16,7 @@ use crate::backing::{self, Backing, BackingFuture, Decided};
 use crate::file::{self, AlignedFile, Event};
 use crate::formats::{self, FormatImage};
 use crate::policy::Format;
-use crate::qcow2::Qcow2;
+use crate::qcow2::{EpochGuard, Qcow2};
 use crate::qcow2::header::CryptMethod;
 use crate::qcow2::read::{Jobs, read_mapped, sort_out};
 use crate::raw::Raw;
@@ -25,7 +25,7 @@ mod files;
 mod open;
 
 pub use files::{Entry, Files};
-pub use open::{Naming, open};
+pub use open::{Naming, open, share_cache};
 
 /// One image of a chain.
 #[derive(Debug)]
@@ -82,6 +82,12 @@ impl Layer {
         }
     }
 
+    /// Returns whether its tables may change while it is read: it was opened for writing, and its
+    /// session goes on.
+    fn may_change(&self) -> bool {
+        self.qcow2().is_some_and(Qcow2::may_change)
+    }
+
     /// The runs of a range within its size.
     pub async fn map(&self, range: Range<u64>) -> Result<Vec<Run>> {
         match self {
@@ -119,22 +125,41 @@ impl Layer {
 
 /// The backing chain of an image; empty if it has no backing file.
 #[derive(Clone, Debug, Default)]
-pub struct Below(Arc<[Arc<Layer>]>);
+pub struct Below {
+    layers: Arc<[Arc<Layer>]>,
+    /// One of them may be changing: something is committed into it.
+    is_changing: bool,
+}
 
 impl Below {
     /// The layers, the uppermost first.
     pub fn new(layers: Vec<Arc<Layer>>) -> Below {
-        Below(layers.into())
+        Below {
+            is_changing: layers.iter().any(|layer| layer.may_change()),
+            layers: layers.into(),
+        }
     }
 
     /// Layers below the top, nearest first.
     pub fn layers(&self) -> &[Arc<Layer>] {
-        &self.0
+        &self.layers
     }
 
     /// The first `count` layers from the top.
     pub fn uppermost(&self, count: usize) -> Below {
-        Below(self.0[..count].into())
+        Below::new(self.layers[..count].to_vec())
+    }
+
+    /// Keeps what the tables of these layers refer to from being used for something else, until the
+    /// visits end.
+    pub(crate) async fn enter(&self) -> Vec<EpochGuard<'_>> {
+        let mut visits = Vec::new();
+        if self.is_changing {
+            for image in self.layers.iter().filter_map(|layer| layer.qcow2()) {
+                visits.push(image.enter().await);
+            }
+        }
+        visits
     }
 }
 
@@ -240,16 +265,19 @@ pub async fn decide(top: &Layer, below: &[Arc<Layer>], range: Range<u64>) -> Res
 
 impl Backing for Below {
     fn size(&self) -> u64 {
-        self.0.first().map_or(0, |layer| layer.size())
+        self.layers.first().map_or(0, |layer| layer.size())
     }
 
     fn is_there(&self) -> bool {
-        !self.0.is_empty()
+        !self.layers.is_empty()
     }
 
     fn fill(&self, parts: Vec<backing::Part>) -> BackingFuture<'_, Vec<Result<backing::Part>>> {
-        let parts = parts.into_iter().map(|(at, part)| (0, at, part));
-        Box::pin(read_each(&self.0, parts.collect()))
+        let parts = parts.into_iter().map(|(at, part)| (0, at, part)).collect();
+        Box::pin(async move {
+            let _visits = self.enter().await;
+            read_each(&self.layers, parts).await
+        })
     }
 
     fn is_zero(&self, range: Range<u64>) -> BackingFuture<'_, Result<bool>> {
@@ -263,7 +291,8 @@ impl Backing for Below {
 
     fn decide(&self, range: Range<u64>) -> BackingFuture<'_, Result<Vec<Decided>>> {
         Box::pin(async move {
-            match self.0.split_first() {
+            let _visits = self.enter().await;
+            match self.layers.split_first() {
                 None => Ok(Vec::new()),
                 Some((first, rest)) => decide(first, rest, range).await,
             }

@@ -3,6 +3,7 @@
 use async_recursion::async_recursion as boxed;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cowslip_block::disk::within;
 use cowslip_queue::{Buf, IoVec, IoVecMut};
@@ -28,6 +29,7 @@ mod cut;
 mod disk;
 mod identity;
 mod options;
+mod stack;
 mod vm_state;
 mod whole_clusters;
 
@@ -38,6 +40,7 @@ pub use crate::statistics::{CacheStatistics, WriteStatistics};
 pub use cowslip_block::disk::{Extent, ZeroOptions};
 #[doc(no_inline)]
 pub use cowslip_block::file::{Durability, Space};
+pub use stack::Stack;
 pub use options::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DirtyImage, DiscardPolicy, Format,
     OpenOptions, RepairAtOpen, RepairWatch, WritePolicy, ZeroMethod,
@@ -70,7 +73,7 @@ const COMPRESSION: &str = "compression of";
 /// An open image, with its backing chain.
 #[derive(Debug)]
 pub struct Image {
-    pub(crate) top: Layer,
+    pub(crate) top: Arc<Layer>,
     pub(crate) below: Below,
     /// How the layers below were named, the uppermost first.
     pub(crate) namings: Vec<Naming>,
@@ -83,7 +86,11 @@ pub struct Image {
     whole_clusters: Option<WholeClusters>,
     /// Larger requests are cut by these.
     limits: Limits,
+    /// Bytes of L2 slices kept in memory for all layers.
+    cache_bytes: u64,
     unprotected: Vec<String>,
+    /// It is only read from now on ([`Image::freeze`]).
+    is_frozen: AtomicBool,
     /// It shows an internal snapshot.
     is_snapshot: bool,
     /// One change of keys at a time.
@@ -159,6 +166,7 @@ impl Image {
             .with_claims(&options.handed_over);
         let is_snapshot = options.snapshot.is_some();
         let limits = options.limits.over(file.limits());
+        let cache_bytes = options.cache_bytes_or_default();
         let (top, below, namings) = chain::open(file, &options, gate, &files).await?;
         let OpenOptions {
             writable,
@@ -176,7 +184,7 @@ impl Image {
             )));
         }
         Ok(Image {
-            top,
+            top: Arc::new(top),
             below,
             namings,
             writable,
@@ -186,7 +194,9 @@ impl Image {
             copy_on_read,
             whole_clusters: compress.then(WholeClusters::default),
             limits,
+            cache_bytes,
             unprotected: files.into_unprotected(),
+            is_frozen: AtomicBool::new(false),
             is_snapshot,
             keys: Turn::new(()),
         })
@@ -200,7 +210,7 @@ impl Image {
 
     pub(crate) fn files(&self) -> impl Iterator<Item = &Arc<dyn BlockFile>> {
         let below = self.below.layers().iter().map(|layer| &**layer);
-        std::iter::once(&self.top)
+        std::iter::once(&*self.top)
             .chain(below)
             .flat_map(Layer::files)
     }
@@ -221,7 +231,7 @@ impl Image {
     /// The image's layers, its own first.
     pub fn layers(&self) -> Vec<LayerInfo> {
         let below = self.below.layers().iter().map(|layer| &**layer);
-        std::iter::once(&self.top)
+        std::iter::once(&*self.top)
             .chain(below)
             .map(LayerInfo::of)
             .collect()
@@ -247,7 +257,7 @@ impl Image {
     /// Returns the statistics of the chain's metadata caches, added up.
     pub fn cache_statistics(&self) -> CacheStatistics {
         let below = self.below.layers().iter().map(|layer| &**layer);
-        let layers = std::iter::once(&self.top).chain(below);
+        let layers = std::iter::once(&*self.top).chain(below);
         let images = layers.filter_map(Layer::qcow2);
         images.fold(CacheStatistics::default(), |sum, image| {
             sum.plus(image.cache_statistics())
@@ -262,12 +272,12 @@ impl Image {
 
     /// Returns whether it may be written.
     pub fn is_writable(&self) -> bool {
-        self.writable
+        self.writable && !self.is_frozen.load(Ordering::Acquire)
     }
 
     /// The unit of allocation in bytes: the subcluster, or the cluster, or the block of a raw file.
     pub fn preferred_block_bytes(&self) -> u64 {
-        match &self.top {
+        match &*self.top {
             Layer::Raw(raw) => u64::from(raw.file().capabilities().alignment_bytes.max(4096)),
             Layer::Qcow2(image) => image.subcluster_bytes(),
             Layer::Other(..) => OTHER_BLOCK_BYTES,
@@ -285,7 +295,7 @@ impl Image {
     /// The file of a raw image, which holds the bytes of the disk at their offsets, if this range
     /// of it may be changed directly: not if the image encrypts or examines writes.
     pub(crate) fn raw_file(&self, range: &Range<u64>) -> Option<&AlignedFile> {
-        match &self.top {
+        match &*self.top {
             Layer::Raw(raw) if raw.file().is_encrypted() || raw.file().guards(range) => None,
             Layer::Raw(raw) => Some(raw.file_to_change()),
             Layer::Qcow2(_) | Layer::Other(..) => None,
@@ -326,7 +336,7 @@ impl Image {
     }
 
     fn validate_write(&self, offset: u64, len: u64) -> Result<()> {
-        if !self.writable {
+        if !self.is_writable() {
             return Err(self.read_only());
         }
         self.validate(offset, len)
@@ -433,7 +443,7 @@ impl Image {
         data: IoVec,
         (durability, admitted): (Durability, &OnAllocated<'_>),
     ) -> Result<()> {
-        match &self.top {
+        match &*self.top {
             Layer::Raw(raw) => {
                 admitted();
                 raw.write(offset, data, self.durability(durability)).await
@@ -491,7 +501,7 @@ impl Image {
     }
 
     async fn zero_part(&self, offset: u64, len: u64, options: ZeroOptions) -> Result<()> {
-        match &self.top {
+        match &*self.top {
             Layer::Raw(raw) => {
                 if options.fast_only && !raw.file().capabilities().zeroes_fast {
                     return Err(Error::Unsupported {
@@ -536,7 +546,7 @@ impl Image {
     }
 
     async fn discard_part(&self, offset: u64, len: u64) -> Result<()> {
-        match &self.top {
+        match &*self.top {
             Layer::Raw(raw) => raw.discard(offset, len).await,
             Layer::Other(..) => Err(self.read_only()),
             Layer::Qcow2(image) => {
@@ -554,7 +564,9 @@ impl Image {
     /// # Errors
     /// I/O. After a failed flush the image takes no more writes (invariant D4).
     pub async fn flush(&self) -> Result<()> {
-        match &self.top {
+        match &*self.top {
+            // What it had was made durable then.
+            _ if self.is_frozen.load(Ordering::Acquire) => Ok(()),
             Layer::Raw(raw) if self.writable => raw.flush().await,
             Layer::Raw(_) | Layer::Other(..) => Ok(()),
             Layer::Qcow2(image) => image.flush().await,
@@ -569,8 +581,8 @@ impl Image {
     /// As for [`Image::flush`].
     pub async fn write_back(&self) -> Result<()> {
         match self.top.qcow2() {
-            Some(image) => image.write_back_tables().await,
-            None => Ok(()),
+            Some(image) if self.is_writable() => image.write_back_tables().await,
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -586,6 +598,7 @@ impl Image {
             Some(image) => Some(image.enter().await),
             None => None,
         };
+        let _visits_below = self.below.enter().await;
         extents::extents(
             &self.top,
             &self.below,
@@ -620,7 +633,7 @@ impl Image {
             let text = "Preallocation can only be used for growing images";
             return Err(Error::Invalid(text.to_string()));
         }
-        match &self.top {
+        match &*self.top {
             Layer::Raw(raw) => raw.resize(size, preallocation, job).await,
             Layer::Qcow2(image) => image.resize(size, &self.below, (preallocation, job)).await,
             Layer::Other(..) => Err(self.read_only()),
@@ -663,7 +676,7 @@ impl Image {
     }
 
     async fn place_of_keys(&self) -> Result<Option<(AlignedFile, Range<u64>)>> {
-        match &self.top {
+        match &*self.top {
             Layer::Raw(raw) => raw.keys().await,
             Layer::Qcow2(image) => image.keys().await,
             Layer::Other(..) => Ok(None),
@@ -692,7 +705,7 @@ impl Image {
         };
         let stages = luks::stages(&file, place, (change, means), job).await?;
         job.enter(job::Stage::Flush);
-        match &self.top {
+        match &*self.top {
             Layer::Raw(raw) => raw.write_keys(stages).await,
             Layer::Qcow2(image) => image.write_keys(stages).await,
             Layer::Other(..) => unreachable!("it has no keys"),
@@ -809,7 +822,7 @@ impl Image {
     }
 
     async fn finish(&self) -> Result<()> {
-        match &self.top {
+        match &*self.top {
             Layer::Raw(raw) if self.writable => raw.close().await,
             Layer::Raw(_) | Layer::Other(..) => Ok(()),
             Layer::Qcow2(image) => image.close().await,

@@ -32,6 +32,7 @@ mod repair_noise;
 mod repair_qemu;
 mod snapshots;
 mod space;
+mod stack;
 mod vm_state;
 mod write_statistics;
 mod zeroes_beside_writes;

@@ -116,7 +116,7 @@ pub async fn open(
         namings.push(naming);
         next = Some((backing_file, options));
     }
-    share_cache(&layers, options);
+    share_cache(layers.iter(), options.cache_bytes_or_default());
     let mut layers = layers.into_iter();
     let top = layers.next().expect("the loop opened one");
     let below = Below::new(layers.map(Arc::new).collect());
@@ -133,14 +133,13 @@ fn second_use(entry: Entry) -> Option<&'static str> {
     }
 }
 
-/// Shares the budget for L2 slices in proportion to what each image could use.
-fn share_cache(layers: &[Layer], options: &OpenOptions) {
-    let images = || layers.iter().filter_map(Layer::qcow2);
+/// Shares a budget in bytes for L2 slices in proportion to what each image could use.
+pub fn share_cache<'a>(layers: impl Iterator<Item = &'a Layer> + Clone, budget: u64) {
+    let images = || layers.clone().filter_map(Layer::qcow2);
     let all: u64 = images().map(Qcow2::cache_bytes_wanted).sum();
     for image in images() {
-        let budget = u128::from(options.cache_bytes_or_default());
-        let share = budget * u128::from(image.cache_bytes_wanted()) / u128::from(all);
-        image.set_cache_budget(share as u64);
+        let wanted = u128::from(image.cache_bytes_wanted());
+        image.set_cache_budget((u128::from(budget) * wanted / u128::from(all)) as u64);
     }
 }
 

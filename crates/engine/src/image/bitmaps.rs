@@ -42,7 +42,7 @@ impl Image {
     /// As [`Image::bitmaps`].
     pub async fn find_bitmap(&self, name: &str) -> Result<Option<(usize, BitmapInfo)>> {
         let below = self.below.layers().iter().map(|layer| &**layer);
-        for (depth, layer) in std::iter::once(&self.top).chain(below).enumerate() {
+        for (depth, layer) in std::iter::once(&*self.top).chain(below).enumerate() {
             let Some(image) = layer.qcow2() else {
                 continue;
             };

@@ -35,7 +35,7 @@ impl Image {
             return false;
         }
         let extends = |file: &AlignedFile| file.capabilities().extends_with_zeroes;
-        match &self.top {
+        match &*self.top {
             Layer::Other(..) => false,
             Layer::Raw(raw) => raw.format() == Format::Raw && extends(raw.file()),
             Layer::Qcow2(image) => {

@@ -45,6 +45,7 @@ pub use self::control::{amend, bitmap, snapshot};
 #[doc(inline)]
 pub use self::header::{CompressionType, CryptMethod, Header};
 pub(crate) use self::mapping::inflight;
+pub(crate) use self::mapping::lookup::EpochGuard;
 #[doc(hidden)]
 pub use self::offline::layout;
 pub use self::offline::{check, create, inspect, repair};

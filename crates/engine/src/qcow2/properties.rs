@@ -52,6 +52,11 @@ impl Qcow2 {
         self.lock().committed.header.size
     }
 
+    /// Returns whether its tables may change: it was opened for writing, and its session goes on.
+    pub(crate) fn may_change(&self) -> bool {
+        self.writable && !self.lock().health.is_closed()
+    }
+
     /// A copy of the header.
     pub fn header(&self) -> Header {
         self.lock().committed.header.clone()

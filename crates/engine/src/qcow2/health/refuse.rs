@@ -80,7 +80,7 @@ impl Qcow2 {
     }
 
     /// Refuses everything but a close: the state in memory is that of the image before the change.
-    pub(in crate::qcow2) fn end_session(&self) {
+    pub(crate) fn end_session(&self) {
         self.latch(&Error::Latched(self.name().to_string()));
     }
 
