@@ -222,10 +222,11 @@ impl Job {
         let (mut outcome, mut is_more) = (Ok(()), true);
         loop {
             while outcome.is_ok() && is_more && in_flight.len() < IN_FLIGHT {
-                match pieces.next().await {
+                match self.beside(pieces.next(), &mut in_flight).await {
                     Ok(None) => is_more = false,
                     Ok(Some((piece, cost))) => {
-                        outcome = self.begin_beside(cost.moved_bytes, &mut in_flight).await;
+                        let begin = self.begin(cost.moved_bytes);
+                        outcome = self.beside(begin, &mut in_flight).await;
                         if outcome.is_ok() {
                             let work = work(piece);
                             in_flight.push(async move { (work.await, cost) });
@@ -241,19 +242,18 @@ impl Job {
         }
     }
 
-    /// Waits until `bytes` more bytes may be moved, while the pieces in flight go on and are
-    /// reported.
-    async fn begin_beside<F: Future<Output = (Result<()>, Cost)>>(
+    /// Waits for what a further piece needs, while the pieces in flight go on and are reported.
+    async fn beside<T, F: Future<Output = (Result<()>, Cost)>>(
         &self,
-        bytes: u64,
+        need: impl Future<Output = Result<T>>,
         in_flight: &mut FuturesUnordered<F>,
-    ) -> Result<()> {
-        let mut begin = pin!(self.begin(bytes));
+    ) -> Result<T> {
+        let mut need = pin!(need);
         loop {
-            match select(begin.as_mut(), in_flight.next()).await {
-                Either::Left((begun, _)) => return begun,
+            match select(need.as_mut(), in_flight.next()).await {
+                Either::Left((outcome, _)) => return outcome,
                 Either::Right((Some(ended), _)) => self.ended(ended)?,
-                Either::Right((None, _)) => return begin.await,
+                Either::Right((None, _)) => return need.await,
             }
         }
     }
@@ -434,7 +434,9 @@ mod tests {
             Poll::Ready(outcome) => Some(outcome),
             Poll::Pending => None,
         });
-        outcome.expect("the next piece waits for one that nobody polls").unwrap();
+        outcome
+            .expect("the next piece waits for one that nobody polls")
+            .unwrap();
         assert_eq!(job.progress().done_bytes, 3 * PIECE_BYTES);
     }
 }

@@ -16,9 +16,9 @@ use crate::backing::{self, Backing, BackingFuture, Decided};
 use crate::file::{self, AlignedFile, Event};
 use crate::formats::{self, FormatImage};
 use crate::policy::Format;
-use crate::qcow2::{EpochGuard, Qcow2};
 use crate::qcow2::header::CryptMethod;
 use crate::qcow2::read::{Jobs, read_mapped, sort_out};
+use crate::qcow2::{EpochGuard, Qcow2};
 use crate::raw::Raw;
 
 mod files;

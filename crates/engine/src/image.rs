@@ -40,11 +40,11 @@ pub use crate::statistics::{CacheStatistics, WriteStatistics};
 pub use cowslip_block::disk::{Extent, ZeroOptions};
 #[doc(no_inline)]
 pub use cowslip_block::file::{Durability, Space};
-pub use stack::Stack;
 pub use options::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DirtyImage, DiscardPolicy, Format,
     OpenOptions, RepairAtOpen, RepairWatch, WritePolicy, ZeroMethod,
 };
+pub use stack::Stack;
 
 /// A layer of the chain, for reports.
 #[derive(Clone, Debug)]

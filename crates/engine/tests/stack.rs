@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use cowslip::image::{BackingChoice, Durability, OpenOptions};
+use cowslip::image::{BackingChoice, DiscardPolicy, Durability, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image};
 
@@ -31,6 +31,7 @@ fn open(file: &Arc<SlowFile>) -> Image {
     let options = OpenOptions {
         writable: true,
         backing: BackingChoice::None,
+        discard: DiscardPolicy::Unmap,
         ..OpenOptions::default()
     };
     block_on(Image::open(file.clone(), options, &NoFiles)).unwrap()
@@ -45,7 +46,9 @@ fn write(image: &Image, cluster: u64, byte: u8) -> cowslip::Result<()> {
 fn read(image: &Image, clusters: usize) -> Vec<u8> {
     let buf = BufMut::zeroed(clusters * CLUSTER as usize);
     let read = block_on(image.read(0, buf)).unwrap();
-    read.chunks(CLUSTER as usize).map(|bytes| bytes[0]).collect()
+    read.chunks(CLUSTER as usize)
+        .map(|bytes| bytes[0])
+        .collect()
 }
 
 fn assert_clean(file: &SlowFile) {
@@ -76,7 +79,10 @@ fn an_overlay_takes_the_writes_of_a_disk_in_use() {
     assert!(!disk.is_writable());
     block_on(disk.flush()).unwrap();
     block_on(top.close()).unwrap();
-    assert!(base.memory.contents() == frozen, "nothing writes a frozen layer");
+    assert!(
+        base.memory.contents() == frozen,
+        "nothing writes a frozen layer"
+    );
     assert_clean(&over);
     let again = open(&over).above(&open(&base).stack()).unwrap();
     assert_eq!(read(&again, 4), [1, 2, 2, 0]);
@@ -98,10 +104,16 @@ fn layers_leave_a_chain_and_stay_open_for_others() {
     let without = high.above(&high.stack().from(2)).unwrap();
     assert_eq!(read(&without, 4), [0, 1, 0, 3]);
     let alone = without.above(&without.stack().from(3)).unwrap();
-    assert_eq!((read(&alone, 4), alone.layers().len()), (vec![0, 0, 0, 3], 1));
+    assert_eq!(
+        (read(&alone, 4), alone.layers().len()),
+        (vec![0, 0, 0, 3], 1)
+    );
     assert_eq!(read(&middle, 4), [0, 1, 2, 0]);
     let error = middle.above(&high.stack()).unwrap_err();
-    assert!(error.to_string().contains("its own backing file"), "{error}");
+    assert!(
+        error.to_string().contains("its own backing file"),
+        "{error}"
+    );
 }
 
 #[test]

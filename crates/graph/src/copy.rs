@@ -1,0 +1,285 @@
+//! [`Copier`]: copies chunks of a disk in use, each once at a time.
+//!
+//! A chunk is taken out of the map of what is to be copied before it is read. Of two writes of one
+//! chunk to the target the older could come last; so what is being copied is not taken again.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cowslip_block::disk::{Disk, Extent, ZeroOptions};
+use cowslip_block::file::{Durability, Space};
+use cowslip_block::job::{Cost, Job, PIECE_BYTES, Pieces};
+use cowslip_block::sync::{Mutex, Waiters, lock};
+use cowslip_block::{BufMut, Error, Result};
+use cowslip_queue::Pending;
+
+use crate::dirty::DirtyMap;
+use crate::live::LiveDisk;
+
+/// Chunks that are copied at a time.
+const PIECE_CHUNKS: u64 = 16;
+/// Extents that are looked at at a time.
+const EXTENTS_AT_ONCE: usize = 256;
+
+/// Chunks of a disk on their way to another one.
+#[derive(Debug)]
+pub struct Copier {
+    source: Arc<LiveDisk>,
+    target: Arc<dyn Disk>,
+    /// What is to be copied.
+    pub todo: Arc<DirtyMap>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Ranges whose copies are under way.
+    copying: Vec<Range<u64>>,
+    /// Woken when a copy ends, something is to be copied, or a user asks for something.
+    changed: Waiters,
+    /// The first error of a copy that no job has made.
+    failure: Option<Error>,
+}
+
+/// The next step for a range.
+enum Step {
+    Copy(Range<u64>),
+    Wait(Pending<()>),
+    Nothing,
+}
+
+/// A copy under way; it ends when this is dropped.
+struct Copying<'a> {
+    copier: &'a Copier,
+    range: Range<u64>,
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.copier.state);
+        state.copying.retain(|range| *range != self.range);
+        state.changed.wake();
+    }
+}
+
+impl Copier {
+    /// A copier that has nothing to copy yet.
+    pub fn new(source: Arc<LiveDisk>, target: Arc<dyn Disk>, chunk_bytes: u64) -> Copier {
+        let todo = DirtyMap::new(source.size(), chunk_bytes);
+        Copier {
+            source,
+            target,
+            todo,
+            state: Mutex::default(),
+        }
+    }
+
+    /// The disk that is copied.
+    pub fn source(&self) -> &Arc<LiveDisk> {
+        &self.source
+    }
+
+    /// The disk that is written.
+    pub fn target(&self) -> &Arc<dyn Disk> {
+        &self.target
+    }
+
+    /// Wakes those that wait for a change.
+    pub fn wake(&self) {
+        lock(&self.state).changed.wake();
+    }
+
+    /// Returns the wait for a change, unless a copy has failed or `is_due` says that there was one;
+    /// it gets whether no copy is under way.
+    pub fn unless(&self, is_due: impl FnOnce(bool) -> bool) -> Option<Pending<()>> {
+        let mut state = lock(&self.state);
+        let waits = state.failure.is_none() && !is_due(state.copying.is_empty());
+        waits.then(|| state.changed.wait())
+    }
+
+    /// Whether all is copied.
+    pub fn is_done(&self) -> bool {
+        let state = lock(&self.state);
+        state.copying.is_empty() && self.todo.dirty_bytes() == 0
+    }
+
+    /// Marks what the copy shall have at first: the extents that `is_wanted` accepts.
+    ///
+    /// # Errors
+    /// Of the source; [`Error::Cancelled`].
+    pub async fn mark(&self, job: &Job, is_wanted: impl Fn(&Extent) -> bool) -> Result<()> {
+        let source = self.source.behind();
+        let (mut at, size) = (0, source.size());
+        while at < size {
+            job.check()?;
+            let extents = source.extents(at, size - at, EXTENTS_AT_ONCE).await?;
+            for extent in extents {
+                at = extent.start + extent.len;
+                if is_wanted(&extent) {
+                    self.todo.mark(extent.start..at);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies each chunk that is to be copied and is not under way, from the first to the last,
+    /// once. Returns whether there was one.
+    ///
+    /// # Errors
+    /// Of either disk; [`Error::Cancelled`].
+    pub async fn pass(&self, job: &Job) -> Result<bool> {
+        let mut chunks = Chunks {
+            copier: self,
+            job,
+            at: 0,
+        };
+        job.run_each(&mut chunks, |copying| async move {
+            let copied = self.copy(copying.range.clone()).await;
+            drop(copying);
+            copied
+        })
+        .await?;
+        match lock(&self.state).failure.take() {
+            Some(error) => Err(error),
+            None => Ok(chunks.at > 0),
+        }
+    }
+
+    /// Copies what of a range is to be copied, and waits for copies of it that are under way.
+    /// Errors are left to the next [`Copier::pass`].
+    pub async fn settle(&self, range: Range<u64>) {
+        loop {
+            match self.step(&range) {
+                Step::Nothing => return,
+                Step::Wait(waiting) => waiting.await,
+                Step::Copy(part) => {
+                    let copying = Copying {
+                        copier: self,
+                        range: part.clone(),
+                    };
+                    if let Err(error) = self.copy(part).await {
+                        lock(&self.state).failure.get_or_insert(error);
+                    }
+                    drop(copying);
+                }
+            }
+        }
+    }
+
+    fn piece_bytes(&self) -> u64 {
+        self.todo
+            .chunk_bytes()
+            .saturating_mul(PIECE_CHUNKS)
+            .min(PIECE_BYTES)
+    }
+
+    fn step(&self, range: &Range<u64>) -> Step {
+        let mut state = lock(&self.state);
+        if state.failure.is_some() {
+            return Step::Nothing;
+        }
+        let chunk = self.todo.chunk_bytes();
+        let start = range.start & !(chunk - 1);
+        let most = (range.end - start).next_multiple_of(chunk);
+        let most = most.min(self.piece_bytes());
+        match self.take(&mut state, start, most) {
+            Some(part) if part.start < range.end => Step::Copy(part),
+            taken => {
+                if let Some(part) = taken {
+                    // It lies behind the range.
+                    self.todo.mark(part.clone());
+                    state.copying.retain(|other| *other != part);
+                }
+                let meets = |other: &Range<u64>| other.start < range.end && start < other.end;
+                match state.copying.iter().any(meets) {
+                    true => Step::Wait(state.changed.wait()),
+                    false => Step::Nothing,
+                }
+            }
+        }
+    }
+
+    /// Takes the next chunks that are to be copied, and that nobody copies.
+    fn take(&self, state: &mut State, from: u64, most: u64) -> Option<Range<u64>> {
+        let mut at = from;
+        loop {
+            let mut run = self.todo.next(at, most)?;
+            let inside = |other: &&Range<u64>| other.contains(&run.start);
+            if let Some(other) = state.copying.iter().find(inside) {
+                at = other.end;
+                continue;
+            }
+            for other in &state.copying {
+                if run.start < other.start {
+                    run.end = run.end.min(other.start);
+                }
+            }
+            self.todo.unmark(run.clone());
+            state.copying.push(run.clone());
+            return Some(run);
+        }
+    }
+
+    async fn copy(&self, range: Range<u64>) -> Result<()> {
+        let source = self.source.behind();
+        let end = range.end.min(source.size());
+        let mut at = range.start;
+        while at < end {
+            let extents = source.extents(at, end - at, EXTENTS_AT_ONCE).await?;
+            for extent in extents {
+                let to = (extent.start + extent.len).min(end);
+                self.copy_extent(&*source, at..to, extent.zero).await?;
+                at = to;
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy_extent(&self, source: &dyn Disk, range: Range<u64>, is_zero: bool) -> Result<()> {
+        let (start, len) = (range.start, range.end - range.start);
+        if is_zero {
+            let options = ZeroOptions {
+                space: Space::Release,
+                ..ZeroOptions::default()
+            };
+            return self.target.zero(start, len, options).await;
+        }
+        let buf = BufMut::for_overwrite(len as usize);
+        let data = source.read(start, buf.into()).await?;
+        let data = BufMut::from(data).freeze();
+        self.target
+            .write(start, data.into(), Durability::Cached)
+            .await
+    }
+}
+
+/// The chunks of a pass.
+struct Chunks<'a> {
+    copier: &'a Copier,
+    job: &'a Job,
+    at: u64,
+}
+
+impl<'a> Pieces for Chunks<'a> {
+    type Piece = Copying<'a>;
+
+    async fn next(&mut self) -> Result<Option<(Copying<'a>, Cost)>> {
+        let copier = self.copier;
+        let most = copier.piece_bytes();
+        let Some(first) = copier.todo.next(self.at, most) else {
+            return Ok(None);
+        };
+        // A request would have to wait for a chunk that is taken and waits for the job's pace.
+        self.job.begin(first.end - first.start).await?;
+        let taken = copier.take(&mut lock(&copier.state), self.at, most);
+        Ok(taken.map(|range| {
+            self.at = range.end;
+            let cost = Cost {
+                moved_bytes: 0,
+                done_bytes: range.end - range.start,
+            };
+            (Copying { copier, range }, cost)
+        }))
+    }
+}

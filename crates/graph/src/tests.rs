@@ -1,0 +1,289 @@
+//! Disks in use that are exchanged, mirrored and backed up, with requests and copies in seeded
+//! orders.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, MemoryDisk, ZeroOptions};
+use cowslip_block::file::Durability;
+use cowslip_block::job::Job;
+use cowslip_block::{Buf, BufMut, Error, IoVec, IoVecMut, Result};
+use fastrand::Rng;
+use futures_util::task::noop_waker_ref;
+
+use crate::{Backup, CopyMode, DirtyMap, LiveDisk, Mirror};
+
+const SIZE: u64 = 40 << 10;
+const CHUNK: u64 = 1 << 10;
+/// Bytes of a guest's own part; two of them meet in a chunk.
+const PART: u64 = SIZE / 3;
+
+/// A disk in memory whose requests take effect, and end, some time after they were made.
+#[derive(Debug)]
+struct SlowDisk {
+    memory: MemoryDisk,
+    seed: AtomicU64,
+    /// Number of the request that fails.
+    fails: AtomicU64,
+}
+
+impl SlowDisk {
+    fn new(seed: u64) -> Arc<SlowDisk> {
+        Arc::new(SlowDisk {
+            memory: MemoryDisk::new("disk", SIZE),
+            seed: AtomicU64::new(seed),
+            fails: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    /// Lets others go first, a few times.
+    async fn pause(&self) {
+        let seed = self.seed.fetch_add(1, Ordering::Relaxed);
+        let mut polls = Rng::with_seed(seed).u8(0..4);
+        poll_fn(move |context| match polls {
+            0 => Poll::Ready(()),
+            _ => {
+                context.waker().wake_by_ref();
+                polls -= 1;
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    async fn slowly<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        self.pause().await;
+        if self.fails.fetch_sub(1, Ordering::Relaxed) == 0 {
+            return Err(Error::Invalid("a planted failure".to_string()));
+        }
+        let outcome = request.await;
+        self.pause().await;
+        outcome
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let read = self.memory.read(0, BufMut::zeroed(SIZE as usize).into());
+        let read = futures_util::FutureExt::now_or_never(read).unwrap();
+        read.unwrap().to_vec()
+    }
+}
+
+impl Disk for SlowDisk {
+    fn name(&self) -> &str {
+        self.memory.name()
+    }
+    fn size(&self) -> u64 {
+        self.memory.size()
+    }
+    fn features(&self) -> Features {
+        self.memory.features()
+    }
+    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
+        Box::pin(self.slowly(self.memory.read(offset, buf)))
+    }
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
+        Box::pin(self.slowly(self.memory.write(offset, data, durability)))
+    }
+    fn zero(&self, offset: u64, len: u64, options: ZeroOptions) -> DiskFuture<'_, ()> {
+        Box::pin(self.slowly(self.memory.zero(offset, len, options)))
+    }
+    fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
+        Box::pin(self.slowly(self.memory.discard(offset, len)))
+    }
+    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
+        Box::pin(self.slowly(self.memory.extents(offset, len, max)))
+    }
+}
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Polls tasks in a seeded order until all have ended.
+fn run(mut random: Rng, mut tasks: Vec<Task>) {
+    let mut context = Context::from_waker(noop_waker_ref());
+    for _ in 0..2_000_000 {
+        if tasks.is_empty() {
+            return;
+        }
+        let index = random.usize(0..tasks.len());
+        if tasks[index].as_mut().poll(&mut context).is_ready() {
+            drop(tasks.swap_remove(index));
+        }
+    }
+    panic!("tasks wait for each other");
+}
+
+/// A guest with a part of the disk of its own, which does so many requests.
+async fn guest(disk: Arc<LiveDisk>, number: u64, seed: u64, requests: u64) {
+    let mut random = Rng::with_seed(seed);
+    let mut model = vec![0; PART as usize];
+    for request in 0..requests {
+        let start = random.u64(0..PART);
+        let len = random.u64(1..=(PART - start).min(6000));
+        let (at, range) = (
+            number * PART + start,
+            start as usize..(start + len) as usize,
+        );
+        match random.u8(0..4) {
+            0 => {
+                disk.zero(at, len, ZeroOptions::default()).await.unwrap();
+                model[range].fill(0);
+            }
+            1 => {
+                let read = disk.read(at, BufMut::zeroed(len as usize).into());
+                assert!(
+                    read.await.unwrap().to_vec() == model[range],
+                    "guest {number}"
+                );
+            }
+            _ => {
+                let byte = (number * 80 + request % 80 + 1) as u8;
+                let data = Buf::copy_of(&vec![byte; len as usize]);
+                let written = disk.write(at, data.into(), Durability::Cached);
+                written.await.unwrap();
+                model[range].fill(byte);
+            }
+        }
+    }
+    let read = disk.read(number * PART, BufMut::zeroed(PART as usize).into());
+    assert!(read.await.unwrap().to_vec() == model, "guest {number}");
+}
+
+fn guests(disk: &Arc<LiveDisk>, random: &mut Rng, requests: u64) -> Vec<Task> {
+    let guest = |number| guest(Arc::clone(disk), number, random.u64(..), requests);
+    (0..3).map(guest).map(|it| Box::pin(it) as Task).collect()
+}
+
+#[test]
+fn a_mirror_is_equal_when_it_takes_over() {
+    for seed in 0..400 {
+        let mut random = Rng::with_seed(seed);
+        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
+        let disk = LiveDisk::new("disk", source.clone());
+        let mut tasks = guests(&disk, &mut random, 60);
+        let mode = match random.bool() {
+            true => CopyMode::Background,
+            false => CopyMode::WriteBlocking,
+        };
+        let switched = Rc::new(RefCell::new(false));
+        let (live, seen) = (Arc::clone(&disk), Rc::clone(&switched));
+        tasks.push(Box::pin(async move {
+            let job = Job::default();
+            let mirror = Mirror::begin(live, target.clone(), (CHUNK, mode)).await;
+            mirror.mark(&job, |_| true).await.unwrap();
+            let completes = || mirror.complete();
+            let mirrored = mirror.run(&job, completes).await.unwrap();
+            assert!(source.bytes() == target.bytes(), "seed {seed}");
+            mirrored.0.exchange(target);
+            *seen.borrow_mut() = true;
+        }));
+        run(random, tasks);
+        assert!(*switched.borrow());
+    }
+}
+
+#[test]
+fn a_backup_has_the_bytes_of_its_moment() {
+    for seed in 0..400 {
+        let mut random = Rng::with_seed(seed);
+        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
+        let disk = LiveDisk::new("disk", source.clone());
+        let mut tasks = guests(&disk, &mut random, 60);
+        let live = Arc::clone(&disk);
+        tasks.push(Box::pin(async move {
+            let job = Job::default();
+            let backup = Backup::new(Arc::clone(&live), target.clone(), CHUNK);
+            backup.want_all();
+            let drained = live.drain().await;
+            let moment = source.bytes();
+            backup.freeze(&drained);
+            drop(drained);
+            backup.run(&job).await.unwrap();
+            assert!(target.bytes() == moment, "seed {seed}");
+        }));
+        run(random, tasks);
+    }
+}
+
+#[test]
+fn an_incremental_backup_copies_what_has_changed_and_nothing_else() {
+    let mut random = Rng::with_seed(3);
+    let (source, target) = (SlowDisk::new(1), SlowDisk::new(2));
+    let disk = LiveDisk::new("disk", source.clone());
+    let map = DirtyMap::new(SIZE, CHUNK);
+    let (live, seen) = (Arc::clone(&disk), Arc::clone(&map));
+    let task: Task = Box::pin(async move {
+        let write = |at: u64, byte: u8| {
+            let data = Buf::copy_of(&vec![byte; 100]);
+            live.write(at, data.into(), Durability::Cached)
+        };
+        write(CHUNK, 1).await.unwrap();
+        live.drain().await.add(seen.clone());
+        write(3 * CHUNK - 50, 2).await.unwrap();
+        live.discard(7 * CHUNK, 1).await.unwrap();
+        let backup = Backup::new(Arc::clone(&live), target.clone(), CHUNK);
+        backup.want(&seen);
+        backup.freeze(&live.drain().await);
+        write(3 * CHUNK, 9).await.unwrap();
+        backup.run(&Job::default()).await.unwrap();
+        let bytes = target.bytes();
+        assert_eq!(bytes[CHUNK as usize], 0, "it was not changed");
+        assert_eq!(bytes[3 * CHUNK as usize - 50..][..100], [2; 100]);
+    });
+    run(random.fork(), vec![task]);
+    let dirty = map.runs(0..SIZE, usize::MAX);
+    let dirty: Vec<_> = dirty
+        .into_iter()
+        .filter(|run| run.1)
+        .map(|run| run.0)
+        .collect();
+    assert_eq!(dirty, [2 * CHUNK..4 * CHUNK, 7 * CHUNK..8 * CHUNK]);
+}
+
+#[test]
+fn a_failed_or_cancelled_copy_holds_no_request_back() {
+    for seed in 0..200 {
+        let mut random = Rng::with_seed(seed);
+        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
+        let disk = LiveDisk::new("disk", source);
+        let mut tasks = guests(&disk, &mut random, 30);
+        let is_mirror = random.bool();
+        let cancels = random.bool();
+        if !cancels {
+            target.fails.store(random.u64(0..2), Ordering::Relaxed);
+        }
+        let job = Job::default();
+        let (live, copying) = (Arc::clone(&disk), job.clone());
+        tasks.push(Box::pin(async move {
+            let outcome = match is_mirror {
+                true => {
+                    let modes = (CHUNK, CopyMode::WriteBlocking);
+                    let mirror = Mirror::begin(live, target, modes).await;
+                    mirror.mark(&copying, |_| true).await.unwrap_or_default();
+                    mirror.run(&copying, || mirror.complete()).await.map(drop)
+                }
+                false => {
+                    let backup = Backup::new(Arc::clone(&live), target, CHUNK);
+                    backup.want_all();
+                    backup.freeze(&live.drain().await);
+                    backup.run(&copying).await
+                }
+            };
+            assert!(outcome.is_err() || cancels, "seed {seed}");
+        }));
+        if cancels {
+            let pauses = SlowDisk::new(random.u64(..));
+            tasks.push(Box::pin(async move {
+                for _ in 0..seed % 40 {
+                    pauses.pause().await;
+                }
+                job.cancel();
+            }));
+        }
+        run(random, tasks);
+    }
+}
