@@ -571,3 +571,71 @@ fn selected_contexts_are_answered_and_in_one_reply() {
         assert_eq!(runs, [(8192, written), (rest, empty)]);
     }
 }
+
+#[test]
+fn exports_come_and_go_while_the_server_runs() {
+    on_both_backends(|backend, queue| {
+        let first = Arc::new(MemoryDisk::new("first", 1 << 20));
+        let running = Running::with_export(backend, first);
+        let handle = running.handle.clone();
+        queue.block_on(async {
+            let connect = |name: &str| {
+                let options = ConnectOptions::new(name);
+                let path = running.path.clone();
+                async move {
+                    let stream = Stream::connect_unix(&path).await.unwrap();
+                    Client::connect(stream, &options).await
+                }
+            };
+            assert!(connect("second").await.is_err());
+            let second = Arc::new(MemoryDisk::new("second", 2 << 20));
+            assert!(handle.add_export("second", second.clone()));
+            assert!(
+                !handle.add_export("second", second.clone()),
+                "the name is taken"
+            );
+            let client = connect("second").await.unwrap();
+            assert_eq!(client.export().size, 2 << 20);
+            let other = connect("").await.unwrap();
+            assert_eq!(handle.export("second").unwrap().clients(), 1);
+
+            let withdrawn = handle.withdraw("second").unwrap();
+            handle.gone(&withdrawn).await;
+            assert!(client.read(0, BufMut::zeroed(512)).await.is_err());
+            assert!(connect("second").await.is_err());
+            assert!(handle.withdraw("second").is_none());
+            other.read(0, BufMut::zeroed(512)).await.unwrap();
+            assert!(handle.add_export("second", second));
+            connect("second").await.unwrap();
+        });
+        running.stop();
+    });
+}
+
+#[test]
+fn an_export_is_gone_when_its_last_request_has_ended() {
+    on_both_backends(|backend, queue| {
+        let disk = Arc::new(HoldingDisk::new(1 << 20, usize::MAX));
+        let running = Running::with_export(backend, disk.clone());
+        let handle = running.handle.clone();
+        queue.block_on(async {
+            let stream = Stream::connect_unix(&running.path).await.unwrap();
+            let client = Rc::new(
+                Client::connect(stream, &ConnectOptions::new(""))
+                    .await
+                    .unwrap(),
+            );
+            let reading = Rc::clone(&client);
+            spawn(async move { drop(reading.read(0, BufMut::zeroed(512)).await) });
+            while disk.held_now() == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            let withdrawn = handle.withdraw("").unwrap();
+            sleep(Duration::from_millis(20)).await;
+            assert_eq!(withdrawn.clients(), 1, "its request is under way");
+            disk.open();
+            handle.gone(&withdrawn).await;
+        });
+        running.stop();
+    });
+}

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use cowslip_queue::{Buf, Stream};
 
-use super::{ServerEvent, Shared, describe};
-use crate::export::{Access, Export, ExportInfo};
+use super::{Offered, ServerEvent, Shared, describe};
+use crate::export::{Access, ExportInfo};
 use crate::inbox::{Ended, Inbox};
 use crate::protocol::handshake::{
     CLIENT_FLAGS_BYTES, EXPORT_NAME_PADDING_BYTES, Info, InfoRequest, MetaContextEntry,
@@ -69,7 +69,7 @@ pub(super) enum ReplyStyle {
 /// Result of the handshake.
 pub(super) struct Chosen {
     pub(super) name: String,
-    pub(super) export: Arc<Export>,
+    pub(super) offered: Arc<Offered>,
     pub(super) info: ExportInfo,
     pub(super) replies: ReplyStyle,
     /// Contexts for `BLOCK_STATUS`; if there are none, it may not be asked for.
@@ -319,8 +319,9 @@ impl<'a> Haggling<'a> {
             return Err(Some(why.to_owned()));
         }
         let name = string(data).map_err(broken)?;
-        let export = self.shared.find(name).ok_or_else(no_such_export)?;
-        let chosen = self.choose(name, Arc::clone(export));
+        let exports = &self.shared.control.exports;
+        let offered = exports.find(name).ok_or_else(no_such_export)?;
+        let chosen = self.choose(name, offered);
         let flags = transmission_flags(&chosen, OptionCode::ExportName);
         self.out
             .extend_from_slice(&encode_export_name_reply(chosen.info.size, flags));
@@ -345,14 +346,14 @@ impl<'a> Haggling<'a> {
         }
     }
 
-    fn choose(&self, name: &str, export: Arc<Export>) -> Chosen {
-        let mut info = export.info();
+    fn choose(&self, name: &str, offered: Arc<Offered>) -> Chosen {
+        let mut info = offered.export.info();
         let sizes = &mut info.block_sizes;
         sizes.maximum = sizes.maximum.min(PAYLOAD_BYTES_MAX);
         debug_assert!(sizes.validate().is_ok(), "an export has valid block sizes");
         Chosen {
             name: name.to_owned(),
-            export,
+            offered,
             info,
             replies: self.replies,
             contexts: match &self.selected {
@@ -364,8 +365,7 @@ impl<'a> Haggling<'a> {
 
     fn list(&mut self, data: &[u8]) -> Result<Step, Refusal> {
         no_data(data)?;
-        let shared = self.shared;
-        for entry in &shared.exports {
+        for entry in self.shared.control.exports.all() {
             let server = ServerEntry {
                 name: entry.name.clone(),
                 description: entry.export.description.clone(),
@@ -378,8 +378,8 @@ impl<'a> Haggling<'a> {
     /// Answers `INFO` and `GO`: describes an export, and with `GO` chooses it.
     fn info(&mut self, option: OptionCode, data: &[u8]) -> Result<Chosen, Refusal> {
         let request = InfoRequest::decode(data)?;
-        let export = Arc::clone(self.find(&request.name)?);
-        let chosen = self.choose(&request.name, export);
+        let offered = self.find(&request.name)?;
+        let chosen = self.choose(&request.name, offered);
         let mut replies = vec![Info::Export {
             size: chosen.info.size,
             flags: transmission_flags(&chosen, option),
@@ -400,7 +400,7 @@ impl<'a> Haggling<'a> {
         Ok(chosen)
     }
 
-    fn find(&self, name: &str) -> Result<&Arc<Export>, Refusal> {
+    fn find(&self, name: &str) -> Result<Arc<Offered>, Refusal> {
         // QEMU's words, which its clients show, and no more of a long name.
         let unknown = || {
             let shown = match name.char_indices().nth(80) {
@@ -410,7 +410,7 @@ impl<'a> Haggling<'a> {
             let text = format!("export '{shown}' not present");
             Refusal::new(OptionReplyCode::ErrUnknown, text)
         };
-        self.shared.find(name).ok_or_else(unknown)
+        self.shared.control.exports.find(name).ok_or_else(unknown)
     }
 
     fn structured_reply(&mut self, data: &[u8]) -> Result<Step, Refusal> {
@@ -454,7 +454,7 @@ impl<'a> Haggling<'a> {
     fn list_contexts(&mut self, data: &[u8]) -> Result<Step, Refusal> {
         let request = self.contexts_request(data)?;
         let queries = &request.queries;
-        for name in self.find(&request.name)?.info().contexts {
+        for name in self.find(&request.name)?.export.info().contexts {
             if queries.is_empty() || queries.iter().any(|query| lists(query, &name)) {
                 // The identifier means nothing in a list.
                 self.context(OptionCode::ListMetaContext, 0, name);
@@ -467,7 +467,7 @@ impl<'a> Haggling<'a> {
         // Whatever the outcome, it replaces what was selected before.
         self.selected = None;
         let request = self.contexts_request(data)?;
-        let names = self.find(&request.name)?.info().contexts;
+        let names = self.find(&request.name)?.export.info().contexts;
         let mut contexts = Vec::new();
         for (index, name) in names.iter().enumerate() {
             let is_first = !names[..index].contains(name);

@@ -23,8 +23,12 @@ use crate::protocol::transmission::Request;
 use crate::tls::ServerTls;
 use crate::wire::Wire;
 
+mod exports;
 mod handshake;
 mod transmission;
+
+use exports::Exports;
+pub use exports::Offered;
 
 /// When a server stops by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,13 +140,7 @@ enum Phase {
     Aborting,
 }
 
-struct ExportEntry {
-    name: String,
-    export: Arc<Export>,
-}
-
 struct Shared {
-    exports: Vec<ExportEntry>,
     options: ServerOptions,
     observer: Option<Observer>,
     control: Arc<Control>,
@@ -150,6 +148,7 @@ struct Shared {
 
 /// State shared with handles on other threads.
 struct Control {
+    exports: Exports,
     phase: AtomicU8,
     connections: AtomicUsize,
     acceptors: AtomicUsize,
@@ -161,6 +160,7 @@ struct Control {
 impl Control {
     fn new() -> Control {
         Control {
+            exports: Exports::default(),
             phase: AtomicU8::new(Phase::Running as u8),
             connections: AtomicUsize::new(0),
             acceptors: AtomicUsize::new(0),
@@ -176,6 +176,12 @@ impl Control {
     fn advance(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.changed.notify();
+    }
+
+    /// Waits until nothing more is read from clients of an export.
+    async fn until_unread(&self, offered: &Offered) {
+        let is_unread = || offered.is_withdrawn() || self.reached(Phase::Draining);
+        self.changed.until(is_unread).await;
     }
 
     /// Waits until the server is in `phase` or beyond.
@@ -194,13 +200,6 @@ impl Shared {
             observer(&event());
         }
     }
-
-    fn find(&self, name: &str) -> Option<&Arc<Export>> {
-        self.exports
-            .iter()
-            .find(|entry| entry.name == name)
-            .map(|entry| &entry.export)
-    }
 }
 
 /// Stops and watches a server, from any thread.
@@ -218,6 +217,31 @@ impl ServerHandle {
     /// Cuts off clients that have not taken their replies; after [`ServerHandle::stop`].
     pub fn abort(&self) {
         self.control.advance(Phase::Aborting);
+    }
+
+    /// Offers a further export, as [`Server::add_export`] does. Returns whether its name was free.
+    pub fn add_export(&self, name: impl Into<String>, export: impl Into<Export>) -> bool {
+        self.control.exports.add(name.into(), export.into())
+    }
+
+    /// The export of this name.
+    pub fn export(&self, name: &str) -> Option<Arc<Offered>> {
+        self.control.exports.find(name)
+    }
+
+    /// Offers an export no longer. Nothing more is read from its clients; they are disconnected
+    /// when what they had asked for is done ([`ServerHandle::gone`]). Returns `None` if there is no
+    /// such export.
+    pub fn withdraw(&self, name: &str) -> Option<Arc<Offered>> {
+        let offered = self.control.exports.withdraw(name);
+        self.control.changed.notify();
+        offered
+    }
+
+    /// Waits until an export that was withdrawn has no client any more: then no request uses its
+    /// disk. A client that does not take its replies does not hold that up: its requests end.
+    pub async fn gone(&self, offered: &Offered) {
+        self.control.changed.until(|| offered.clients() == 0).await;
     }
 
     /// Connections that are open now.
@@ -251,7 +275,6 @@ impl Server {
         );
         Server {
             shared: Shared {
-                exports: Vec::new(),
                 options,
                 observer: None,
                 control: Arc::new(Control::new()),
@@ -264,13 +287,8 @@ impl Server {
     /// # Panics
     /// If there is one of this name already.
     pub fn add_export(&mut self, name: impl Into<String>, export: impl Into<Export>) {
-        let name = name.into();
-        assert!(
-            self.shared.find(&name).is_none(),
-            "export names differ from each other"
-        );
-        let export = Arc::new(export.into());
-        self.shared.exports.push(ExportEntry { name, export });
+        let is_free = self.shared.control.exports.add(name.into(), export.into());
+        assert!(is_free, "export names differ from each other");
     }
 
     /// Calls `observer` at every event.
@@ -362,15 +380,22 @@ async fn connection(shared: Arc<Shared>, stream: Stream, number: u64) {
         First::Right(outcome) => outcome,
     };
     let wire = inbox.wire().clone();
+    let exports = &shared.control.exports;
     let (chosen, reason) = match negotiated {
+        Ok(chosen) if !exports.enter(&chosen.offered) => {
+            (true, Some("its export was withdrawn".to_owned()))
+        }
         Ok(chosen) => {
             shared.notify(|| ServerEvent::Chosen {
                 connection: number,
                 export: chosen.name.clone(),
             });
-            let wire = wire.clone();
+            let (wire, offered) = (wire.clone(), Arc::clone(&chosen.offered));
             let connection = transmission::Connection::new(&shared, number, wire, chosen);
-            (true, connection.serve(inbox).await.err())
+            let served = connection.serve(inbox).await;
+            offered.leave();
+            shared.control.changed.notify();
+            (true, served.err())
         }
         Err(reason) => (false, reason),
     };

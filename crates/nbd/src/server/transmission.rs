@@ -129,7 +129,7 @@ impl Connection {
                     && self.bytes_in_flight.get() + cost <= options.bytes_in_flight_max
         };
         if !has_room() {
-            let stopped = self.shared.control.until(Phase::Draining);
+            let stopped = self.shared.control.until_unread(&self.chosen.offered);
             if let First::Left(()) = first(stopped, self.room.until(has_room)).await {
                 return false;
             }
@@ -277,7 +277,7 @@ impl Connection {
         request: &Request,
         payload: Payload,
     ) -> Result<Outcome, ExportError> {
-        let export = &self.chosen.export;
+        let export = &self.chosen.offered.export;
         let disk = &export.disk;
         let (offset, len) = (request.offset, request.len);
         let durability = match request.flags.contains(CommandFlags::FUA) {
@@ -510,7 +510,8 @@ async fn read_requests(connection: &Rc<Connection>, mut inbox: Inbox) -> Result<
     loop {
         while inbox.arrived().len() < header_bytes {
             let at_a_boundary = inbox.arrived().is_empty();
-            let stopped = connection.shared.control.until(Phase::Draining);
+            let control = &connection.shared.control;
+            let stopped = control.until_unread(&connection.chosen.offered);
             match first(stopped, inbox.receive()).await {
                 First::Left(()) => return Err(STOPPED.to_owned()),
                 First::Right(Ok(())) => {}
@@ -607,7 +608,8 @@ async fn while_running<T>(
     connection: &Connection,
     arrival: impl Future<Output = Result<T, Ended>>,
 ) -> Result<T, String> {
-    match first(connection.shared.control.until(Phase::Draining), arrival).await {
+    let control = &connection.shared.control;
+    match first(control.until_unread(&connection.chosen.offered), arrival).await {
         First::Left(()) => Err(STOPPED.to_owned()),
         First::Right(Ok(value)) => Ok(value),
         First::Right(Err(ended)) => Err(describe(&ended.into())),
