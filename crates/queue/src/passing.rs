@@ -48,6 +48,32 @@ impl Stream {
         Ok(got)
     }
 
+    /// Receives some bytes, at most as many as the slice has, with the descriptors that came with
+    /// them; 0 is the end. Nothing is lost if the future is dropped.
+    ///
+    /// # Errors
+    /// The connection's failure; more than [`DESCRIPTORS_MAX`] descriptors, all of which are closed
+    /// then.
+    ///
+    /// # Panics
+    /// Outside a queue, if it has to wait.
+    pub async fn receive_some_with_descriptors(
+        &self,
+        to: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> io::Result<usize> {
+        loop {
+            match receive_now(self.as_fd(), to, descriptors) {
+                Ok(got) => return Ok(got),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock => self.readable().await?,
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
     /// Waits until there are bytes to receive, or the connection has ended. Nothing is lost if the
     /// future is dropped.
     ///

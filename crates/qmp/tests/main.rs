@@ -1,0 +1,6 @@
+//! The tests of the protocol from outside, as one program.
+
+#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
+
+mod serving;
+mod support;
