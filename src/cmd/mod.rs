@@ -20,6 +20,7 @@ pub mod commit;
 pub mod compare;
 pub mod convert;
 pub mod create;
+pub mod daemon;
 pub mod dd;
 pub mod extents;
 pub mod generate;
@@ -124,6 +125,8 @@ pub enum CowslipVerb {
     Io(io::Args),
     /// Serve an image over NBD, to virtual machines as a vhost-user-blk device, or as a file
     Serve(Box<serve::Args>),
+    /// Serve disks that are added, changed and removed over a control socket (QMP)
+    Daemon(Box<daemon::Args>),
     /// Show the disk of an image as a file
     Mount(Box<mount::Args>),
     /// Unmount the file of an image, and wait until the image is closed
@@ -156,6 +159,7 @@ impl CowslipVerb {
             CowslipVerb::Bench(args) => bench::run(*args, program),
             CowslipVerb::Io(args) => io::run(args, program),
             CowslipVerb::Serve(args) => serve::run(*args, program),
+            CowslipVerb::Daemon(args) => daemon::run(*args, program),
             CowslipVerb::Mount(args) => mount::run(*args, program),
             CowslipVerb::Umount(args) => umount::run(&args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),

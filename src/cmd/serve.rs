@@ -24,18 +24,19 @@ mod socket_name;
 mod transport;
 mod vhost_user;
 
-use detach::Daemonize;
-use fuse::Fuse;
 use image_args::invalid;
 use nbd::Nbd;
 use service::{Handover, Service};
-use transport::Transport;
-use vhost_user::VhostUser;
 
-pub use fuse::unmounter;
+pub use detach::{Daemonize, Detached, Role, role, start_server};
 pub use fuse::wait_for_close;
+pub use fuse::{Fuse, unmounter};
 pub use image_args::ImageArgs;
-pub use service::cache_report;
+pub use nbd::{Listening, report_events as report_nbd, tls as nbd_tls};
+pub use service::{cache_report, default_poll};
+pub use socket_name::SocketName;
+pub use transport::{Endpoint, Log, Served, Transport, Verbosity};
+pub use vhost_user::VhostUser;
 
 /// Serve an image over NBD, to virtual machines as a vhost-user-blk device, or as a file
 #[derive(clap::Args)]

@@ -255,6 +255,35 @@ impl Disk for DiskPart {
     }
 }
 
+/// A disk that refuses what would change it.
+#[derive(Debug)]
+pub struct ReadOnlyDisk(pub Arc<dyn Disk>);
+
+impl Disk for ReadOnlyDisk {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn features(&self) -> Features {
+        Features {
+            writable: false,
+            ..self.0.features()
+        }
+    }
+
+    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
+        self.0.read(offset, buf)
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
+        self.0.extents(offset, len, max)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use cowslip_queue::{Buf, BufMut};

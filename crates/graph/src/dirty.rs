@@ -49,6 +49,11 @@ impl DirtyMap {
         1 << self.chunk_bits
     }
 
+    /// Bytes of the disk.
+    pub fn size(&self) -> u64 {
+        lock(&self.state).size
+    }
+
     /// Bytes of the disk that lie in dirty chunks, the last one counted whole.
     pub fn dirty_bytes(&self) -> u64 {
         lock(&self.state).dirty << self.chunk_bits

@@ -5,18 +5,22 @@
 //! ([`LiveDisk::drain`]); taps see what changes: a [`DirtyMap`] notes it, a [`Backup`] copies old
 //! bytes before they are overwritten. A [`Mirror`] copies a disk until the copy is equal.
 //!
-//! May not know: image formats, names of nodes, protocols, threads.
+//! May not know: image formats, nodes by name, protocols, threads.
 
 mod backup;
 mod copy;
 mod dirty;
 mod live;
 mod mirror;
+mod statistics;
 
 pub use backup::Backup;
+#[doc(no_inline)]
+pub use cowslip_block::sync::Turn;
 pub use dirty::DirtyMap;
 pub use live::{Drained, LiveDisk, Tap};
-pub use mirror::{CopyMode, Mirror, Mirrored};
+pub use mirror::{CopyMode, Mirror};
+pub use statistics::{Counted, Statistics};
 
 #[cfg(test)]
 mod tests;

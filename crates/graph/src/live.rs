@@ -9,11 +9,14 @@ use std::future::{Future, ready};
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, ZeroOptions};
 use cowslip_block::file::Durability;
 use cowslip_block::sync::{Mutex, Waiters, lock};
 use cowslip_block::{IoVec, IoVecMut, Result};
+
+use crate::statistics::{Counter, Counters, Statistics};
 
 /// Work that a request waits for.
 pub type Wait<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -45,6 +48,7 @@ pub trait Tap: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub struct LiveDisk {
     name: String,
+    counters: Counters,
     state: Mutex<State>,
 }
 
@@ -135,6 +139,7 @@ impl LiveDisk {
     pub fn new(name: impl Into<String>, disk: Arc<dyn Disk>) -> Arc<LiveDisk> {
         Arc::new(LiveDisk {
             name: name.into(),
+            counters: Counters::default(),
             state: Mutex::new(State {
                 behind: Behind {
                     disk,
@@ -151,6 +156,11 @@ impl LiveDisk {
     /// tap: that is for jobs, which read.
     pub fn behind(&self) -> Arc<dyn Disk> {
         Arc::clone(&lock(&self.state).behind.disk)
+    }
+
+    /// Figures of the requests so far.
+    pub fn statistics(&self) -> Statistics {
+        self.counters.statistics()
     }
 
     fn taps(&self) -> Arc<[Arc<dyn Tap>]> {
@@ -217,27 +227,40 @@ impl LiveDisk {
         }
     }
 
-    /// Passes a request on that changes a range.
+    /// Passes a request on that changes a range, and counts it.
     async fn change<F: Future<Output = Result<()>>>(
         &self,
-        range: Range<u64>,
+        (range, counter): (Range<u64>, &Counter),
         request: impl FnOnce(Arc<dyn Disk>) -> F,
     ) -> Result<()> {
+        let begun = Instant::now();
         let visit = self.enter().await;
         let Behind { disk, taps } = &visit.behind;
-        if taps.is_empty() || range.is_empty() {
-            return request(Arc::clone(disk)).await;
-        }
-        for tap in &**taps {
+        let request = request(Arc::clone(disk));
+        let outcome = match taps.is_empty() || range.is_empty() {
+            true => request.await,
+            false => Self::observed(taps, range.clone(), request).await,
+        };
+        counter.count(&outcome, begun, range.end - range.start);
+        outcome
+    }
+
+    /// A change that taps observe.
+    async fn observed(
+        taps: &[Arc<dyn Tap>],
+        range: Range<u64>,
+        request: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        for tap in taps {
             tap.before(range.clone()).await;
         }
         let change = Change {
             taps,
             range: range.clone(),
         };
-        let outcome = request(Arc::clone(disk)).await;
+        let outcome = request.await;
         drop(change);
-        for tap in &**taps {
+        for tap in taps {
             tap.after(range.clone()).await;
         }
         outcome
@@ -263,33 +286,45 @@ impl Disk for LiveDisk {
     }
 
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
+        let (begun, bytes) = (Instant::now(), buf.len() as u64);
         Box::pin(async move {
             let visit = self.enter().await;
-            visit.behind.disk.read(offset, buf).await
+            let read = visit.behind.disk.read(offset, buf).await;
+            self.counters.reads.count(&read, begun, bytes);
+            read
         })
     }
 
     fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
         let range = range(offset, data.len() as u64);
-        Box::pin(self.change(range, move |disk| async move {
+        let counter = &self.counters.writes;
+        Box::pin(self.change((range, counter), move |disk| async move {
             disk.write(offset, data, durability).await
         }))
     }
 
     fn zero(&self, offset: u64, len: u64, options: ZeroOptions) -> DiskFuture<'_, ()> {
-        Box::pin(self.change(range(offset, len), move |disk| async move {
+        let counted = (range(offset, len), &self.counters.writes);
+        Box::pin(self.change(counted, move |disk| async move {
             disk.zero(offset, len, options).await
         }))
     }
 
     fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
-        Box::pin(self.change(range(offset, len), move |disk| async move {
+        let counted = (range(offset, len), &self.counters.discards);
+        Box::pin(self.change(counted, move |disk| async move {
             disk.discard(offset, len).await
         }))
     }
 
     fn flush(&self) -> DiskFuture<'_, ()> {
-        Box::pin(async move { self.enter().await.behind.disk.flush().await })
+        let begun = Instant::now();
+        Box::pin(async move {
+            let visit = self.enter().await;
+            let flushed = visit.behind.disk.flush().await;
+            self.counters.flushes.count(&flushed, begun, 0);
+            flushed
+        })
     }
 
     fn write_back(&self) -> DiskFuture<'_, ()> {

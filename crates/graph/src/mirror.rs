@@ -34,6 +34,7 @@ pub enum CopyMode {
 pub struct Mirror {
     copier: Arc<Copier>,
     tap: Arc<dyn Tap>,
+    mode: CopyMode,
     is_ready: AtomicBool,
     completes: AtomicBool,
 }
@@ -62,11 +63,6 @@ impl Tap for Follower {
     }
 }
 
-/// A copy that is equal to its disk. Requests are held back until this is dropped, so that they can
-/// be sent to the copy.
-#[derive(Debug)]
-pub struct Mirrored(pub Drained);
-
 impl Mirror {
     /// Begins to note the changes of a disk, in chunks of `chunk_bytes`, for a copy on `target`.
     /// The target is no smaller, and nothing else writes it.
@@ -85,6 +81,7 @@ impl Mirror {
         Mirror {
             copier,
             tap,
+            mode,
             is_ready: AtomicBool::new(false),
             completes: AtomicBool::new(false),
         }
@@ -101,6 +98,11 @@ impl Mirror {
     /// Whether the copy was equal to the disk once, and follows it.
     pub fn is_ready(&self) -> bool {
         self.is_ready.load(Ordering::Acquire)
+    }
+
+    /// Whether requests have been copied before they are answered since the copy was equal.
+    pub fn is_synced(&self) -> bool {
+        self.mode == CopyMode::WriteBlocking && self.is_ready()
     }
 
     /// Bytes that are still to be copied.
@@ -120,11 +122,11 @@ impl Mirror {
     }
 
     /// Copies until the copy is equal, calls `ready` then, and follows the disk until
-    /// [`Mirror::complete`]; then holds requests back, copies the rest and flushes the copy.
+    /// [`Mirror::complete`].
     ///
     /// # Errors
     /// Of either disk; [`cowslip_block::Error::Cancelled`]. The copy is of no use then.
-    pub async fn run(&self, job: &Job, ready: impl FnOnce()) -> Result<Mirrored> {
+    pub async fn follow(&self, job: &Job, ready: impl FnOnce()) -> Result<()> {
         job.enter(Stage::Copy);
         let mut ready = Some(ready);
         let mut passes = 0;
@@ -133,7 +135,7 @@ impl Mirror {
             let rest = self.rest_bytes();
             let completes = self.completes.load(Ordering::Acquire);
             if completes && self.is_ready() && (rest <= REST_BYTES || passes >= PASSES_MAX) {
-                break;
+                return Ok(());
             }
             job.expect(rest);
             // Copies that requests make may be under way, and may have failed.
@@ -160,6 +162,13 @@ impl Mirror {
                 waiting.await;
             }
         }
+    }
+
+    /// Holds requests back, copies the rest and flushes the copy, which is equal then.
+    ///
+    /// # Errors
+    /// As for [`Mirror::follow`].
+    pub async fn finish(&self, job: &Job) -> Result<Drained> {
         let drained = self.copier.source().drain().await;
         while !self.copier.is_done() {
             job.expect(self.rest_bytes());
@@ -169,7 +178,7 @@ impl Mirror {
         job.enter(Stage::Flush);
         self.copier.target().flush().await?;
         job.check()?;
-        Ok(Mirrored(drained))
+        Ok(drained)
     }
 }
 

@@ -175,10 +175,10 @@ fn a_mirror_is_equal_when_it_takes_over() {
             let job = Job::default();
             let mirror = Mirror::begin(live, target.clone(), (CHUNK, mode)).await;
             mirror.mark(&job, |_| true).await.unwrap();
-            let completes = || mirror.complete();
-            let mirrored = mirror.run(&job, completes).await.unwrap();
+            mirror.follow(&job, || mirror.complete()).await.unwrap();
+            let drained = mirror.finish(&job).await.unwrap();
             assert!(source.bytes() == target.bytes(), "seed {seed}");
-            mirrored.0.exchange(target);
+            drained.exchange(target);
             *seen.borrow_mut() = true;
         }));
         run(random, tasks);
@@ -264,7 +264,11 @@ fn a_failed_or_cancelled_copy_holds_no_request_back() {
                     let modes = (CHUNK, CopyMode::WriteBlocking);
                     let mirror = Mirror::begin(live, target, modes).await;
                     mirror.mark(&copying, |_| true).await.unwrap_or_default();
-                    mirror.run(&copying, || mirror.complete()).await.map(drop)
+                    let followed = mirror.follow(&copying, || mirror.complete()).await;
+                    match followed {
+                        Ok(()) => mirror.finish(&copying).await.map(drop),
+                        Err(error) => Err(error),
+                    }
                 }
                 false => {
                     let backup = Backup::new(Arc::clone(&live), target, CHUNK);

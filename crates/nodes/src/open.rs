@@ -204,15 +204,24 @@ pub async fn reopen_image(
     settings: &OpenSettings,
 ) -> Result<Image> {
     let source = spec.resolve_by(&settings.environment.registry)?;
+    reopen_source(image, &source, settings).await
+}
+
+/// The same of a source that is resolved.
+///
+/// # Errors
+/// As [`reopen_image`].
+pub async fn reopen_source(
+    image: &Image,
+    source: &Source,
+    settings: &OpenSettings,
+) -> Result<Image> {
     if source.image_below().is_some() {
         let text = "a node over the disk of another image cannot be reopened";
         return Err(source.refused_because(text));
     }
-    let (file, options, gate) = prepare(&source, settings).await?;
-    finish(
-        (&source, settings),
-        image.reopen(file, options, &gate).await,
-    )
+    let (file, options, gate) = prepare(source, settings).await?;
+    finish((source, settings), image.reopen(file, options, &gate).await)
 }
 
 async fn prepare(

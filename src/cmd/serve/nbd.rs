@@ -27,7 +27,7 @@ pub mod list;
 mod listening;
 
 use export::export_of;
-use listening::Listening;
+pub use listening::Listening;
 
 /// The port that NBD is assigned.
 pub const DEFAULT_PORT: u16 = 10809;
@@ -152,10 +152,15 @@ impl Nbd {
             ..ServerOptions::default()
         });
         server.add_export(self.export_name.clone(), export);
-        let log = log.clone();
-        server.observe(move |event| log.report(severity(event), || described(event)));
+        report_events(&mut server, log);
         server
     }
+}
+
+/// Reports the events of a server.
+pub fn report_events(server: &mut Server, log: &Log) {
+    let log = log.clone();
+    server.observe(move |event| log.report(severity(event), || described(event)));
 }
 
 /// A socket that clients connect to.

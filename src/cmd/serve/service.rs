@@ -71,7 +71,7 @@ pub enum Handover {
 
 /// Longest poll before a sleep if nothing else is asked for: about the time in which a fast device
 /// completes a request. A single processor is left to the clients.
-fn default_poll() -> Duration {
+pub fn default_poll() -> Duration {
     match std::thread::available_parallelism() {
         Ok(processors) if processors.get() > 1 => Duration::from_micros(100),
         _ => Duration::ZERO,

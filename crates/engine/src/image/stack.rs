@@ -11,12 +11,16 @@
 //! 3. what the new chain needs of headers is written, durably;
 //! 4. requests go to the new image.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Image, WholeClusters};
+use super::{
+    CopyOnRead, DetectZeroes, DiscardPolicy, Image, OpenOptions, WholeClusters, WritePolicy,
+};
 use crate::chain::{Below, Layer, Naming, share_cache};
 use crate::file::{ChosenBy, Claim, Sharing};
+use crate::limits::Limits;
 use crate::policy::Format;
 use crate::sync::Turn;
 use crate::{Error, Result};
@@ -43,6 +47,28 @@ impl Stack {
     /// Number of layers.
     pub fn depth(&self) -> usize {
         self.layers.len()
+    }
+
+    /// The image that consists of these layers, for reading; `None` without any.
+    pub fn to_image(&self) -> Option<Image> {
+        let (top, below) = self.layers.split_first()?;
+        Some(Image {
+            top: Arc::clone(top),
+            below: Below::new(below.to_vec()),
+            namings: self.namings.clone(),
+            writable: false,
+            write_policy: WritePolicy::default(),
+            discard: DiscardPolicy::default(),
+            detect_zeroes: DetectZeroes::default(),
+            copy_on_read: CopyOnRead::Off,
+            whole_clusters: None,
+            limits: Limits::default(),
+            cache_bytes: OpenOptions::default().cache_bytes_or_default(),
+            unprotected: Vec::new(),
+            is_frozen: AtomicBool::new(true),
+            is_snapshot: false,
+            keys: Turn::new(()),
+        })
     }
 }
 
@@ -102,6 +128,28 @@ impl Image {
             is_snapshot: self.is_snapshot,
             keys: Turn::new(()),
         })
+    }
+
+    /// Copies data of the layers below into the image, for a range of the disk: what a read of it
+    /// with this setting would store. Requests go on meanwhile; what they write is kept.
+    ///
+    /// # Errors
+    /// As [`Image::write`].
+    pub async fn populate(&self, range: Range<u64>, what: CopyOnRead) -> Result<()> {
+        self.validate_write(range.start, range.end.saturating_sub(range.start))?;
+        let image = self.qcow2_for("copying backing data into")?;
+        let copied = image.copy_on_read(range, (&self.below, what)).await;
+        image.mark_corrupt_on_error(copied).await
+    }
+
+    /// Discards all that the image itself holds, durably, so that its disk is that of its backing
+    /// file. The session ends with it, well or not: only [`Image::close`] may follow.
+    ///
+    /// # Errors
+    /// As [`Image::commit`]. After each, as after a crash, the image is full or empty.
+    pub async fn empty(&self) -> Result<()> {
+        self.validate_write(0, 0)?;
+        self.qcow2_for("emptying")?.make_empty().await
     }
 
     /// Ends the session of the image's own layer as [`Image::close`] does, but keeps it open to be

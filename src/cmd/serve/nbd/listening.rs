@@ -11,12 +11,18 @@ use crate::error::CommandError;
 use crate::output::{is_called_as_qemu, worded};
 
 /// A socket that clients connect to, and its name, if it is one in the file system.
-pub(super) struct Listening {
+pub struct Listening {
+    /// The socket.
     pub listener: Listener,
+    /// Its name.
     pub name: Option<SocketName>,
 }
 
 impl Listening {
+    /// Listens on an address.
+    ///
+    /// # Errors
+    /// It cannot be resolved, or is in use.
     pub fn on(address: &Address) -> Result<Listening, CommandError> {
         match address {
             Address::Unix(path) => Listening::on_path(path),

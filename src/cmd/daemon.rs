@@ -1,0 +1,322 @@
+//! `cowslip daemon`, also under the name `qemu-storage-daemon`: disks by name, exports and jobs,
+//! which clients of the control protocol (QMP) add, change and remove while machines run.
+//!
+//! | file | subject |
+//! | --- | --- |
+//! | `nodes.rs` | disks by name, and their chains |
+//! | `exports.rs` | disks for clients, by the protocols of `serve` |
+//! | `snapshots.rs` | overlays over disks in use, transactions |
+//! | `jobs.rs`, `copies.rs`, `create.rs` | jobs: their states; copies of disks in use; new images |
+//! | `bitmaps.rs`, `queries.rs` | dirty bitmaps; descriptions |
+//!
+//! All of it is on the thread of the daemon's queue. A command that changes the graph has the turn
+//! ([`Daemon::turn`]); requests are held back no longer than its last step takes.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use cowslip::error::system_words;
+use cowslip_graph::Turn;
+use cowslip_qmp::{Call, Event, Executing, Handler, QmpError, Schema, Server, ServerHandle};
+use cowslip_queue::{Backend, Listener, Queue, Signal, Signals};
+use serde_json::{Value, json};
+
+use super::serve::{
+    Daemonize, Detached, Log, Role, SocketName, Verbosity, default_poll, role, start_server,
+};
+use crate::error::CommandError;
+use crate::open;
+use crate::output::Program;
+use crate::text_file;
+
+mod bitmaps;
+mod copies;
+mod create;
+mod exports;
+mod given;
+mod jobs;
+mod line;
+mod nodes;
+mod queries;
+mod snapshots;
+mod wait;
+
+use exports::Exports;
+use given::Given;
+use jobs::Jobs;
+use nodes::Nodes;
+use wait::Flag;
+
+/// Serve disks that are added, changed and removed over a control socket (QMP)
+#[derive(clap::Args)]
+pub struct Args {
+    /// Listen for clients of the control protocol on this Unix socket
+    #[arg(long, value_name = "PATH")]
+    control: Vec<PathBuf>,
+    /// Add a node: driver=DRIVER,node-name=NAME,… or the same as JSON
+    #[arg(long, value_name = "OPTIONS")]
+    blockdev: Vec<String>,
+    /// Define a socket for --monitor: socket,id=ID,path=PATH,server=on,wait=off
+    #[arg(long, value_name = "OPTIONS")]
+    chardev: Vec<String>,
+    /// Add an export of a node: type=nbd,id=ID,node-name=NAME,…; type=vhost-user-blk,…;
+    /// type=fuse,…
+    #[arg(long, value_name = "OPTIONS")]
+    export: Vec<String>,
+    /// Listen for clients of the control protocol on a --chardev: chardev=ID
+    #[arg(long, value_name = "OPTIONS")]
+    monitor: Vec<String>,
+    /// Start the NBD server: addr.type=unix,addr.path=PATH or
+    /// addr.type=inet,addr.host=HOST,addr.port=PORT
+    #[arg(long, value_name = "OPTIONS")]
+    nbd_server: Option<String>,
+    /// Write the process number into this file
+    #[arg(long, value_name = "PATH")]
+    pidfile: Option<PathBuf>,
+    /// Go into the background once everything of the command line is there
+    #[arg(long)]
+    daemonize: bool,
+    /// Report events on standard error
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// The state of a daemon.
+pub struct Daemon {
+    nodes: Nodes,
+    exports: Exports,
+    jobs: Jobs,
+    /// A command, or the last step of a job, changes the graph.
+    turn: Turn<()>,
+    clients: RefCell<Option<ServerHandle>>,
+    log: Log,
+    poll: Duration,
+    quits: Flag,
+}
+
+/// An error of the engine, or of the program, for a client.
+fn failed(error: impl Display) -> QmpError {
+    QmpError::generic(error.to_string())
+}
+
+/// A refusal.
+fn refused(text: &str) -> QmpError {
+    QmpError::generic(text)
+}
+
+/// An error for the command line.
+fn complaint(error: &QmpError) -> CommandError {
+    CommandError::new(error.desc.clone())
+}
+
+impl Daemon {
+    fn new(program: &Program, verbosity: Verbosity) -> Rc<Daemon> {
+        Rc::new(Daemon {
+            nodes: Nodes::default(),
+            exports: Exports::default(),
+            jobs: Jobs::default(),
+            turn: Turn::new(()),
+            clients: RefCell::default(),
+            log: Log::new(program, verbosity),
+            poll: default_poll(),
+            quits: Flag::default(),
+        })
+    }
+
+    /// Sends an event to all clients.
+    fn emit(&self, name: &'static str, data: Value) {
+        if let Some(clients) = &*self.clients.borrow() {
+            clients.emit(Event::new(name, data));
+        }
+    }
+
+    /// Ends jobs and exports, and closes all images.
+    async fn end(&self) -> Result<(), CommandError> {
+        self.end_jobs().await;
+        for export in self.exports.all() {
+            self.end_export(&export).await;
+        }
+        drop(self.nbd_server_stop().await);
+        let closed = self.nodes.close().await;
+        closed.map_err(|error| CommandError::new(format!("Could not close an image: {error}")))
+    }
+
+    async fn command(self: &Rc<Self>, name: &str, given: &Given) -> Result<Value, QmpError> {
+        match name {
+            "query-jobs" => return Ok(self.query_jobs()),
+            "query-block-jobs" => return Ok(self.query_block_jobs()),
+            "query-block-exports" => return Ok(self.query_block_exports()),
+            "query-named-block-nodes" => return Ok(self.query_named_block_nodes()),
+            "query-block" => return Ok(Value::Array(Vec::new())),
+            "query-blockstats" => {
+                let of_nodes = given.switch("query-nodes")?.unwrap_or(false);
+                return Ok(self.query_blockstats(of_nodes));
+            }
+            "x-debug-query-block-graph" => return Ok(self.query_block_graph()),
+            "quit" => {
+                self.quits.set();
+                return Ok(json!({}));
+            }
+            _ if name.starts_with("job-") || name.starts_with("block-job-") => {
+                return self.job_command(name, given);
+            }
+            _ => {}
+        }
+        let _turn = self.turn.take().await;
+        self.change(name, given).await
+    }
+
+    /// A command that changes the graph.
+    async fn change(self: &Rc<Self>, name: &str, given: &Given) -> Result<Value, QmpError> {
+        match name {
+            "blockdev-add" => {
+                let added = self.nodes.add(given.0.clone()).await;
+                added.map(|_| json!({}))
+            }
+            "blockdev-del" => {
+                self.nodes.delete(given.required("node-name")?).await?;
+                Ok(json!({}))
+            }
+            "block-export-add" => self.block_export_add(given).await,
+            "block-export-del" => self.block_export_del(given).await,
+            "nbd-server-start" => self.nbd_server_start(given),
+            "nbd-server-stop" => self.nbd_server_stop().await,
+            "nbd-server-add" => self.nbd_server_add(given).await,
+            "nbd-server-remove" => self.nbd_server_remove(given).await,
+            "block_resize" => self.block_resize(given).await,
+            "blockdev-create" => self.blockdev_create(given),
+            "blockdev-snapshot" => self.blockdev_snapshot(given).await,
+            "blockdev-snapshot-sync" => self.blockdev_snapshot_sync(given).await,
+            "block-stream" => self.block_stream(given).await,
+            "block-commit" => self.block_commit(given).await,
+            "blockdev-mirror" => self.blockdev_mirror(given).await,
+            "blockdev-backup" => self.blockdev_backup(given).await,
+            "transaction" => self.transaction(given).await,
+            "object-add" => {
+                let text = Value::from(given.0.clone()).to_string();
+                open::object::define(&text).map_err(failed)?;
+                Ok(json!({}))
+            }
+            _ => match name.strip_prefix("block-dirty-bitmap-") {
+                Some(verb) => self.bitmap_command(verb, given).await,
+                None => {
+                    let text = format!("'{name}' is not supported by this daemon");
+                    Err(QmpError::generic(text))
+                }
+            },
+        }
+    }
+
+    /// `block_resize`.
+    async fn block_resize(&self, given: &Given) -> Result<Value, QmpError> {
+        let by_name = given.text("node-name").or(given.text("device"));
+        let node = self.nodes.named(by_name.unwrap_or_default())?;
+        let size = given
+            .number("size")?
+            .ok_or_else(|| given::missing("size"))?;
+        node.may_change()?;
+        self.nodes.is_root(&node)?;
+        self.nodes.enter(&node, true).await?;
+        let resized = node.image().resize(size).await.map_err(failed);
+        node.live.announce_size();
+        let left = self.nodes.leave(&node, true).await;
+        resized?;
+        for export in self.exports.of(&node) {
+            export.inform();
+        }
+        left.map(|()| json!({}))
+    }
+}
+
+/// The commands for clients.
+struct Commands(Rc<Daemon>);
+
+impl Handler for Commands {
+    fn execute<'a>(&'a self, call: Call<'a>) -> Executing<'a> {
+        Box::pin(async move {
+            let given = Given(call.arguments);
+            self.0.command(call.name, &given).await
+        })
+    }
+}
+
+/// Runs `cowslip daemon`. Returns the exit code.
+pub fn run(args: Args, program: &Program) -> u8 {
+    let daemonize = match args.daemonize {
+        true => Daemonize::Yes,
+        false => Daemonize::No,
+    };
+    match role(daemonize) {
+        Role::Parent => start_server(program),
+        role => program.exit_code(start(args, program, role)),
+    }
+}
+
+fn start(args: Args, program: &Program, role: Role) -> Result<(), CommandError> {
+    let io = |error: &std::io::Error| CommandError::new(system_words(error));
+    // Before any thread exists, so that none is ended by the signals.
+    let signals = Signals::take_over().map_err(|error| io(&error))?;
+    let queue = Queue::new(Backend::Auto).map_err(|error| io(&error))?;
+    queue.poll_before_sleep(default_poll());
+    let verbosity = match args.verbose {
+        true => Verbosity::Everything,
+        false => Verbosity::Errors,
+    };
+    let daemon = Daemon::new(program, verbosity);
+    queue.block_on(async {
+        let served = serve(&daemon, args, (role, signals)).await;
+        let ended = daemon.end().await;
+        served.and(ended)
+    })
+}
+
+async fn serve(
+    daemon: &Rc<Daemon>,
+    args: Args,
+    (role, signals): (Role, Signals),
+) -> Result<(), CommandError> {
+    let io = |error: &std::io::Error| CommandError::new(system_words(error));
+    let mut listeners: Vec<Listener> = Vec::new();
+    let mut names: Vec<SocketName> = Vec::new();
+    for path in line::sockets(&args.chardev, &args.monitor)?
+        .iter()
+        .chain(&args.control)
+    {
+        let (listener, name) = SocketName::bind(path)?;
+        listeners.push(listener);
+        names.push(name);
+    }
+    let server = Server::new(Schema::of_daemon(), Default::default());
+    daemon.clients.replace(Some(server.handle()));
+    let detached = Detached::prepare(role).map_err(|error| io(&error))?;
+    line::execute(daemon, &args).await?;
+    if let Some(path) = &args.pidfile {
+        let text = format!("{}\n", std::process::id());
+        text_file::write(path, &text, 0o600, "create", &Default::default())
+            .map_err(|error| CommandError::new(error.to_string()))?;
+    }
+    watch_signals(signals, Rc::clone(daemon));
+    detached.report_ready().map_err(|error| io(&error))?;
+    let handle = server.handle();
+    let stopper = Rc::clone(daemon);
+    cowslip_queue::spawn(async move {
+        stopper.quits.wait().await;
+        handle.stop();
+    });
+    let handler = Rc::new(Commands(Rc::clone(daemon)));
+    server.serve(handler, listeners, Vec::new()).await;
+    drop(names);
+    Ok(())
+}
+
+fn watch_signals(signals: Signals, daemon: Rc<Daemon>) {
+    cowslip_queue::spawn(async move {
+        while let Ok(Signal::Report) = signals.asked().await {
+            daemon.log.write(daemon.query_blockstats(true));
+        }
+        daemon.quits.set();
+    });
+}

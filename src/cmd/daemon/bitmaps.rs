@@ -1,0 +1,151 @@
+//! Dirty bitmaps of a daemon's nodes, and the commands about them.
+//!
+//! They live in memory. Left out: bitmaps that the image keeps, which `serve --bitmap` and `bitmap`
+//! have.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cowslip_graph::DirtyMap;
+use cowslip_qmp::QmpError;
+use serde_json::{Value, json};
+
+use super::given::Given;
+use super::nodes::Node;
+use super::{Daemon, refused};
+
+/// Bytes of a bit, if nothing else is asked for.
+const GRANULARITY: u64 = 64 << 10;
+
+/// A bitmap with a name.
+pub struct Bitmap {
+    /// Its name.
+    pub name: String,
+    /// Its bits.
+    pub map: Arc<DirtyMap>,
+}
+
+impl Bitmap {
+    /// Takes what is marked out of it.
+    pub fn take(&self) -> Arc<DirtyMap> {
+        let taken = DirtyMap::new(self.map.size(), self.map.chunk_bytes());
+        taken.merge(&self.map);
+        self.map.clear();
+        taken
+    }
+}
+
+impl Daemon {
+    /// The bitmap of this name.
+    ///
+    /// # Errors
+    /// The node has none.
+    pub fn bitmap(&self, node: &Node, name: &str) -> Result<Rc<Bitmap>, QmpError> {
+        let bitmaps = node.bitmaps.borrow();
+        let found = bitmaps.iter().find(|bitmap| bitmap.name == name).cloned();
+        found.ok_or_else(|| QmpError::generic(format!("Dirty bitmap '{name}' not found")))
+    }
+
+    /// A command about a bitmap: `block-dirty-bitmap-*`.
+    ///
+    /// # Errors
+    /// No such node or bitmap; what cannot be.
+    pub async fn bitmap_command(&self, verb: &str, given: &Given) -> Result<Value, QmpError> {
+        let node = self.nodes.named(given.required("node")?)?;
+        match verb {
+            "add" => self.add_bitmap(&node, given).await?,
+            "merge" => self.merge_bitmaps(&node, given)?,
+            _ => {
+                let bitmap = self.bitmap(&node, given.required("name")?)?;
+                match verb {
+                    "remove" => {
+                        let tap = Arc::clone(&bitmap.map) as _;
+                        node.live.remove(&tap);
+                        let is_other = |other: &Rc<Bitmap>| !Rc::ptr_eq(other, &bitmap);
+                        node.bitmaps.borrow_mut().retain(is_other);
+                    }
+                    "clear" => bitmap.map.clear(),
+                    "enable" => bitmap.map.enable(true),
+                    "disable" => bitmap.map.enable(false),
+                    _ => {
+                        let name = format!("block-dirty-bitmap-{verb}");
+                        return Err(QmpError::command_not_found(&name));
+                    }
+                }
+            }
+        }
+        Ok(json!({}))
+    }
+
+    async fn add_bitmap(&self, node: &Rc<Node>, given: &Given) -> Result<(), QmpError> {
+        let name = given.required("name")?.to_string();
+        if name.is_empty() {
+            return Err(refused("Bitmap name cannot be empty"));
+        }
+        let granularity = given.number("granularity")?.unwrap_or(GRANULARITY);
+        if granularity < 512 || !granularity.is_power_of_two() {
+            return Err(refused("Granularity must be power of 2 and at least 512"));
+        }
+        if given.switch("persistent")?.unwrap_or(false) {
+            return Err(refused(
+                "bitmaps that the image keeps are not supported here; they are made by \
+                 'cowslip bitmap' while nobody uses the image",
+            ));
+        }
+        let map = DirtyMap::new(node.live_size(), granularity);
+        map.enable(!given.switch("disabled")?.unwrap_or(false));
+        let drained = node.live.drain().await;
+        if node
+            .bitmaps
+            .borrow()
+            .iter()
+            .any(|bitmap| bitmap.name == name)
+        {
+            return Err(QmpError::generic(format!("Bitmap already exists: {name}")));
+        }
+        drained.add(Arc::clone(&map) as _);
+        node.bitmaps
+            .borrow_mut()
+            .push(Rc::new(Bitmap { name, map }));
+        Ok(())
+    }
+
+    fn merge_bitmaps(&self, node: &Rc<Node>, given: &Given) -> Result<(), QmpError> {
+        let target = self.bitmap(node, given.required("target")?)?;
+        let Some(Value::Array(sources)) = given.0.get("bitmaps") else {
+            return Err(super::given::missing("bitmaps"));
+        };
+        let mut found = Vec::new();
+        for source in sources {
+            let bitmap = match source {
+                Value::String(name) => self.bitmap(node, name)?,
+                Value::Object(other) => {
+                    let other = Given(other.clone());
+                    let node = self.nodes.named(other.required("node")?)?;
+                    self.bitmap(&node, other.required("name")?)?
+                }
+                _ => return Err(super::given::missing("bitmaps")),
+            };
+            found.push(bitmap);
+        }
+        for source in found.iter().filter(|source| !Rc::ptr_eq(source, &target)) {
+            target.map.merge(&source.map);
+        }
+        Ok(())
+    }
+
+    /// The bitmaps of a node, as `query-named-block-nodes` has them.
+    pub fn describe_bitmaps(&self, node: &Node) -> Value {
+        let describe = |bitmap: &Rc<Bitmap>| {
+            json!({
+                "name": bitmap.name,
+                "recording": bitmap.map.is_enabled(),
+                "persistent": false,
+                "busy": false,
+                "granularity": bitmap.map.chunk_bytes(),
+                "count": bitmap.map.dirty_bytes(),
+            })
+        };
+        node.bitmaps.borrow().iter().map(describe).collect()
+    }
+}

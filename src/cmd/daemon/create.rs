@@ -1,0 +1,121 @@
+//! `blockdev-create`: a job that makes a file, or an image in the file of a node.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use cowslip::file::Claim;
+use cowslip::file::host::{CreateMode, HostOptions, open_host_file};
+use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create_as_job, create_raw};
+use cowslip::qcow2::header::CompressionType;
+use cowslip_nodes::Access;
+use cowslip_qmp::QmpError;
+use serde_json::{Value, json};
+
+use super::given::{Given, missing};
+use super::jobs::{Job, JobOptions};
+use super::{Daemon, failed};
+
+impl Daemon {
+    /// `blockdev-create`.
+    ///
+    /// # Errors
+    /// The job's ID is in use.
+    pub fn blockdev_create(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
+        let options = given.group("options").ok_or_else(|| missing("options"))?;
+        let of_job = JobOptions::of(given, None)?;
+        self.start_job(("create", of_job), |daemon, job| async move {
+            let made = match options.required("driver")? {
+                "file" => make_file(&options, &job).await,
+                "qcow2" => daemon.make_qcow2(&options, &job).await,
+                other => Err(QmpError::generic(format!(
+                    "Driver '{other}' does not support blockdev-create here"
+                ))),
+            };
+            made?;
+            daemon.finalize(&job).await
+        })?;
+        Ok(json!({}))
+    }
+
+    async fn make_qcow2(&self, given: &Given, job: &Job) -> Result<(), QmpError> {
+        let node = self.nodes.referred(given.required("file")?)?;
+        node.may_change()?;
+        if node.is_used() || !self.nodes.parents(&node).is_empty() {
+            return Err(QmpError::generic(format!("Node {} is in use", node.name)));
+        }
+        for unsupported in ["encrypt", "data-file", "data-file-raw"] {
+            if given.0.contains_key(unsupported) {
+                return Err(QmpError::generic(format!(
+                    "'{unsupported}' is not supported here; 'cowslip create' has it"
+                )));
+            }
+        }
+        let options = options_of(given)?;
+        let host = HostOptions {
+            writable: true,
+            create: CreateMode::OpenExisting,
+            ..HostOptions::default()
+        };
+        let file = open_host_file(Path::new(&node.filename()), &host).map_err(failed)?;
+        let made = create_as_job(file.clone(), None, &options, &job.work).await;
+        drop(file.claim(Claim::NONE));
+        made.map_err(failed)?;
+        // Its file has another length.
+        let held = self.nodes.hold(&[Rc::clone(&node)]).await;
+        self.nodes.open_held(&node, Access::Read, &held).await
+    }
+}
+
+async fn make_file(given: &Given, job: &Job) -> Result<(), QmpError> {
+    let name = given.required("filename")?;
+    let host = HostOptions {
+        writable: true,
+        create: CreateMode::Truncate,
+        ..HostOptions::default()
+    };
+    let size = given.number("size")?.ok_or_else(|| missing("size"))?;
+    let file = open_host_file(Path::new(name), &host).map_err(failed)?;
+    let made = create_raw(file.clone(), size, preallocation(given)?, &job.work).await;
+    drop(file.claim(Claim::NONE));
+    made.map_err(failed)
+}
+
+fn preallocation(given: &Given) -> Result<Preallocation, QmpError> {
+    match given.text("preallocation") {
+        None | Some("off") => Ok(Preallocation::Off),
+        Some("metadata") => Ok(Preallocation::Metadata),
+        Some("falloc") => Ok(Preallocation::Falloc),
+        Some("full") => Ok(Preallocation::Full),
+        Some(other) => Err(QmpError::generic(format!(
+            "Parameter 'preallocation' does not accept value '{other}'"
+        ))),
+    }
+}
+
+fn options_of(given: &Given) -> Result<CreateOptions, QmpError> {
+    let size = given.number("size")?.ok_or_else(|| missing("size"))?;
+    let defaults = CreateOptions::new(size);
+    let text = |name: &str| given.text(name).map(str::to_string);
+    Ok(CreateOptions {
+        version: match given.text("version") {
+            Some("v2") => Version::V2,
+            _ => Version::V3,
+        },
+        cluster_size: given
+            .number("cluster-size")?
+            .unwrap_or(defaults.cluster_size),
+        extended_l2: given.switch("extended-l2")?.unwrap_or(false),
+        refcount_bits: given
+            .number("refcount-bits")?
+            .unwrap_or(defaults.refcount_bits),
+        lazy_refcounts: given.switch("lazy-refcounts")?.unwrap_or(false),
+        compression_type: match given.text("compression-type") {
+            Some("zstd") => CompressionType::Zstd,
+            _ => CompressionType::Deflate,
+        },
+        backing_file: text("backing-file"),
+        backing_format: text("backing-fmt"),
+        preallocation: preallocation(given)?,
+        ..defaults
+    })
+}

@@ -1,0 +1,444 @@
+//! Exports of a daemon: its nodes for clients over NBD, as vhost-user-blk devices and as files.
+//!
+//! An export has a disk of its own ([`LiveDisk`]) in front of its node's, which goes to another
+//! node at a snapshot or at the end of a job. The protocols are those of `serve`.
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cowslip::Disk;
+use cowslip::disk::ReadOnlyDisk;
+use cowslip::error::system_words;
+use cowslip_graph::LiveDisk;
+use cowslip_nbd::remote::Address;
+use cowslip_nbd::server::Offered;
+use cowslip_nbd::{Export as NbdExport, Server as NbdServer, ServerHandle, ServerOptions};
+use cowslip_qmp::QmpError;
+use cowslip_queue::Event;
+use serde_json::{Value, json};
+
+use super::given::{Given, missing};
+use super::nodes::Node;
+use super::wait::Flag;
+use super::{Daemon, failed, refused};
+use crate::cmd::serve::{
+    Endpoint, Fuse, Listening, Served, Transport, VhostUser, nbd_tls, report_nbd,
+};
+
+/// Clients of the NBD server at a time, if nothing else is asked for.
+const CONNECTIONS_MAX: usize = 100;
+
+/// A node for clients.
+pub struct Export {
+    /// Its name for commands.
+    pub id: String,
+    kind: &'static str,
+    node: RefCell<Rc<Node>>,
+    port: Arc<LiveDisk>,
+    is_writable: bool,
+    is_ending: Cell<bool>,
+    way: Way,
+}
+
+/// The way to its clients.
+enum Way {
+    /// An export of the NBD server, by its name there.
+    Nbd(String),
+    /// A transport of its own.
+    Own {
+        stop: Box<dyn Fn()>,
+        inform: Box<dyn Fn()>,
+        ended: Rc<Flag>,
+    },
+}
+
+impl Export {
+    /// The node that clients use.
+    pub fn node(&self) -> Rc<Node> {
+        Rc::clone(&self.node.borrow())
+    }
+
+    /// The disk of its clients.
+    pub fn port(&self) -> &Arc<LiveDisk> {
+        &self.port
+    }
+
+    /// Whether clients may write.
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// Lets clients know that the disk has another size.
+    pub fn inform(&self) {
+        if let Way::Own { inform, .. } = &self.way {
+            inform();
+        }
+    }
+
+    /// Has clients use another node from now on; their requests are held back.
+    pub fn moved_to(&self, node: &Rc<Node>) -> Arc<dyn Disk> {
+        self.node.replace(Rc::clone(node));
+        disk_of(node, self.is_writable)
+    }
+}
+
+/// The disk of a node for an export.
+fn disk_of(node: &Node, is_writable: bool) -> Arc<dyn Disk> {
+    let live: Arc<dyn Disk> = Arc::clone(&node.live) as _;
+    match is_writable {
+        true => live,
+        false => Arc::new(ReadOnlyDisk(live)),
+    }
+}
+
+/// The NBD server, while it runs.
+struct Running {
+    handle: ServerHandle,
+    ended: Rc<Flag>,
+}
+
+/// All exports, the last one first, and the NBD server.
+#[derive(Default)]
+pub struct Exports {
+    list: RefCell<Vec<Rc<Export>>>,
+    nbd: RefCell<Option<Running>>,
+}
+
+impl Exports {
+    /// All of them.
+    pub fn all(&self) -> Vec<Rc<Export>> {
+        self.list.borrow().clone()
+    }
+
+    fn find(&self, id: &str) -> Option<Rc<Export>> {
+        self.list.borrow().iter().find(|it| it.id == id).cloned()
+    }
+
+    /// Those whose clients use a node.
+    pub fn of(&self, node: &Rc<Node>) -> Vec<Rc<Export>> {
+        let uses = |it: &&Rc<Export>| Rc::ptr_eq(&it.node(), node);
+        self.list.borrow().iter().filter(uses).cloned().collect()
+    }
+
+    fn nbd(&self) -> Result<ServerHandle, QmpError> {
+        match &*self.nbd.borrow() {
+            Some(running) => Ok(running.handle.clone()),
+            None => Err(refused("NBD server not running")),
+        }
+    }
+}
+
+impl Daemon {
+    /// `nbd-server-start`.
+    ///
+    /// # Errors
+    /// It runs; an address that cannot be listened on.
+    pub fn nbd_server_start(&self, given: &Given) -> Result<Value, QmpError> {
+        if self.exports.nbd.borrow().is_some() {
+            return Err(refused("NBD server already running"));
+        }
+        let address = given.group("addr").ok_or_else(|| missing("addr"))?;
+        let address = address_of(&address)?;
+        let tls = nbd_tls(given.text("tls-creds"), given.text("tls-authz"));
+        let listening = Listening::on(&address).map_err(failed)?;
+        let defaults = ServerOptions::default();
+        let connections = given.number("max-connections")?;
+        let connections = connections.map_or(CONNECTIONS_MAX, |most| most as usize);
+        let seconds = given.number("handshake-max-seconds")?;
+        let mut server = NbdServer::new(ServerOptions {
+            connections_max: Some(connections).filter(|most| *most > 0),
+            handshake_timeout: match seconds {
+                None => defaults.handshake_timeout,
+                Some(0) => std::time::Duration::MAX,
+                Some(seconds) => std::time::Duration::from_secs(seconds),
+            },
+            tls: tls.map_err(failed)?,
+            ..defaults
+        });
+        report_nbd(&mut server, &self.log);
+        let (handle, ended) = (server.handle(), Rc::new(Flag::default()));
+        let end = Rc::clone(&ended);
+        cowslip_queue::spawn(async move {
+            server.serve(vec![listening.listener]).await;
+            drop(listening.name);
+            end.set();
+        });
+        self.exports.nbd.replace(Some(Running { handle, ended }));
+        Ok(json!({}))
+    }
+
+    /// `nbd-server-stop`.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub async fn nbd_server_stop(&self) -> Result<Value, QmpError> {
+        self.exports.nbd()?;
+        let is_nbd = |export: &Rc<Export>| matches!(export.way, Way::Nbd(_));
+        for export in self.exports.all().into_iter().filter(is_nbd) {
+            self.end_export(&export).await;
+        }
+        if let Some(running) = self.exports.nbd.take() {
+            running.handle.stop();
+            running.ended.wait().await;
+        }
+        Ok(json!({}))
+    }
+
+    /// `block-export-add`.
+    ///
+    /// # Errors
+    /// The ID is in use; no such node; the node or the transport refuses.
+    pub async fn block_export_add(&self, given: &Given) -> Result<Value, QmpError> {
+        let id = given.required("id")?.to_string();
+        if self.exports.find(&id).is_some() {
+            return Err(QmpError::generic(format!(
+                "Block export id '{id}' is already in use"
+            )));
+        }
+        let node = self.nodes.named(given.required("node-name")?)?;
+        let is_writable = given.switch("writable")?.unwrap_or(false);
+        let kind = given.required("type")?.to_string();
+        if is_writable && node.is_read_only {
+            return Err(refused("Cannot export read-only node as writable"));
+        }
+        self.nodes.enter(&node, is_writable).await?;
+        let port = LiveDisk::new(id.clone(), disk_of(&node, is_writable));
+        let way = match kind.as_str() {
+            "nbd" => self.offer_nbd(given, (&node, &port)),
+            "vhost-user-blk" => self.serve_vhost_user(given, (&node, &port)).await,
+            "fuse" => self.serve_fuse(given, (&node, &port)).await,
+            other => Err(QmpError::generic(format!(
+                "Parameter 'type' does not accept value '{other}'"
+            ))),
+        };
+        let (kind, way) = match way {
+            Ok(found) => found,
+            Err(error) => {
+                drop(self.nodes.leave(&node, is_writable).await);
+                return Err(error);
+            }
+        };
+        let export = Rc::new(Export {
+            id,
+            kind,
+            node: RefCell::new(node),
+            port,
+            is_writable,
+            is_ending: Cell::new(false),
+            way,
+        });
+        self.exports.list.borrow_mut().insert(0, export);
+        Ok(json!({}))
+    }
+
+    fn offer_nbd(
+        &self,
+        given: &Given,
+        (node, port): (&Node, &Arc<LiveDisk>),
+    ) -> Result<(&'static str, Way), QmpError> {
+        let server = self.exports.nbd()?;
+        let name = given.text("name").unwrap_or(&node.name).to_string();
+        let mut export = NbdExport::new(Arc::clone(port) as _);
+        export.description = given.text("description").unwrap_or_default().to_string();
+        export.shared_cache = true;
+        match server.add_export(name.clone(), export) {
+            true => Ok(("nbd", Way::Nbd(name))),
+            false => Err(QmpError::generic(format!(
+                "NBD server already has export named '{name}'"
+            ))),
+        }
+    }
+
+    async fn serve_vhost_user(
+        &self,
+        given: &Given,
+        disk: (&Rc<Node>, &Arc<LiveDisk>),
+    ) -> Result<(&'static str, Way), QmpError> {
+        let address = given.group("addr").ok_or_else(|| missing("addr"))?;
+        let Address::Unix(socket) = address_of(&address)? else {
+            return Err(refused("Only a Unix socket is supported by vhost-user-blk"));
+        };
+        let mut options = cowslip_vhost_user::Options::default();
+        if let Some(queues) = given.number("num-queues")? {
+            let queues = u16::try_from(queues)
+                .ok()
+                .filter(|queues| (1..=256).contains(queues));
+            options.queues = queues.ok_or_else(|| refused("num-queues must be 1 to 256"))?;
+        }
+        if let Some(bytes) = given.number("logical-block-size")? {
+            if ![512, 1024, 2048, 4096].contains(&bytes) {
+                return Err(refused(
+                    "logical-block-size must be 512, 1024, 2048 or 4096 bytes",
+                ));
+            }
+            options.block_bytes = bytes as u32;
+        }
+        let transport = VhostUser { socket, options };
+        self.serve(&transport, disk, "vhost-user-blk").await
+    }
+
+    async fn serve_fuse(
+        &self,
+        given: &Given,
+        disk: (&Rc<Node>, &Arc<LiveDisk>),
+    ) -> Result<(&'static str, Way), QmpError> {
+        if given.switch("growable")?.unwrap_or(false) {
+            return Err(refused(
+                "growable is not supported here; block_resize changes the size of the file",
+            ));
+        }
+        let transport = Fuse {
+            file: PathBuf::from(given.required("mountpoint")?),
+            is_growable: false,
+            allows_others: matches!(given.text("allow-other"), Some("on" | "auto")),
+            threads: 1,
+        };
+        self.serve(&transport, disk, "fuse").await
+    }
+
+    async fn serve(
+        &self,
+        transport: &dyn Transport,
+        (node, port): (&Rc<Node>, &Arc<LiveDisk>),
+        kind: &'static str,
+    ) -> Result<(&'static str, Way), QmpError> {
+        transport.has_predecessor(&self.log).map_err(failed)?;
+        let served = Served {
+            disk: Arc::clone(port) as _,
+            image: node.image(),
+            offset: 0,
+            filename: node.filename(),
+            is_alone: true,
+            poll: self.poll,
+            resized: Event::new().map_err(|error| failed(system_words(&error)))?,
+            log: self.log.clone(),
+        };
+        let endpoint: Box<dyn Endpoint> = transport.listen(&served).await.map_err(failed)?;
+        let (stop, inform) = (endpoint.stopper(), endpoint.informer());
+        let ended = Rc::new(Flag::default());
+        let end = Rc::clone(&ended);
+        cowslip_queue::spawn(async move {
+            drop(endpoint.serve().await);
+            end.set();
+        });
+        Ok((
+            kind,
+            Way::Own {
+                stop,
+                inform,
+                ended,
+            },
+        ))
+    }
+
+    /// `block-export-del`.
+    ///
+    /// # Errors
+    /// There is none of this ID; it has clients, and they are not to be disconnected.
+    pub async fn block_export_del(&self, given: &Given) -> Result<Value, QmpError> {
+        let id = given.required("id")?;
+        let export = self.exports.find(id);
+        let export =
+            export.ok_or_else(|| QmpError::generic(format!("Export '{id}' is not found")))?;
+        let is_forced = given.text("mode") == Some("hard");
+        if let (Way::Nbd(name), false) = (&export.way, is_forced) {
+            let offered = self.exports.nbd()?.export(name);
+            if offered.is_some_and(|offered: Arc<Offered>| offered.clients() > 0) {
+                let text = format!("export '{id}' still in use");
+                return Err(QmpError::generic(text));
+            }
+        }
+        self.end_export(&export).await;
+        Ok(json!({}))
+    }
+
+    /// `nbd-server-add`: an export whose ID is its name.
+    ///
+    /// # Errors
+    /// As for [`Daemon::block_export_add`].
+    pub async fn nbd_server_add(&self, given: &Given) -> Result<Value, QmpError> {
+        let device = given.required("device")?;
+        let name = given.text("name").unwrap_or(device);
+        let mut export = given.clone();
+        for (member, value) in [("type", "nbd"), ("id", name), ("node-name", device)] {
+            export.0.insert(member.to_string(), value.into());
+        }
+        self.block_export_add(&export).await
+    }
+
+    /// `nbd-server-remove`.
+    ///
+    /// # Errors
+    /// As for [`Daemon::block_export_del`].
+    pub async fn nbd_server_remove(&self, given: &Given) -> Result<Value, QmpError> {
+        let mut export = given.clone();
+        let name = given.required("name")?.to_string();
+        export.0.insert("id".to_string(), name.into());
+        self.block_export_del(&export).await
+    }
+
+    /// Ends an export: its clients are disconnected, what they have asked for is done.
+    pub async fn end_export(&self, export: &Rc<Export>) {
+        if export.is_ending.replace(true) {
+            return;
+        }
+        match &export.way {
+            Way::Nbd(name) => {
+                if let Ok(server) = self.exports.nbd()
+                    && let Some(offered) = server.withdraw(name)
+                {
+                    server.gone(&offered).await;
+                }
+            }
+            Way::Own { stop, ended, .. } => {
+                stop();
+                ended.wait().await;
+            }
+        }
+        let is_other = |other: &Rc<Export>| !Rc::ptr_eq(other, export);
+        self.exports.list.borrow_mut().retain(is_other);
+        let node = export.node();
+        let left = self.nodes.leave(&node, export.is_writable).await;
+        if let Err(error) = left {
+            self.log
+                .write(format_args!("export '{}': {error}", export.id));
+        }
+        self.nodes.drop_unused(&node.chain()).await;
+        self.emit("BLOCK_EXPORT_DELETED", json!({"id": export.id}));
+    }
+
+    /// `query-block-exports`.
+    pub fn query_block_exports(&self) -> Value {
+        let exports = self.exports.all();
+        let describe = |export: &Rc<Export>| {
+            json!({
+                "node-name": export.node().name,
+                "shutting-down": export.is_ending.get(),
+                "type": export.kind,
+                "id": export.id,
+            })
+        };
+        exports.iter().map(describe).collect()
+    }
+}
+
+/// An address, flat or in the older way with `data`.
+fn address_of(given: &Given) -> Result<Address, QmpError> {
+    let data = given.group("data");
+    let inner = data.as_ref().unwrap_or(given);
+    match given.required("type")? {
+        "unix" => Ok(Address::Unix(inner.required("path")?.into())),
+        "inet" => Ok(Address::Tcp {
+            host: inner.required("host")?.to_string(),
+            port: match inner.0.get("port") {
+                Some(Value::Number(port)) => port.to_string(),
+                _ => inner.required("port")?.to_string(),
+            },
+        }),
+        other => Err(QmpError::generic(format!(
+            "sockets of type '{other}' are not supported"
+        ))),
+    }
+}

@@ -1,0 +1,73 @@
+//! [`Given`]: arguments of a command. From a client they are JSON of the right types, which the
+//! schema has checked; from the command line all values are texts.
+
+use cowslip_qmp::QmpError;
+use serde_json::{Map, Value};
+
+use super::failed;
+use crate::options;
+
+/// Arguments by name.
+#[derive(Clone, Debug, Default)]
+pub struct Given(pub Map<String, Value>);
+
+impl Given {
+    /// A text.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).and_then(Value::as_str)
+    }
+
+    /// A text that must be given.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn required(&self, name: &str) -> Result<&str, QmpError> {
+        self.text(name).ok_or_else(|| missing(name))
+    }
+
+    /// A switch.
+    ///
+    /// # Errors
+    /// It is neither on nor off.
+    pub fn switch(&self, name: &str) -> Result<Option<bool>, QmpError> {
+        match self.0.get(name) {
+            None => Ok(None),
+            Some(Value::Bool(is_on)) => Ok(Some(*is_on)),
+            Some(Value::String(text)) => options::switch(name, text).map(Some).map_err(failed),
+            Some(_) => Err(wrong(name, "boolean")),
+        }
+    }
+
+    /// A number that is not negative.
+    ///
+    /// # Errors
+    /// It is another one, or none.
+    pub fn number(&self, name: &str) -> Result<Option<u64>, QmpError> {
+        match self.0.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => options::size(name, text).map(Some).map_err(failed),
+            Some(value) => match value.as_u64() {
+                Some(number) => Ok(Some(number)),
+                None => Err(wrong(name, "a non-negative number")),
+            },
+        }
+    }
+
+    /// A group of arguments.
+    pub fn group(&self, name: &str) -> Option<Given> {
+        match self.0.get(name) {
+            Some(Value::Object(group)) => Some(Given(group.clone())),
+            _ => None,
+        }
+    }
+}
+
+/// The refusal of a call without an argument.
+pub fn missing(name: &str) -> QmpError {
+    QmpError::generic(format!("Parameter '{name}' is missing"))
+}
+
+fn wrong(name: &str, expected: &str) -> QmpError {
+    let text = format!("Invalid parameter type for '{name}', expected: {expected}");
+    QmpError::generic(text)
+}

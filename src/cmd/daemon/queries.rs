@@ -1,0 +1,164 @@
+//! Descriptions of a daemon's nodes and their graph.
+
+use std::rc::Rc;
+
+use serde_json::{Map, Value, json};
+
+use super::Daemon;
+use super::nodes::Node;
+
+impl Daemon {
+    /// `query-named-block-nodes`, the last node first.
+    pub fn query_named_block_nodes(&self) -> Value {
+        let nodes = self.nodes.all();
+        nodes.iter().rev().map(|node| self.describe(node)).collect()
+    }
+
+    fn describe(&self, node: &Rc<Node>) -> Value {
+        let chain = node.chain();
+        let backing = chain.get(1);
+        let flag = |group: &str, name: &str| {
+            let group = node.options.get(group).and_then(Value::as_object);
+            let value = group.and_then(|group| group.get(name));
+            value.and_then(Value::as_bool).unwrap_or(false)
+        };
+        let mut found = json!({
+            "iops_rd": 0,
+            "detect_zeroes": node.options.get("detect-zeroes").cloned().unwrap_or("off".into()),
+            "active": true,
+            "image": self.describe_image(node),
+            "iops_wr": 0,
+            "ro": node.is_read_only,
+            "node-name": node.name,
+            "backing_file_depth": chain.len() - 1,
+            "drv": node.driver(),
+            "iops": 0,
+            "bps_wr": 0,
+            "write_threshold": 0,
+            "encrypted": node.is_encrypted(),
+            "bps": 0,
+            "bps_rd": 0,
+            "cache": {
+                "no-flush": flag("cache", "no-flush"),
+                "direct": flag("cache", "direct"),
+                "writeback": true,
+            },
+            "file": node.filename(),
+        });
+        if let Some(backing) = backing {
+            found["backing_file"] = backing.filename().into();
+        }
+        if !node.bitmaps.borrow().is_empty() {
+            found["dirty-bitmaps"] = self.describe_bitmaps(node);
+        }
+        found
+    }
+
+    fn describe_image(&self, node: &Rc<Node>) -> Value {
+        let image = node.image();
+        let layer = image.layers().swap_remove(0);
+        let mut found = json!({
+            "virtual-size": node.live_size(),
+            "filename": node.filename(),
+            "format": layer.format.name(),
+        });
+        if let Some(header) = &layer.header {
+            found["cluster-size"] = (1_u64 << header.cluster_bits).into();
+            found["dirty-flag"] = header.is_dirty().into();
+            if let Some(name) = &header.backing_file {
+                found["backing-filename"] = name.as_str().into();
+            }
+            if let Some(format) = &header.extensions.backing_format {
+                found["backing-filename-format"] = format.as_str().into();
+            }
+        }
+        if let Ok(metadata) = std::fs::metadata(node.filename()) {
+            use std::os::unix::fs::MetadataExt;
+            found["actual-size"] = (metadata.blocks() * 512).into();
+        }
+        found
+    }
+
+    /// `query-blockstats`: of all nodes, or of what clients use.
+    pub fn query_blockstats(&self, of_nodes: bool) -> Value {
+        if !of_nodes {
+            return Value::Array(Vec::new());
+        }
+        let nodes = self.nodes.all();
+        let describe = |node: &Rc<Node>| json!({"stats": figures(node), "node-name": node.name});
+        nodes.iter().rev().map(describe).collect()
+    }
+
+    /// `x-debug-query-block-graph`.
+    pub fn query_block_graph(&self) -> Value {
+        let nodes = self.nodes.all();
+        let number = |node: &Rc<Node>| {
+            let place = nodes.iter().position(|other| Rc::ptr_eq(other, node));
+            place.map_or(0, |place| place + 1)
+        };
+        let mut edges = Vec::new();
+        for node in &nodes {
+            if let Some(below) = node.backing() {
+                edges.push(json!({
+                    "parent": number(node),
+                    "child": number(&below),
+                    "name": "backing",
+                    "perm": ["consistent-read"],
+                    "shared-perm": ["consistent-read", "write-unchanged"],
+                }));
+            }
+        }
+        let mut described: Vec<Value> = nodes
+            .iter()
+            .map(|node| json!({"id": number(node), "type": "block-driver", "name": node.name}))
+            .collect();
+        for (place, export) in self.exports.all().iter().enumerate() {
+            let id = nodes.len() + place + 1;
+            described.push(json!({"id": id, "type": "block-backend", "name": export.id}));
+            let perm = match export.is_writable() {
+                true => json!(["consistent-read", "write"]),
+                false => json!(["consistent-read"]),
+            };
+            edges.push(json!({
+                "parent": id,
+                "child": number(&export.node()),
+                "name": "root",
+                "perm": perm,
+                "shared-perm": ["consistent-read", "write", "write-unchanged", "resize"],
+            }));
+        }
+        json!({"edges": edges, "nodes": described})
+    }
+}
+
+/// The figures of a node's requests, as the protocol has them.
+fn figures(node: &Node) -> Value {
+    let counted = node.live.statistics();
+    let mut found = Map::new();
+    let mut put = |name: &str, value: u64| {
+        found.insert(name.to_string(), value.into());
+    };
+    for (name, kind) in [
+        ("rd", counted.reads),
+        ("wr", counted.writes),
+        ("unmap", counted.discards),
+        ("flush", counted.flushes),
+        ("zone_append", Default::default()),
+    ] {
+        if name != "flush" {
+            put(&format!("{name}_bytes"), kind.bytes);
+            put(&format!("{name}_merged"), 0);
+        }
+        put(&format!("{name}_operations"), kind.requests);
+        put(&format!("{name}_total_time_ns"), kind.nanoseconds);
+        put(&format!("failed_{name}_operations"), kind.failed);
+        put(&format!("invalid_{name}_operations"), 0);
+    }
+    // No merging of requests, nor a highest offset: it is not kept.
+    put("wr_highest_offset", 0);
+    found.remove("flush_merged");
+    found.insert("account_invalid".into(), true.into());
+    found.insert("account_failed".into(), true.into());
+    found.insert("timed_stats".into(), Value::Array(Vec::new()));
+    Value::Object(found)
+}
