@@ -109,6 +109,19 @@ pub trait Disk: Send + Sync + fmt::Debug {
         read_only(self.name())
     }
 
+    /// Allocates the space of a range, so that writes to it find theirs; its bytes stay.
+    ///
+    /// # Errors
+    /// As for [`Disk::write`]; [`Error::Unsupported`] or I/O of kind `Unsupported` where there is
+    /// no way, as by default.
+    fn allocate(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
+        let _unused = (offset, len);
+        Box::pin(std::future::ready(Err(Error::Unsupported {
+            file: self.name().to_string(),
+            feature: "allocation in advance".into(),
+        })))
+    }
+
     /// Makes all writes durable that had completed when it was called.
     ///
     /// # Errors
@@ -229,6 +242,10 @@ impl Disk for DiskPart {
     fn zero(&self, offset: u64, len: u64, options: ZeroOptions) -> DiskFuture<'_, ()> {
         let range = (offset, len);
         self.pass(range, |disk, offset| disk.zero(offset, len, options))
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
+        self.pass((offset, len), |disk, offset| disk.allocate(offset, len))
     }
 
     fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {

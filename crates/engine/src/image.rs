@@ -529,6 +529,31 @@ impl Image {
         }
     }
 
+    /// Allocates the space of a range, so that writes to it find theirs; its bytes stay. Clusters
+    /// that are compressed, or shared with an internal snapshot, keep the space that they have.
+    ///
+    /// # Errors
+    /// As [`Image::write`]; `Unsupported` where the format or the host has no way; part of the
+    /// range may have its space then.
+    pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.validate_write(offset, len)?;
+        match &self.top {
+            _ if len == 0 => Ok(()),
+            Layer::Raw(raw) => raw.allocate(offset, len).await,
+            Layer::Other(..) => Err(self.read_only()),
+            Layer::Qcow2(image) => {
+                if self.whole_clusters.is_some() {
+                    return Err(Error::Unsupported {
+                        file: self.name().to_string(),
+                        feature: "allocation in advance of compressed clusters".into(),
+                    });
+                }
+                let outcome = image.allocate(offset..offset + len, &self.below).await;
+                image.mark_corrupt_on_error(outcome).await
+            }
+        }
+    }
+
     /// Discards a range. Its content afterwards is unspecified, but never other data of the host;
     /// whole clusters read as zeroes where the format can express it.
     ///

@@ -191,6 +191,15 @@ impl Raw {
         self.file.zero(self.start + offset, len, space).await
     }
 
+    /// Allocates the holes of a range; its bytes stay.
+    #[boxed]
+    pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.will_change();
+        self.file
+            .allocate_keeping_end(self.start + offset, len)
+            .await
+    }
+
     /// Punches a hole, so that the file system frees the space.
     #[boxed]
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {

@@ -5,6 +5,7 @@
 
 mod support;
 
+mod allocate;
 mod bitmaps;
 mod chains;
 mod check_qemu;

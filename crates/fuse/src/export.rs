@@ -455,7 +455,7 @@ impl Export {
         let old_end = end.min(before);
         let allocates = kind == FallocateFlags::empty();
         if allocates && offset < old_end {
-            self.check_allocated(offset, old_end).await?;
+            self.allocate(offset, old_end).await?;
         }
         if grows && self.options.grow.is_none() {
             return Err(Failure::Refused(ENOSPC));
@@ -474,9 +474,15 @@ impl Export {
         Ok(Answer::Done)
     }
 
-    /// Succeeds if a range has its space already. A disk cannot be asked to allocate what nobody
-    /// writes: then it is said to be unsupported, and the C library writes instead.
-    async fn check_allocated(&self, offset: u64, end: u64) -> Outcome {
+    /// Allocates a range. Where the disk cannot, it succeeds if the range has its space already;
+    /// else it is said to be unsupported, and the C library writes instead.
+    async fn allocate(&self, offset: u64, end: u64) -> Outcome {
+        let outcome = self.disk.allocate(offset, end - offset).await;
+        match outcome {
+            Ok(()) => return Ok(Answer::Done),
+            Err(error) if !is_unsupported(&error) => return Err(error.into()),
+            Err(_) => {}
+        }
         let is_own = |extent: &Extent| extent.data && extent.depth == 0 && !extent.compressed;
         match self.find((offset, end), |extent| !is_own(extent)).await? {
             None => Ok(Answer::Done),
@@ -525,6 +531,14 @@ impl Export {
         };
         let found = found.ok_or(Failure::Refused(ENXIO))?;
         Ok(Answer::Fields(Fields::new().u64(found)))
+    }
+}
+
+fn is_unsupported(error: &Error) -> bool {
+    match error {
+        Error::Unsupported { .. } => true,
+        Error::Io { source, .. } => source.kind() == std::io::ErrorKind::Unsupported,
+        _ => false,
     }
 }
 

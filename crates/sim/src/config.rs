@@ -126,6 +126,8 @@ pub struct Round {
     pub vm_state_percent: u64,
     /// Percent of requests that do something with persistent bitmaps.
     pub bitmaps_percent: u64,
+    /// Percent of requests that allocate space in advance.
+    pub allocates_percent: u64,
     /// Percent of writes that are durable.
     pub fua_percent: u64,
     /// Percent of requests that go to a hot spot.
@@ -203,6 +205,8 @@ pub enum Part {
     VmState,
     /// Persistent bitmaps.
     Bitmaps,
+    /// Space that requests allocate in advance.
+    Allocations,
     /// Copies that reads make.
     CopyOnRead,
     /// Encrypted images.
@@ -215,7 +219,7 @@ pub enum Part {
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 20] = [
+    pub const NAMES: [(&'static str, Part); 21] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),
@@ -232,6 +236,7 @@ impl Part {
         ("snapshots", Part::Snapshots),
         ("vm-state", Part::VmState),
         ("bitmaps", Part::Bitmaps),
+        ("allocations", Part::Allocations),
         ("copy-on-read", Part::CopyOnRead),
         ("encryption", Part::Encryption),
         ("devices", Part::Devices),
@@ -561,6 +566,7 @@ impl Round {
             snapshots_percent: 0,
             vm_state_percent: 0,
             bitmaps_percent: 0,
+            allocates_percent: 0,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
             hot_percent: rng.pick(&[0, 50, 90]),
             barrier: None,
@@ -741,6 +747,7 @@ impl Config {
             self.draw_encryption(seed);
             self.draw_pieces(seed);
             self.draw_room(seed);
+            self.draw_allocations(seed);
         }
         if self.size > PREALLOCATED_BYTES_MAX && self.resizes_write_zeroes() {
             self.leave_out(Part::Resizes);
@@ -784,6 +791,7 @@ impl Config {
                 Part::Snapshots => round.snapshots_percent = 0,
                 Part::VmState => round.vm_state_percent = 0,
                 Part::Bitmaps => round.bitmaps_percent = 0,
+                Part::Allocations => round.allocates_percent = 0,
                 Part::CopyOnRead => round.copy_on_read = CopyOnRead::Off,
                 Part::Alignment
                 | Part::RawData

@@ -656,6 +656,7 @@ fn axes(config: &Config) -> Vec<Drawn> {
             ("depth", round.depth.to_string()),
             ("resizes", round.resizes.to_string()),
             ("VM state", format!("{} %", round.vm_state_percent)),
+            ("allocations", format!("{} %", round.allocates_percent)),
             ("maintained", round.maintained.to_string()),
             ("durable writes", format!("{} %", round.fua_percent)),
         ]

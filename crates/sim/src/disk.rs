@@ -524,6 +524,12 @@ impl BlockFile for SimFile {
         self.change(Verb::Allocate, vec![Effect::Allocate { offset, len }])
     }
 
+    fn allocate_keeping_end(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        let end = self.disk.lock().files[self.index].volatile.len();
+        let len = end.min(offset + len).saturating_sub(offset);
+        self.change(Verb::Allocate, vec![Effect::Allocate { offset, len }])
+    }
+
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         let (to, waiting) = pending();
         self.ask(Verb::Query, Answer::Extents { offset, len, to });

@@ -173,6 +173,7 @@ pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request:
         Verb::Resize(size) => resize(&subject, &session, (id, size)).await,
         Verb::Snapshot(what) => snapshot(&subject, &session, (id, what)).await,
         Verb::VmState(_) => unreachable!("it is not on the disk"),
+        Verb::Allocate => allocate(&subject, &session, id, (start, len)).await,
         Verb::Bitmap(what) => bitmap(&subject, &session, (id, what)).await,
         Verb::Write { .. } | Verb::Compressed | Verb::Zeroes { .. } | Verb::Discard => {
             change(&subject, &session, &request, (start, len)).await;
@@ -273,6 +274,23 @@ async fn flush(subject: &Subject, session: &Session, id: WriteId) {
             session.model.borrow_mut().end_flush(begun);
         }
         Err(error) => session.failed_for_good(&format!("request {id} (flush)"), &error),
+    }
+}
+
+/// Allocates in advance. The model knows nothing of it, since nothing may be seen of it.
+async fn allocate(subject: &Subject, session: &Session, id: WriteId, (start, len): (u64, u64)) {
+    match subject.allocate(start, len).await {
+        Ok(()) => session.record(id, start..start + len, || "done: allocated".to_string()),
+        Err(error) if is_unsupported(&error) => {}
+        Err(error) => session.failed(&format!("request {id} (allocate)"), &error),
+    }
+}
+
+fn is_unsupported(error: &Error) -> bool {
+    match error {
+        Error::Unsupported { .. } => true,
+        Error::Io { source, .. } => source.kind() == std::io::ErrorKind::Unsupported,
+        _ => false,
     }
 }
 

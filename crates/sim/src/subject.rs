@@ -258,6 +258,17 @@ impl Subject {
         }
     }
 
+    /// Allocates space in advance.
+    ///
+    /// # Errors
+    /// The subject's; `Unsupported` where there is no way.
+    pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        match self {
+            Subject::Image(image) => image.allocate(offset, len).await,
+            Subject::Plain(_) => Ok(()),
+        }
+    }
+
     /// Flushes.
     ///
     /// # Errors

@@ -27,6 +27,8 @@ pub enum Verb {
     },
     /// Discard.
     Discard,
+    /// Allocate space in advance: no byte changes.
+    Allocate,
     /// Flush.
     Flush,
     /// Change the size of the disk.
@@ -148,6 +150,14 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
     };
     let granules = match verb {
         Verb::Flush => 0..0,
+        // Drawn apart, so that a run without them keeps the others.
+        _ if allocates(seed, round, id) => {
+            return Request {
+                id,
+                verb: Verb::Allocate,
+                granules: draw_granules(seed, config, (round_index, round), index, rng),
+            };
+        }
         Verb::Write { .. } if round.companions > 0 && !rng.chance(10) => {
             let group = u64::from(id) / round.companions;
             let place = &mut Rng::derived(seed, "companions", group);
@@ -163,6 +173,11 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
         };
     }
     Request { id, verb, granules }
+}
+
+fn allocates(seed: u64, round: &Round, id: WriteId) -> bool {
+    let percent = round.allocates_percent;
+    percent > 0 && Rng::derived(seed, "allocates", u64::from(id)).chance(percent)
 }
 
 /// The cluster of the first granule, as far as the disk goes.

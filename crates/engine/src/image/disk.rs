@@ -34,6 +34,10 @@ impl Disk for Image {
         Box::pin(self.write_zeroes(offset, len, options))
     }
 
+    fn allocate(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
+        Box::pin(Image::allocate(self, offset, len))
+    }
+
     fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
         Box::pin(Image::discard(self, offset, len))
     }

@@ -1,5 +1,6 @@
 //! Operations that change an open image as a whole: its size, snapshots, bitmaps, options, keys.
 
+pub(super) mod allocate;
 pub mod amend;
 pub mod bitmap;
 pub(super) mod changed;

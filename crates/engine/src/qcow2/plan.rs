@@ -495,13 +495,13 @@ pub enum Preallocated {
     Entry(Standard),
     /// It has its space.
     Nothing,
-    /// Zeroes have to be written, beside data that it shows.
+    /// It has to be written, since it shows a layer below.
     Write,
 }
 
-/// Decides what becomes of a cluster that gets its space before a resize shows it; the disk still
-/// has `size` bytes.
-pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocated {
+/// Decides what becomes of a cluster that gets its space before anything is written to it: what the
+/// guest reads there stays.
+pub fn preallocated(format: &EntryFormat, view: &View) -> Preallocated {
     let L2Entry::Standard(entry) = &view.entry else {
         return Preallocated::Nothing;
     };
@@ -511,9 +511,13 @@ pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocate
         // The space is the cluster's; its content stays.
         true => Preallocated::Entry(*entry),
         false if entry.zeroes != 0 => Preallocated::Entry(*entry),
-        // Where a layer below shows something, or the data file holds data that is not visible yet.
+        // Where a layer below shows something.
         false if view.below_end > 0 => Preallocated::Write,
-        false if format.data_file && view.start < size => Preallocated::Write,
+        // The data file may hold anything there.
+        false if format.data_file => Preallocated::Entry(Standard {
+            zeroes: 1,
+            ..*entry
+        }),
         false => Preallocated::Entry(Standard {
             allocated: 1,
             ..*entry

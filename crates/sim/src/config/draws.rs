@@ -154,6 +154,19 @@ impl Config {
         }
     }
 
+    /// Space that is allocated in advance, in some runs: it is written, at least in part.
+    pub(super) fn draw_allocations(&mut self, seed: u64) {
+        let rng = &mut Rng::derived(seed, "allocations", 0);
+        let usual = !matches!(self.profile, Profile::Directed(_) | Profile::Story(_));
+        // A device that holds what is written may have no space for more.
+        if !usual || self.room == Room::Fixed || !rng.chance(25) {
+            return;
+        }
+        for round in &mut self.rounds {
+            round.allocates_percent = rng.pick(&[2, 10, 30]);
+        }
+    }
+
     /// Tables of bitmaps are read, and bits written, in few entries at a time.
     pub(super) fn draw_pieces(&mut self, seed: u64) {
         if matches!(self.profile, Profile::Directed(_) | Profile::Story(_)) {

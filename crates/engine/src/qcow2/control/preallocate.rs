@@ -1,4 +1,5 @@
 //! Preallocation of what a resize adds, beyond the end of the disk, where no guest's request goes.
+//! `allocate.rs` does the same within the disk.
 //!
 //! Two phases. In the first, which takes the time, space is taken and filled, and nothing refers to
 //! it: not even its counts are raised, so a crash leaves free space and nothing else. In the second
@@ -45,8 +46,37 @@ const RAISED_MAX: usize = 1 << 19;
 
 /// Host clusters that are taken, have their space, and are not referenced yet.
 #[derive(Debug, Default)]
-struct Stock {
+pub(super) struct Stock {
     runs: VecDeque<(u64, u64, SpaceContent)>,
+}
+
+/// Clusters of a piece of the disk that have not got their space from the stock.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Those that show a layer below: they have to be written.
+    pub writes: Vec<Range<u64>>,
+    /// Places in the data file of those that have had theirs, and of all if the file is external.
+    pub placed: Vec<Range<u64>>,
+    /// The number of those for which the stock had none.
+    pub missing: u64,
+}
+
+impl Left {
+    fn write(&mut self, range: Range<u64>) {
+        join(&mut self.writes, range);
+    }
+
+    fn place(&mut self, range: Range<u64>) {
+        join(&mut self.placed, range);
+    }
+}
+
+/// Adds a range, joined with the last one if it continues that.
+fn join(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    }
 }
 
 impl Stock {
@@ -71,13 +101,7 @@ impl Qcow2 {
         below: &dyn Backing,
         (how, job): (Preallocation, &Job),
     ) -> Result<()> {
-        if self.data.is_encrypted() && self.format.version < 3 {
-            // Its entries cannot say that space reads as zeroes, whatever is in it.
-            return Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "preallocation in an encrypted image of version 2".into(),
-            });
-        }
+        self.may_preallocate()?;
         let unit = self.geometry().cluster_bytes();
         let range = round_down(added.start, unit)..round_up(added.end, unit);
         let data_len = match self.format.data_file {
@@ -92,6 +116,7 @@ impl Qcow2 {
             if data_len.is_some() {
                 self.fill_data_file(added.clone(), (how, job)).await?;
             } else {
+                self.check_room(clusters, how).await?;
                 self.take_stock(clusters, &mut stock, (how, job)).await?;
             }
             job.check()?;
@@ -101,7 +126,14 @@ impl Qcow2 {
                 range.end - range.start,
                 self.geometry().slice_coverage_bytes(),
             ) {
-                self.give_space(piece.clone(), below, &mut stock).await?;
+                let left = self.give_space(piece.clone(), below, &mut stock).await?;
+                assert_eq!(left.missing, 0, "there is a cluster for each of the range");
+                for write in left.writes {
+                    // Only the cluster that the old end of the disk is in shows anything.
+                    let start = write.start.max(added.start);
+                    let zeroes = crate::qcow2::path::cow::zeroes((write.end - start) as usize);
+                    self.write(start, zeroes, below).await?;
+                }
                 job.done((piece.end - piece.start) / unit * self.geometry().l2_entry_bytes());
             }
             self.write_back().await
@@ -120,15 +152,25 @@ impl Qcow2 {
         outcome
     }
 
+    /// Refuses what entries cannot express: that space reads as zeroes, whatever is in it.
+    pub(super) fn may_preallocate(&self) -> Result<()> {
+        if self.data.is_encrypted() && self.format.version < 3 {
+            return Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "preallocation in an encrypted image of version 2".into(),
+            });
+        }
+        Ok(())
+    }
+
     /// First phase: takes and fills space for `clusters` clusters.
-    async fn take_stock(
+    pub(super) async fn take_stock(
         &self,
         clusters: u64,
         stock: &mut Stock,
         (how, job): (Preallocation, &Job),
     ) -> Result<()> {
         let bits = self.geometry().cluster_bits();
-        self.check_room(clusters, how).await?;
         job.expect(Fill::of(how).map_or(0, |_| clusters << bits));
         let counted = self.geometry().refcounts_per_block();
         let step = ((COUNTS_BYTES_MAX >> bits).max(1) * counted).max(1);
@@ -244,12 +286,12 @@ impl Qcow2 {
 
     /// Second phase: gives space to the clusters of a piece of one slice that have none. The loop
     /// is that of `admit`.
-    async fn give_space(
+    pub(super) async fn give_space(
         &self,
         piece: Range<u64>,
         below: &dyn Backing,
         stock: &mut Stock,
-    ) -> Result<()> {
+    ) -> Result<Left> {
         let first = self.geometry().guest_cluster(GuestOffset(piece.start));
         let slice = self.geometry().slice_of(first);
         let want = [LeaseRequest {
@@ -261,7 +303,7 @@ impl Qcow2 {
             ticket: None,
         };
         let mut pinned: Option<SlicePin<'_>> = None;
-        let (writes, many) = loop {
+        let (left, many) = loop {
             let need = {
                 let mut state = self.lock();
                 self.unlatched(&state)?;
@@ -279,8 +321,8 @@ impl Qcow2 {
                             crate::qcow2::path::admit::Blocked::Lease(ticket, waiting)
                         }
                         None => {
-                            let writes = self.set_space(&mut state, piece, below, stock)?;
-                            break (writes, state.space.raised.clusters() >= RAISED_MAX);
+                            let left = self.set_space(&mut state, piece, below, stock)?;
+                            break (left, state.space.raised.clusters() >= RAISED_MAX);
                         }
                     },
                 }
@@ -290,45 +332,51 @@ impl Qcow2 {
         };
         drop(pinned);
         drop(place);
-        if let Some(write) = writes {
-            let zeroes = crate::qcow2::path::cow::zeroes((write.end - write.start) as usize);
-            self.write(write.start, zeroes, below).await?;
-        }
         if many {
             self.write_back().await?;
         }
-        Ok(())
+        Ok(left)
     }
 
-    /// Sets the entries of a piece; returns the ranges that have to be written instead.
+    /// Sets the entries of a piece, as far as the stock goes.
     fn set_space(
         &self,
         state: &mut State,
         piece: Range<u64>,
         below: &dyn Backing,
         stock: &mut Stock,
-    ) -> Result<Option<Range<u64>>> {
-        let mut write = None;
+    ) -> Result<Left> {
+        let mut left = Left::default();
         let unit = self.geometry().cluster_bytes();
         for part in crate::units::pieces(piece.start, piece.end - piece.start, unit) {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
-            let size = state.committed.header.size;
-            let new = match preallocated(&self.format, &view, size) {
-                Preallocated::Nothing => continue,
+            let new = match preallocated(&self.format, &view) {
+                Preallocated::Nothing => {
+                    if let L2Entry::Standard(Standard {
+                        host: Some(host), ..
+                    }) = view.entry
+                    {
+                        left.place(host.0..host.0 + unit);
+                    }
+                    continue;
+                }
                 Preallocated::Write => {
-                    // Only the cluster that the old end of the disk is in shows anything.
-                    write = Some(size.max(part.start)..part.end);
+                    left.write(part);
                     continue;
                 }
                 Preallocated::Entry(new) => new,
             };
             let host = match self.format.data_file {
-                true => HostOffset(part.start),
+                true => {
+                    left.place(part.clone());
+                    HostOffset(part.start)
+                }
                 false => {
-                    let host = stock
-                        .next()
-                        .expect("there is a cluster for each of the range");
+                    let Some(host) = stock.next() else {
+                        left.missing += 1;
+                        continue;
+                    };
                     state.space.raise(host);
                     self.geometry().host_offset(host)
                 }
@@ -352,12 +400,12 @@ impl Qcow2 {
                 .set_entry(cluster, &entry, WriteOrdering::Bytes);
             state.committed.note_unflushed();
         }
-        Ok(write)
+        Ok(left)
     }
 
     /// Frees the clusters that were taken and not used, without space on the host; no request is
     /// under way there.
-    async fn return_stock(&self, stock: &mut Stock) {
+    pub(super) async fn return_stock(&self, stock: &mut Stock) {
         let bits = self.geometry().cluster_bits();
         for (start, len, content) in stock.runs.drain(..) {
             let punched = self.file.discard(start << bits, len << bits).await;

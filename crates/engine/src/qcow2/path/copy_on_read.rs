@@ -105,18 +105,27 @@ impl Qcow2 {
     async fn copy_data(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
         let unit = PIECE_BYTES.max(self.geometry().cluster_bytes());
         for piece in pieces(range.start, range.end - range.start, unit) {
-            let runs = [Run {
-                range: piece.clone(),
-                source: Source::Below,
-            }];
-            let buf = BufMut::for_overwrite((piece.end - piece.start) as usize);
-            let data = self
-                .read_runs(&runs, (piece.start, buf.into()), below)
-                .await?;
-            self.copy_piece(piece.start, &BufMut::from(data).freeze(), below)
-                .await?;
+            let data = self.read_below(piece.clone(), below).await?;
+            self.copy_piece(piece.start, &data, below).await?;
         }
         Ok(())
+    }
+
+    /// Reads what the layers below have of a range.
+    pub(in crate::qcow2) async fn read_below(
+        &self,
+        range: Range<u64>,
+        below: &dyn Backing,
+    ) -> Result<Buf> {
+        let runs = [Run {
+            range: range.clone(),
+            source: Source::Below,
+        }];
+        let buf = BufMut::for_overwrite((range.end - range.start) as usize);
+        let data = self
+            .read_runs(&runs, (range.start, buf.into()), below)
+            .await?;
+        Ok(BufMut::from(data).freeze())
     }
 
     /// Stores data read from below: clusters of zeroes as such.
