@@ -69,6 +69,29 @@ fn what_was_written_is_read() {
     });
 }
 
+/// What a client has written is the system's when its connection has ended, in order or not, even
+/// if it has flushed nothing.
+#[test]
+fn what_a_client_leaves_is_handed_over() {
+    on_both_backends(|backend, queue| {
+        let disk = Arc::new(HoldingDisk::new(1 << 20, 1));
+        let running = Running::with_export(backend, Arc::<HoldingDisk>::clone(&disk));
+        for (written, leaves) in [(1, true), (2, false)] {
+            queue.block_on(async {
+                let client = connect(&running.path, "").await;
+                let data = Buf::copy_of(&[7; 512]);
+                client.write(0, data, Durability::Cached).await.unwrap();
+                assert_eq!(disk.handed_over(), written - 1);
+                if leaves {
+                    client.disconnect().await.unwrap();
+                }
+            });
+            eventually("handed over", || disk.handed_over() == written);
+        }
+        running.stop();
+    });
+}
+
 async fn random_step(
     client: &Client,
     random: &mut Random,

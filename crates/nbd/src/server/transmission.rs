@@ -112,10 +112,22 @@ impl Connection {
         connection.sending.notify();
         let done = || connection.requests_in_flight.get() == 0;
         connection.room.until(done).await;
+        let handed_over = connection.hand_over().await;
+        let outcome = outcome.and(handed_over);
         match connection.failed.take() {
             Some(reason) => Err(reason),
             None => outcome,
         }
+    }
+
+    /// Hands what the client has written to the system: a client that has left, `nbdcopy` say, may
+    /// have flushed nothing, and what it has been told is done outlives this process.
+    async fn hand_over(&self) -> Result<(), String> {
+        if self.chosen.info.access == Access::ReadOnly {
+            return Ok(());
+        }
+        let handed_over = self.chosen.export.disk.write_back().await;
+        handed_over.map_err(|error| error.to_string())
     }
 
     /// Counts a request in, once there is room for it. Returns `false` if the server stops instead.

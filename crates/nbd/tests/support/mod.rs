@@ -154,6 +154,8 @@ struct Held {
     peak: usize,
     open: bool,
     finished: usize,
+    /// Requests that had finished when the disk was last told to hand over what it has.
+    handed_over: usize,
 }
 
 /// A disk in memory that holds reads and writes back until a given number is pending, or until it
@@ -179,6 +181,10 @@ impl HoldingDisk {
 
     pub fn peak(&self) -> usize {
         self.held.lock().unwrap().peak
+    }
+
+    pub fn handed_over(&self) -> usize {
+        self.held.lock().unwrap().handed_over
     }
 
     pub fn finished(&self) -> usize {
@@ -261,6 +267,12 @@ impl Disk for HoldingDisk {
 
     fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
         self.inner.discard(offset, len)
+    }
+
+    fn write_back(&self) -> DiskFuture<'_, ()> {
+        let mut held = self.held.lock().unwrap();
+        held.handed_over = held.finished;
+        self.inner.write_back()
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
