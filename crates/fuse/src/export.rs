@@ -386,6 +386,7 @@ impl Export {
             std::cmp::Ordering::Equal => Ok(()),
             // A guest's data is not thrown away by a program that means well, such as `cp`.
             std::cmp::Ordering::Less => Err(Failure::Refused(EPERM)),
+            _ if i64::try_from(size).is_err() => Err(Failure::Refused(EFBIG)),
             std::cmp::Ordering::Greater => self.grow(size, false).await,
         }
     }

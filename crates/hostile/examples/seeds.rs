@@ -40,6 +40,7 @@ fn main() {
         "tables",
         "nbd_server",
         "nbd_client",
+        "fuse_server",
         "io_lines",
     ] {
         for first in 0..6u8 {

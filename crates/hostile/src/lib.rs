@@ -13,6 +13,7 @@
 pub mod damage;
 pub mod draw;
 pub mod file;
+pub mod fuse_server;
 pub mod image_bytes;
 pub mod io_lines;
 pub mod layout;
@@ -35,7 +36,7 @@ pub struct Target {
 }
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target {
         name: "image_bytes",
         run: image_bytes::run,
@@ -59,6 +60,10 @@ pub const TARGETS: [Target; 7] = [
     Target {
         name: "nbd_client",
         run: nbd_client::run,
+    },
+    Target {
+        name: "fuse_server",
+        run: fuse_server::run,
     },
     Target {
         name: "io_lines",

@@ -112,6 +112,11 @@ fn the_nbd_client_survives_its_servers() {
 }
 
 #[test]
+fn the_fuse_server_survives_its_kernels() {
+    smoke("fuse_server", 2000);
+}
+
+#[test]
 fn lines_of_the_shell_are_carried_out_or_complained_of() {
     smoke("io_lines", 500);
 }
