@@ -331,6 +331,13 @@ impl Server {
         };
         shared.changed.until(ended).await;
     }
+
+    /// Serves a single client that is connected, until it leaves or the server is stopped.
+    pub async fn serve_client(self, handler: Rc<dyn Handler>, stream: Stream) {
+        let shared = self.shared;
+        begin(&shared, &handler, stream);
+        shared.changed.until(|| shared.clients.get() == 0).await;
+    }
 }
 
 /// Accepts clients until the server stops.

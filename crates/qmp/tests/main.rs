@@ -2,5 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
+mod drawn;
+mod qemu;
 mod serving;
 mod support;

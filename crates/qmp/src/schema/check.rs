@@ -19,8 +19,8 @@ enum Step<'a> {
 struct Path<'a>(Vec<Step<'a>>);
 
 impl Path<'_> {
-    /// The last name, by which QEMU alone calls values of enumerations and of alternates. Elements
-    /// of lists have none.
+    /// The last name, by which QEMU alone calls values of enumerations and of alternates, and
+    /// numbers that are out of range. Elements of lists have none.
     fn last(&self) -> &str {
         match self.0.last() {
             Some(Step::Member(name)) => name,
@@ -53,8 +53,8 @@ fn wrong_type(name: impl fmt::Display, expected: &str) -> QmpError {
     ))
 }
 
-fn expects(path: &Path<'_>, expected: impl fmt::Display) -> QmpError {
-    QmpError::generic(format!("Parameter '{path}' expects {expected}"))
+fn expects(name: impl fmt::Display, expected: impl fmt::Display) -> QmpError {
+    QmpError::generic(format!("Parameter '{name}' expects {expected}"))
 }
 
 impl Schema {
@@ -240,14 +240,14 @@ fn check_integer(range: Integer, value: &mut Value, path: &Path<'_>) -> Result {
             let limit = 1i64 << (bits - 1);
             match (-limit..limit).contains(&number) {
                 true => Ok(()),
-                false => Err(expects(path, format_args!("int{bits}_t"))),
+                false => Err(expects(path.last(), format_args!("int{bits}_t"))),
             }
         }
         Integer::Unsigned(bits) => {
             let number = unsigned(value).ok_or_else(|| expects(path, "uint64"))?;
             match number < 1 << bits {
                 true => Ok(()),
-                false => Err(expects(path, format_args!("uint{bits}_t"))),
+                false => Err(expects(path.last(), format_args!("uint{bits}_t"))),
             }
         }
         Integer::Uint64 => {
