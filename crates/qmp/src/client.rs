@@ -234,12 +234,14 @@ impl Client {
         if descriptors.is_empty() {
             return Ok(self.stream.write_all(bytes)?);
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        if descriptors.len() > DESCRIPTORS_MAX {
             let text = format!("a command passes at most {DESCRIPTORS_MAX} descriptors");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text).into());
         }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
+        assert!(fits, "the space is that of the most descriptors");
         let part = [IoSlice::new(bytes)];
         let flags = SendFlags::NOSIGNAL;
         let sent = rustix::net::sendmsg(&self.stream, &part, &mut control, flags);

@@ -6,12 +6,10 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 
 use crate::error::QmpError;
@@ -43,25 +41,36 @@ pub struct FdSets {
 }
 
 impl FdSets {
-    /// The ID in a file name `/dev/fdset/ID`; `None` for any other name.
-    pub fn id_of(path: &Path) -> Option<i64> {
-        path.to_str()?.strip_prefix(SET_PREFIX)?.parse().ok()
-    }
-
-    /// A descriptor of a set that was opened with the same access: reading, writing, or both.
+    /// A copy of a descriptor of the set that a file name `/dev/fdset/ID` names; `None` for any
+    /// other name. It has the access that is asked for: reading, writing, or both.
     ///
     /// # Errors
-    /// There is no such set (`ENOENT`), or nothing in it has that access (`EACCES`).
-    pub fn open(&self, id: i64, access: OFlags) -> io::Result<OwnedFd> {
+    /// There is no such set, nothing in it has that access, or the system refuses a copy.
+    pub fn open(&self, path: &Path, access: OFlags) -> Result<Option<OwnedFd>, QmpError> {
+        let Some(text) = path.to_str().filter(|text| text.starts_with(SET_PREFIX)) else {
+            return Ok(None);
+        };
+        let refuse = |text: String| QmpError::generic(text);
+        let id = text[SET_PREFIX.len()..].parse();
+        let id: i64 = id.map_err(|_| refuse(format!("Could not parse fdset {text}")))?;
         let sets = self.sets.borrow();
-        let set = sets.get(&id).ok_or(Errno::NOENT)?;
+        let set = sets.get(&id);
+        let set = set.ok_or_else(|| refuse(format!("Failed to find fdset {text}")))?;
+        let access = access & OFlags::ACCMODE;
         for member in set {
-            let flags = rustix::fs::fcntl_getfl(&member.fd)?;
-            if flags & OFlags::ACCMODE == access & OFlags::ACCMODE {
-                return member.fd.try_clone();
+            let flags = rustix::fs::fcntl_getfl(&member.fd);
+            if flags.is_ok_and(|flags| flags & OFlags::ACCMODE == access) {
+                let copy = member.fd.try_clone();
+                return copy.map(Some).map_err(|error| {
+                    refuse(format!(
+                        "Failed to copy a file descriptor of {text}: {error}"
+                    ))
+                });
             }
         }
-        Err(Errno::ACCESS.into())
+        let flags = access.bits();
+        let text = "Failed to find file descriptor with matching flags";
+        Err(refuse(format!("{text}={flags:#x}")))
     }
 
     fn add(&self, fd: OwnedFd, id: Option<i64>, opaque: Option<String>) -> Result<Value, QmpError> {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
+mod descriptors;
 mod drawn;
 mod qemu;
 mod serving;

@@ -20,15 +20,27 @@ pub struct Peer {
 impl Peer {
     /// Starts it; `None` if it is not installed.
     pub fn start() -> Option<Peer> {
-        let found = Command::new(PROGRAM).arg("--version").output();
+        let socket = "socket,id=c,path=qmp,server=on,wait=off";
+        Peer::of(PROGRAM, &["--chardev", socket, "--monitor", "chardev=c"])
+    }
+
+    /// Starts a machine without a processor, which has commands that the daemon does not have.
+    pub fn machine() -> Option<Peer> {
+        let socket = "unix:qmp,server=on,wait=off";
+        let none = ["-M", "none", "-display", "none", "-serial", "none"];
+        let arguments = [&none[..], &["-monitor", "none", "-qmp", socket]].concat();
+        Peer::of("qemu-system-x86_64", &arguments)
+    }
+
+    fn of(program: &str, arguments: &[&str]) -> Option<Peer> {
+        let found = Command::new(program).arg("--version").output();
         if !found.is_ok_and(|output| output.status.success()) {
-            eprintln!("SKIPPED: {PROGRAM} is not installed");
+            eprintln!("SKIPPED: {program} is not installed");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
-        let child = Command::new(PROGRAM)
-            .args(["--chardev", "socket,id=c,path=qmp,server=on,wait=off"])
-            .args(["--monitor", "chardev=c"])
+        let child = Command::new(program)
+            .args(arguments)
             .current_dir(dir.path())
             .stdin(Stdio::null())
             .spawn()

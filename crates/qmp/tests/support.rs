@@ -13,6 +13,7 @@ use cowslip_qmp::{
     Call, Event, Executing, Handler, QmpError, Schema, Server, ServerHandle, ServerOptions,
 };
 use cowslip_queue::{Backend, Listener, Queue};
+use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 /// Executes a few commands: `quit`; `job-pause` and `job-resume` send events; `block-job-pause` and
@@ -51,6 +52,17 @@ impl Small {
                 ));
             }
             _ => {}
+        }
+        if call.name == "blockdev-del" {
+            let name = call.arguments["node-name"].as_str().unwrap();
+            // The length of a file of a set, or of one that has a name, as an error.
+            let sets = call.descriptors.sets();
+            let file = match sets.open(Path::new(name), OFlags::RDONLY)? {
+                Some(file) => file,
+                None => call.descriptors.take(name)?,
+            };
+            let length = std::fs::File::from(file).metadata().unwrap().len();
+            return Err(QmpError::generic(format!("{length} bytes")));
         }
         let command = Schema::of_daemon().command(call.name).unwrap();
         match &command.returns {
@@ -140,6 +152,11 @@ impl Raw {
 
     pub fn try_send(&mut self, text: &str) -> io::Result<()> {
         self.stream.write_all(text.as_bytes())
+    }
+
+    /// Sends the beginning of a text, as much as the connection takes now.
+    pub fn try_send_some(&mut self, text: &str) -> Option<usize> {
+        self.stream.write(text.as_bytes()).ok()
     }
 
     /// The next line, without its end; empty at the end of the connection.
