@@ -10,7 +10,7 @@ use std::process::Command;
 use crate::run;
 
 /// The targets, as in `cowslip_hostile::TARGETS`, and the longest input that is worth trying.
-const TARGETS: [(&str, u32); 8] = [
+const TARGETS: [(&str, u32); 7] = [
     ("image_bytes", 131_072),
     ("image_damage", 600),
     // A byte, and an image or choices.
@@ -20,13 +20,14 @@ const TARGETS: [(&str, u32); 8] = [
     ("nbd_client", 4096),
     ("fuse_server", 4096),
     ("io_lines", 1000),
+    ("qmp", 2000),
 ];
 
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub struct Args {
     /// This target alone: image_bytes, image_damage, image_repair, tables, nbd_server, nbd_client,
-    /// fuse_server or io_lines
+    /// fuse_server, io_lines or qmp
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     /// How long each target is fuzzed

@@ -34,6 +34,9 @@ fn main() {
     let lines = "write -P 5 0 64k\nread -vP 5 0 512\ndiscard 0 1k\naio_write -z 4k 8k\naio_flush\nmap\n\
                  alloc 0 1M\ninfo\nwrite -c 0 512\ntruncate 2M\nwritev 0 512 1k\nhelp read\nlength\nclose\n";
     write("io_lines", "lines", &[&[0, 0], lines.as_bytes()].concat());
+    for (name, kind, text) in QMP {
+        write("qmp", name, &[&[kind], text.as_bytes()].concat());
+    }
     for target in [
         "image_damage",
         "image_repair",
@@ -42,6 +45,7 @@ fn main() {
         "nbd_client",
         "fuse_server",
         "io_lines",
+        "qmp",
     ] {
         for first in 0..6u8 {
             let mut noise = Draw::from_seed(u64::from(first));
@@ -51,6 +55,42 @@ fn main() {
         }
     }
 }
+
+/// Bytes of clients of the control protocol, each behind the choice that takes them as they are.
+const QMP: [(&str, u8, &str); 6] = [
+    (
+        "greeted",
+        4,
+        "{'execute':'qmp_capabilities','id':[1,{}]}{'execute':'query-version'}",
+    ),
+    (
+        "jobs",
+        0,
+        "{'execute':'query-jobs','id':null}\r\n{\"execute\":\"job-pause\",\"arguments\":{\"id\":\"a\"}}",
+    ),
+    (
+        "nodes",
+        0,
+        "{'execute':'blockdev-add','arguments':{'driver':'qcow2','node-name':'n','file':\
+                  {'driver':'file','filename':'/x','locking':'off'},'backing':null}}",
+    ),
+    (
+        "many",
+        0,
+        "{'execute':'transaction','arguments':{'actions':[{'type':'block-dirty-bitmap-add',\
+                 'data':{'node':'n','name':'b','granularity':65536}},{'type':'abort','data':{}}]}}",
+    ),
+    (
+        "broken",
+        0,
+        "@{'a':'\\ud83d\\ude00\\u12'}[1e5,-0.5,01]{[}]tru \u{7f}\"\\x\"\n{}]'",
+    ),
+    (
+        "end",
+        0,
+        "{'execute':'getfd','arguments':{'fdname':'a'}}{'execute':'quit'}{'execute':'quit'}",
+    ),
+];
 
 fn shapes() -> Vec<(&'static str, CreateOptions)> {
     let base = CreateOptions {

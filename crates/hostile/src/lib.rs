@@ -20,6 +20,7 @@ pub mod layout;
 pub mod nbd_client;
 pub mod nbd_server;
 mod pipe;
+pub mod qmp;
 pub mod repair;
 pub mod samples;
 pub mod session;
@@ -68,5 +69,9 @@ pub const TARGETS: [Target; 8] = [
     Target {
         name: "io_lines",
         run: io_lines::run,
+    },
+    Target {
+        name: "qmp",
+        run: qmp::run,
     },
 ];

@@ -122,6 +122,11 @@ fn lines_of_the_shell_are_carried_out_or_complained_of() {
 }
 
 #[test]
+fn the_control_protocol_survives_its_clients() {
+    smoke("qmp", 2000);
+}
+
+#[test]
 fn the_corpus_stays_small_and_every_target_has_one() {
     let mut total = 0;
     for target in TARGETS {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 mod descriptors;
+mod documents;
 mod drawn;
 mod qemu;
 mod serving;
