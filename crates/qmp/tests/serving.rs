@@ -206,7 +206,7 @@ fn a_client_that_does_not_read_its_replies_is_not_read_either() {
     assert!(sent < 1 << 20, "{sent} bytes of requests were taken");
     let mut other = served.negotiated();
     assert_eq!(other.ask("{'execute':'query-jobs'}"), "{\"return\": []}");
-    // The server waits for it no longer than it is told to.
+    // The server waits for it, but not for ever.
     drop(deaf);
     other.send("{'execute':'quit'}");
     served.end();
@@ -264,7 +264,7 @@ fn commands_have_limits() {
 }
 
 #[test]
-fn a_stopped_server_waits_for_a_client_that_does_not_read_as_long_as_it_is_told_to() {
+fn a_stopped_server_waits_for_a_client_that_does_not_read_for_a_limited_time() {
     let served = Served::new(ServerOptions {
         drain_timeout: std::time::Duration::from_millis(100),
         ..ServerOptions::default()

@@ -84,7 +84,9 @@ impl Outbox {
     pub async fn drain(&self) {
         self.closed.set(true);
         self.changed.notify();
-        self.changed.until(|| self.ended.get()).await;
+        self.changed
+            .until(|| self.ended.get() || self.is_broken())
+            .await;
     }
 
     /// Sends lines until the outbox is closed and empty, or the connection fails.
