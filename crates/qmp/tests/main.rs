@@ -5,6 +5,7 @@
 mod descriptors;
 mod documents;
 mod drawn;
+mod python;
 mod qemu;
 mod serving;
 mod support;
