@@ -351,7 +351,7 @@ pub fn parse(text: &str) -> Result<Value, SyntaxError> {
     let first = reader.next(&mut input);
     // Numbers and keywords end where something follows.
     let first = first.or_else(|| reader.next(&mut &b"\n"[..]));
-    let value = first.unwrap_or_else(|| Err(SyntaxError::parse("expecting value")))?;
+    let value = first.unwrap_or_else(|| Err(SyntaxError::parse("premature EOI")))?;
     match reader.next(&mut input) {
         None if reader.is_between() => Ok(value),
         Some(Err(error)) => Err(error),

@@ -1,7 +1,8 @@
 //! The commands, events and types of the protocol, declared once.
 //!
 //! The declarations are the files of `crates/qmp/schema/`; names and types are the protocol's. They
-//! check the arguments of commands ([`Schema::check_command`]), and what is sent; they answer
+//! check the arguments of commands ([`Schema::check_command`]), and what is sent; they
+//! make values of the words of a command line ([`Schema::object_of_text`]); they answer
 //! `query-qmp-schema` ([`Schema::introspect`]); they are the list of commands for people.
 //!
 //! Clients find by the schema which features a server has: it declares what this one does, and
@@ -13,6 +14,7 @@ use std::sync::OnceLock;
 mod check;
 mod introspect;
 mod read;
+mod words;
 
 pub use read::DeclarationError;
 
@@ -48,6 +50,8 @@ pub enum Integer {
     Unsigned(u32),
     /// 64 bits without a sign. As in QEMU, a negative number stands for itself plus 2^64.
     Uint64,
+    /// The same, a number of bytes: words of a command line may have a suffix.
+    Size,
 }
 
 /// A member of an object.

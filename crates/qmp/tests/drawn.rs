@@ -101,7 +101,7 @@ impl Maker<'_> {
         }
         match kind {
             Type::Str => self.draw.pick(&["x", "y", ""]).into(),
-            Type::Integer(Integer::Int | Integer::Uint64) => self
+            Type::Integer(Integer::Int | Integer::Uint64 | Integer::Size) => self
                 .draw
                 .pick(&[0i64, 1, -1, 512, i64::MAX, i64::MIN])
                 .into(),

@@ -9,3 +9,4 @@ mod python;
 mod qemu;
 mod serving;
 mod support;
+mod words;

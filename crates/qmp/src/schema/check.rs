@@ -3,8 +3,10 @@
 
 use std::fmt;
 
-use serde_json::{Map, Value};
+use cowslip_block::size;
+use serde_json::{Map, Number, Value};
 
+use super::words::whole;
 use super::{Command, Declared, EnumValue, EventKind, Integer, Object, Schema, Type};
 use crate::error::QmpError;
 
@@ -15,14 +17,32 @@ enum Step<'a> {
     Element(usize),
 }
 
+/// The form in which values come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Json,
+    /// From a command line: numbers, switches and `null` are texts.
+    Words,
+}
+
 /// The way from the arguments to a value.
-struct Path<'a>(Vec<Step<'a>>);
+struct Path<'a> {
+    steps: Vec<Step<'a>>,
+    form: Form,
+}
 
 impl Path<'_> {
+    fn new(form: Form) -> Self {
+        Path {
+            steps: Vec::new(),
+            form,
+        }
+    }
+
     /// The last name, by which QEMU alone calls values of enumerations and of alternates, and
     /// numbers that are out of range. Elements of lists have none.
     fn last(&self) -> &str {
-        match self.0.last() {
+        match self.steps.last() {
             Some(Step::Member(name)) => name,
             _ => "null",
         }
@@ -31,13 +51,14 @@ impl Path<'_> {
 
 impl fmt::Display for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
+        if self.steps.is_empty() {
             return f.write_str("null");
         }
-        for (at, step) in self.0.iter().enumerate() {
+        for (at, step) in self.steps.iter().enumerate() {
             match step {
                 Step::Member(name) if at == 0 => f.write_str(name)?,
                 Step::Member(name) => write!(f, ".{name}")?,
+                Step::Element(index) if self.form == Form::Words => write!(f, ".{index}")?,
                 Step::Element(index) => write!(f, "[{index}]")?,
             }
         }
@@ -64,7 +85,7 @@ impl Schema {
     /// # Errors
     /// The first member that is missing, unexpected or of another type.
     pub fn check_command(&self, command: &Command, arguments: &mut Map<String, Value>) -> Result {
-        self.check_object(&command.arguments, arguments, &mut Path(Vec::new()))
+        self.check_object(&command.arguments, arguments, &mut Path::new(Form::Json))
     }
 
     /// Checks the data of an event.
@@ -72,7 +93,7 @@ impl Schema {
     /// # Errors
     /// As for the arguments of a command.
     pub fn check_event(&self, event: &EventKind, data: &mut Map<String, Value>) -> Result {
-        self.check_object(&event.data, data, &mut Path(Vec::new()))
+        self.check_object(&event.data, data, &mut Path::new(Form::Json))
     }
 
     /// Checks the result of a command.
@@ -80,7 +101,7 @@ impl Schema {
     /// # Errors
     /// As for its arguments.
     pub fn check_result(&self, command: &Command, result: &mut Value) -> Result {
-        let mut path = Path(Vec::new());
+        let mut path = Path::new(Form::Json);
         match (&command.returns, result) {
             (Some(kind), result) => self.check(kind, result, &mut path),
             (None, Value::Object(members)) if members.is_empty() => Ok(()),
@@ -93,10 +114,23 @@ impl Schema {
     /// # Errors
     /// As for the arguments of a command.
     pub fn check_value(&self, kind: &Type, value: &mut Value) -> Result {
-        self.check(kind, value, &mut Path(Vec::new()))
+        self.check(kind, value, &mut Path::new(Form::Json))
+    }
+
+    pub(super) fn check_json(&self, kind: &str, members: &mut Map<String, Value>) -> Result {
+        self.check_object(kind, members, &mut Path::new(Form::Json))
+    }
+
+    /// Checks an object whose values are texts, and makes numbers and switches of those that are to
+    /// be such.
+    pub(super) fn check_words(&self, kind: &str, members: &mut Map<String, Value>) -> Result {
+        self.check_object(kind, members, &mut Path::new(Form::Words))
     }
 
     fn check<'a>(&'a self, kind: &'a Type, value: &mut Value, path: &mut Path<'a>) -> Result {
+        if path.form == Form::Words {
+            read_word(kind, value, path)?;
+        }
         let (fits, expected) = match kind {
             Type::Any => return Ok(()),
             Type::Integer(range) => return check_integer(*range, value, path),
@@ -104,9 +138,9 @@ impl Schema {
             Type::List(element) => match value {
                 Value::Array(elements) => {
                     for (at, value) in elements.iter_mut().enumerate() {
-                        path.0.push(Step::Element(at));
+                        path.steps.push(Step::Element(at));
                         self.check(element, value, path)?;
-                        path.0.pop();
+                        path.steps.pop();
                     }
                     return Ok(());
                 }
@@ -178,8 +212,11 @@ impl Schema {
         match members.keys().find(|name| !is_known(name)) {
             None => Ok(()),
             Some(name) => {
-                let steps = path.0.iter().copied();
-                let path = Path(steps.chain([Step::Member(name)]).collect());
+                let steps = path.steps.iter().copied();
+                let path = Path {
+                    steps: steps.chain([Step::Member(name)]).collect(),
+                    form: path.form,
+                };
                 let text = format!("Parameter '{path}' is unexpected");
                 Err(QmpError::generic(text))
             }
@@ -193,7 +230,7 @@ impl Schema {
         path: &mut Path<'a>,
     ) -> Result {
         for member in &object.members {
-            path.0.push(Step::Member(&member.name));
+            path.steps.push(Step::Member(&member.name));
             match members.get_mut(&member.name) {
                 Some(value) => self.check(&member.kind, value, path)?,
                 None if member.optional => {}
@@ -202,7 +239,7 @@ impl Schema {
                     return Err(QmpError::generic(text));
                 }
             }
-            path.0.pop();
+            path.steps.pop();
         }
         Ok(())
     }
@@ -215,9 +252,60 @@ impl Schema {
     }
 }
 
+/// Makes what a type wants of a text.
+fn read_word(kind: &Type, value: &mut Value, path: &Path<'_>) -> Result {
+    let is_scalar = match kind {
+        Type::List(_) | Type::Named(_) | Type::Any => false,
+        Type::Str | Type::Integer(_) | Type::Number | Type::Bool | Type::Null => true,
+    };
+    if is_scalar && (value.is_object() || value.is_array()) {
+        return Err(unexpected_group(path));
+    }
+    let Value::String(text) = &*value else {
+        return Ok(());
+    };
+    *value = match kind {
+        Type::Integer(Integer::Size) => {
+            let bytes = size::parse(text.trim_start());
+            bytes.map_err(|_| expects(path, "size"))?.into()
+        }
+        Type::Integer(range) => {
+            let number = whole(text).and_then(|number| match range {
+                Integer::Uint64 | Integer::Unsigned(_) => {
+                    let signed = || i64::try_from(number).ok().map(i64::cast_unsigned);
+                    let number = u64::try_from(number).ok().or_else(signed);
+                    number.map(Value::from)
+                }
+                _ => i64::try_from(number).ok().map(Value::from),
+            });
+            number.ok_or_else(|| expects(path, "integer"))?
+        }
+        Type::Number => {
+            let number = text.parse::<f64>().ok().and_then(Number::from_f64);
+            number.ok_or_else(|| expects(path, "number"))?.into()
+        }
+        Type::Bool => match text.as_str() {
+            "on" | "yes" | "true" | "y" => true.into(),
+            "off" | "no" | "false" | "n" => false.into(),
+            _ => return Err(expects(path, "'on' or 'off'")),
+        },
+        Type::Null if text.is_empty() => Value::Null,
+        _ => return Ok(()),
+    };
+    Ok(())
+}
+
+fn unexpected_group(path: &Path<'_>) -> QmpError {
+    QmpError::generic(format!("Parameters '{path}.*' are unexpected"))
+}
+
 fn check_enum(values: &[EnumValue], value: &Value, path: &Path<'_>) -> Result {
     let Value::String(text) = value else {
-        return Err(wrong_type(path, "string"));
+        let is_group = path.form == Form::Words && (value.is_object() || value.is_array());
+        return Err(match is_group {
+            true => unexpected_group(path),
+            false => wrong_type(path, "string"),
+        });
     };
     match values.iter().any(|value| value.name == *text) {
         true => Ok(()),
@@ -250,7 +338,7 @@ fn check_integer(range: Integer, value: &mut Value, path: &Path<'_>) -> Result {
                 false => Err(expects(path.last(), format_args!("uint{bits}_t"))),
             }
         }
-        Integer::Uint64 => {
+        Integer::Uint64 | Integer::Size => {
             let number = unsigned(value).ok_or_else(|| expects(path, "uint64"))?;
             *value = number.into();
             Ok(())
