@@ -21,14 +21,28 @@ impl Peer {
     /// Starts it; `None` if it is not installed.
     pub fn start() -> Option<Peer> {
         let socket = "socket,id=c,path=qmp,server=on,wait=off";
-        Peer::of(PROGRAM, &["--chardev", socket, "--monitor", "chardev=c"])
+        Peer::of(
+            PROGRAM,
+            &[
+                "--chardev",
+                socket,
+                "--monitor",
+                "chardev=c",
+                "--pidfile",
+                "pid",
+            ],
+        )
     }
 
     /// Starts a machine without a processor, which has commands that the daemon does not have.
     pub fn machine() -> Option<Peer> {
         let socket = "unix:qmp,server=on,wait=off";
         let none = ["-M", "none", "-display", "none", "-serial", "none"];
-        let arguments = [&none[..], &["-monitor", "none", "-qmp", socket]].concat();
+        let arguments = [
+            &none[..],
+            &["-monitor", "none", "-qmp", socket, "-pidfile", "pid"],
+        ]
+        .concat();
         Peer::of("qemu-system-x86_64", &arguments)
     }
 
@@ -46,7 +60,8 @@ impl Peer {
             .spawn()
             .unwrap();
         let peer = Peer { dir, child };
-        while !peer.path().exists() {
+        // It is written when everything is set up; a client that comes before may not be greeted.
+        while !peer.dir.path().join("pid").exists() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         Some(peer)
