@@ -10,7 +10,7 @@ use std::process::Command;
 use crate::run;
 
 /// The targets, as in `cowslip_hostile::TARGETS`, and the longest input that is worth trying.
-const TARGETS: [(&str, u32); 7] = [
+const TARGETS: [(&str, u32); 9] = [
     ("image_bytes", 131_072),
     ("image_damage", 600),
     // A byte, and an image or choices.
