@@ -50,7 +50,8 @@ pub struct Options {
     pub serial: String,
     /// Most queues that a front end may use.
     pub queues: u16,
-    /// Threads that the queues are spread over.
+    /// Threads that the queues are spread over. Without any, queues work on the thread that serves
+    /// the connection.
     pub threads: usize,
     /// Longest time for which they poll before they sleep; zero is never. As
     /// [`Queue::poll_before_sleep`](cowslip_queue::Queue::poll_before_sleep) has it.

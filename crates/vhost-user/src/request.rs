@@ -82,7 +82,7 @@ impl Request {
         } = chain;
         if readable.len() < HEADER_BYTES || writable.is_empty() {
             return Err(Broken(format!(
-                "a request with {} readable and {} writable bytes has no place for header and \
+                "{slot}: a request with {} readable and {} writable bytes has no place for header and \
                  status",
                 readable.len(),
                 writable.len()

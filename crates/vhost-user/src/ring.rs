@@ -25,6 +25,8 @@ pub(crate) const SIZE_MAX: u16 = 1 << 15;
 /// Most descriptors of a chain with an indirect table. A table may be longer than the ring: drivers
 /// were seen to do that with small rings.
 const INDIRECT_MAX: u32 = 4096;
+/// Most bytes of a chain (VIRTIO 1.2, sections 2.7.5 and 2.8.7).
+const CHAIN_BYTES_MAX: u64 = 1 << 32;
 /// Bytes of a descriptor, in rings of both kinds.
 const DESCRIPTOR_BYTES: u64 = 16;
 
@@ -40,6 +42,13 @@ pub(crate) struct Broken(pub String);
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl Broken {
+    /// Adds where it is.
+    pub fn at(self, place: impl fmt::Display) -> Broken {
+        Broken(format!("{place}: {}", self.0))
     }
 }
 
@@ -82,6 +91,12 @@ pub(crate) struct Slot {
     count: u16,
     /// Entry in the table of requests in flight.
     entry: u16,
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the chain with id {}", self.id)
+    }
 }
 
 /// A request's memory.
@@ -196,12 +211,14 @@ struct Collector<'a> {
     readable: IoVec,
     writable: IoVecMut,
     written: SmallVec<[(u64, u64); 2]>,
+    bytes: u64,
 }
 
 impl<'a> Collector<'a> {
     fn new(guest: &'a GuestMemory) -> Collector<'a> {
         Collector {
             guest,
+            bytes: 0,
             readable: IoVec::default(),
             writable: IoVecMut::default(),
             written: SmallVec::new(),
@@ -214,12 +231,16 @@ impl<'a> Collector<'a> {
         if descriptor.flags & WRITE != 0 {
             self.guest.append_to_mut(&mut self.writable, range)?;
             self.written.push(range);
-            return Ok(());
-        }
-        if !self.written.is_empty() {
+        } else if self.written.is_empty() {
+            self.guest.append_to(&mut self.readable, range)?;
+        } else {
             return broken("a chain has memory to read behind memory to write");
         }
-        Ok(self.guest.append_to(&mut self.readable, range)?)
+        self.bytes += range.1;
+        match self.bytes > CHAIN_BYTES_MAX {
+            true => broken(format!("a chain of more than {CHAIN_BYTES_MAX} bytes")),
+            false => Ok(()),
+        }
     }
 
     /// Adds what an indirect table lists; `next` finds the descriptor that follows another one, if

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cowslip_block::Disk;
-use cowslip_queue::{Event, Listener, Threads};
+use cowslip_queue::{Event, Listener, Stream, Threads, spawn};
 use futures_util::future::{Either, select};
 
 use crate::device::{Device, Options};
@@ -59,7 +59,15 @@ pub(crate) type Observer = Arc<dyn Fn(&ServerEvent<'_>) + Send + Sync>;
 pub(crate) struct ServerState {
     pub device: Arc<Device>,
     pub observer: Observer,
-    threads: Arc<Mutex<Threads>>,
+    place: WorkPlace,
+}
+
+/// Where queues work.
+#[derive(Clone)]
+enum WorkPlace {
+    Threads(Arc<Mutex<Threads>>),
+    /// On the thread that serves the connection.
+    Here,
 }
 
 impl ServerState {
@@ -69,9 +77,17 @@ impl ServerState {
         index: usize,
         make: impl FnOnce() -> F + Send + 'static,
     ) -> io::Result<()> {
-        // Nothing that holds the lock panics.
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.run(index, make)
+        match &self.place {
+            WorkPlace::Threads(threads) => {
+                // Nothing that holds the lock panics.
+                let mut threads = threads.lock().unwrap_or_else(PoisonError::into_inner);
+                threads.run(index, make)
+            }
+            WorkPlace::Here => {
+                spawn(make());
+                Ok(())
+            }
+        }
     }
 }
 
@@ -156,7 +172,7 @@ impl ServerHandle {
 /// A server of one disk.
 pub struct Server {
     device: Arc<Device>,
-    threads: Arc<Mutex<Threads>>,
+    place: WorkPlace,
     observer: Observer,
     handle: ServerHandle,
 }
@@ -206,12 +222,15 @@ impl Server {
     /// # Errors
     /// The system's refusal of a descriptor: all that the server itself needs are made here.
     pub fn new(disk: Arc<dyn Disk>, options: Options) -> io::Result<Server> {
+        let place = match options.threads {
+            0 => WorkPlace::Here,
+            count => {
+                let threads = Threads::new("vhost-user", count, options.poll)?;
+                WorkPlace::Threads(Arc::new(Mutex::new(threads)))
+            }
+        };
         Ok(Server {
-            threads: Arc::new(Mutex::new(Threads::new(
-                "vhost-user",
-                options.threads,
-                options.poll,
-            )?)),
+            place,
             device: Arc::new(Device::new(disk, options)),
             observer: Arc::new(|_| ()),
             handle: ServerHandle {
@@ -236,7 +255,7 @@ impl Server {
         Arc::new(ServerState {
             device: Arc::clone(&self.device),
             observer: Arc::clone(&self.observer),
-            threads: Arc::clone(&self.threads),
+            place: self.place.clone(),
         })
     }
 
@@ -291,6 +310,18 @@ impl Server {
             listener,
             connection,
         })
+    }
+
+    /// Serves a front end that is connected by other means, until it leaves or the server is
+    /// stopped.
+    pub async fn serve_connection(&self, stream: Stream) {
+        (self.observer)(&ServerEvent::Connected);
+        let mut session = Session::new(self.state(), stream);
+        let outcome = session.run(&self.handle).await;
+        session.end().await;
+        (self.observer)(&ServerEvent::Disconnected {
+            reason: outcome.err().map(|error| error.to_string()),
+        });
     }
 
     /// Starts the queues of a connection that was at rest.

@@ -286,7 +286,7 @@ impl Session {
             }
             Message::SetInflightFd(description) => {
                 let file = descriptor.ok_or_else(|| invalid("a table without a file"))?;
-                let shape = self.shape(description);
+                let shape = self.shape(description)?;
                 let part = (description.offset, description.len);
                 let table = Table::map(file.as_fd(), part, shape)?;
                 if table.is_writethrough() {
@@ -453,23 +453,10 @@ impl Session {
         Ok(())
     }
 
-    fn shape(&self, description: InflightDescription) -> Shape {
-        Shape {
-            queues: description.queues,
-            queue_size: description.queue_size,
-            is_packed: self.features & feature::RING_PACKED != 0,
-        }
-    }
-
-    fn get_inflight(
-        &mut self,
-        wanted: InflightDescription,
-        payload_len: usize,
-    ) -> Result<Reply, SessionError> {
-        let shape = self.shape(wanted);
+    fn shape(&self, description: InflightDescription) -> Result<Shape, SessionError> {
         let InflightDescription {
             queues, queue_size, ..
-        } = wanted;
+        } = description;
         if queues == 0
             || usize::from(queues) > self.rings.len()
             || queue_size == 0
@@ -479,6 +466,19 @@ impl Session {
                 "a table of requests in flight for {queues} queues of {queue_size} descriptors"
             )));
         }
+        Ok(Shape {
+            queues,
+            queue_size,
+            is_packed: self.features & feature::RING_PACKED != 0,
+        })
+    }
+
+    fn get_inflight(
+        &mut self,
+        wanted: InflightDescription,
+        payload_len: usize,
+    ) -> Result<Reply, SessionError> {
+        let shape = self.shape(wanted)?;
         let file = Table::make_file(shape)?;
         let description = InflightDescription {
             len: shape.bytes(),

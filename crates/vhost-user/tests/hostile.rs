@@ -121,6 +121,23 @@ fn a_broken_chain_stops_its_queue_with_a_reason_and_no_other() {
 }
 
 #[test]
+fn a_chain_of_more_than_4_gib_stops_its_queue() {
+    for features in [VERSION_1 | INDIRECT, VERSION_1 | INDIRECT | PACKED] {
+        let server = server();
+        let mut front = Front::connect(&server.path, features);
+        let mut queue = front.queue(0, 16);
+        // The whole memory again and again: 257 times 16 MiB.
+        let pieces = vec![(GUEST, MEMORY_BYTES as u32, true); 257];
+        let header = [(guest(DATA_AT), 16, false)];
+        let pieces = [&header[..], &pieces].concat();
+        queue.ring.add_indirect(&pieces, (DATA_AT, guest(DATA_AT)));
+        queue.kick_always();
+        server.wait_for_event("the chain at descriptor");
+        assert!(server.has_event("more than 4294967296 bytes"));
+    }
+}
+
+#[test]
 fn a_broken_ring_stops_its_queue_with_a_reason() {
     // More is available than the ring has; a chain begins, or goes on, beyond the ring; a circle.
     type Harm = fn(&mut TestQueue);

@@ -152,11 +152,20 @@ impl Packed {
 
     pub fn pop(&mut self, guest: &GuestMemory) -> Result<Option<Chain>, Broken> {
         if let Some(entry) = self.again.pop_front() {
-            return self.pop_again(entry, guest).map(Some);
+            let chain = self.pop_again(entry, guest).map(Some);
+            let place = || format!("entry {entry} of the table of requests in flight");
+            return chain.map_err(|broken| broken.at(place()));
         }
         if !self.has_new_chain() {
             return Ok(None);
         }
+        let Position { index, .. } = self.next_available;
+        let chain = self.pop_new(guest).map(Some);
+        chain.map_err(|broken| broken.at(format_args!("the chain at descriptor {index}")))
+    }
+
+    /// Takes the chain at the next place.
+    fn pop_new(&mut self, guest: &GuestMemory) -> Result<Chain, Broken> {
         let mut collector = Collector::new(guest);
         let mut found: smallvec::SmallVec<[Descriptor; 4]> = smallvec::SmallVec::new();
         loop {
@@ -179,7 +188,7 @@ impl Packed {
             None => 0,
         };
         self.next_available = self.next_available.advance(count, self.size);
-        Ok(Some(collector.end(Slot { id, count, entry })))
+        Ok(collector.end(Slot { id, count, entry }))
     }
 
     /// Collects a chain from the table: the ring may have used descriptors in its place.

@@ -2,6 +2,7 @@
 //! the driver writes, and one of used chains that the device writes.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use super::{
     Area, Broken, Chain, Collector, DESCRIPTOR_BYTES, Descriptor, Features, Layout, Slot, broken,
@@ -14,6 +15,15 @@ use crate::memory::GuestMemory;
 const NO_INTERRUPT: u16 = 1;
 /// The device does not want notifications (of chains that are available).
 const NO_NOTIFY: u16 = 1;
+
+/// The chain that begins with a descriptor, in messages.
+struct Head(u16);
+
+impl fmt::Display for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the chain at descriptor {}", self.0)
+    }
+}
 
 /// A split ring, on the device's side.
 #[derive(Debug)]
@@ -83,7 +93,8 @@ impl Split {
 
     pub fn pop(&mut self, guest: &GuestMemory) -> Result<Option<Chain>, Broken> {
         if let Some(head) = self.again.pop_front() {
-            return self.walk(head, guest).map(Some);
+            let chain = self.walk(head, guest);
+            return chain.map(Some).map_err(|broken| broken.at(Head(head)));
         }
         let available = self.available.load_u16(2);
         let waiting = available.wrapping_sub(self.next_available);
@@ -102,7 +113,8 @@ impl Split {
             let size = self.size;
             return broken(format!("a chain at descriptor {head} of a ring of {size}"));
         }
-        let chain = self.walk(head, guest)?;
+        let chain = self.walk(head, guest);
+        let chain = chain.map_err(|broken| broken.at(Head(head)))?;
         if let Some(table) = &mut self.table {
             table.take(head)?;
         }
