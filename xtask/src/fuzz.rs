@@ -19,6 +19,8 @@ const TARGETS: [(&str, u32); 9] = [
     ("nbd_server", 4096),
     ("nbd_client", 4096),
     ("fuse_server", 4096),
+    ("vhost_rings", 2000),
+    ("vhost_messages", 2000),
     ("io_lines", 1000),
     ("qmp", 2000),
 ];
@@ -28,6 +30,7 @@ const TARGETS: [(&str, u32); 9] = [
 pub struct Args {
     /// This target alone: image_bytes, image_damage, image_repair, tables, nbd_server, nbd_client,
     /// fuse_server, io_lines or qmp
+    /// vhost_rings, vhost_messages or io_lines
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     /// How long each target is fuzzed

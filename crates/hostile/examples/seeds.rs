@@ -44,6 +44,8 @@ fn main() {
         "nbd_server",
         "nbd_client",
         "fuse_server",
+        "vhost_rings",
+        "vhost_messages",
         "io_lines",
         "qmp",
     ] {

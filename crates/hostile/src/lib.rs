@@ -12,8 +12,12 @@
 
 pub mod damage;
 pub mod draw;
+#[path = "../../vhost-user/tests/ring.rs"]
+#[allow(dead_code, reason = "it serves the tests of its crate, too")]
+mod driver_ring;
 pub mod file;
 pub mod fuse_server;
+mod front;
 pub mod image_bytes;
 pub mod io_lines;
 pub mod layout;
@@ -25,6 +29,8 @@ pub mod repair;
 pub mod samples;
 pub mod session;
 pub mod tables;
+pub mod vhost_messages;
+pub mod vhost_rings;
 pub mod worst;
 
 /// A fuzz target.
@@ -38,6 +44,7 @@ pub struct Target {
 
 /// All fuzz targets.
 pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target {
         name: "image_bytes",
         run: image_bytes::run,
@@ -65,6 +72,12 @@ pub const TARGETS: [Target; 8] = [
     Target {
         name: "fuse_server",
         run: fuse_server::run,
+        name: "vhost_rings",
+        run: vhost_rings::run,
+    },
+    Target {
+        name: "vhost_messages",
+        run: vhost_messages::run,
     },
     Target {
         name: "io_lines",

@@ -1,0 +1,4 @@
+//! libFuzzer around `cowslip_hostile::vhost_messages`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| cowslip_hostile::vhost_messages::run(input));
