@@ -21,6 +21,7 @@ use cowslip_queue::SharedMemory;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
 
+use crate::fields::Fields;
 use crate::ring::{Broken, Descriptor};
 
 /// Parts of queues begin at multiples of this, as in QEMU's library for servers.
@@ -152,23 +153,23 @@ impl Table {
     /// Notes whether the guest has chosen that writes are durable when they complete.
     pub fn set_writethrough(&self, is_writethrough: bool) {
         for part in (0..self.shape.queues).filter_map(|index| self.queue(index)) {
-            let others = part.u64(FEATURES_AT) & !WRITETHROUGH;
+            let others = part.fields.load_u64(FEATURES_AT) & !WRITETHROUGH;
             let chosen = if is_writethrough { WRITETHROUGH } else { 0 };
-            part.set_u64(FEATURES_AT, others | chosen);
+            part.fields.store_u64(FEATURES_AT, others | chosen);
         }
     }
 
     /// Whether the guest has chosen so with another server.
     pub fn is_writethrough(&self) -> bool {
         let mut parts = (0..self.shape.queues).filter_map(|index| self.queue(index));
-        parts.any(|part| part.u64(FEATURES_AT) & WRITETHROUGH != 0)
+        parts.any(|part| part.fields.load_u64(FEATURES_AT) & WRITETHROUGH != 0)
     }
 
     /// The part of a queue.
     pub fn queue(&self, index: u16) -> Option<QueueTable> {
+        let start = self.shape.queue_bytes() * usize::from(index);
         (index < self.shape.queues).then(|| QueueTable {
-            memory: Arc::clone(&self.memory),
-            start: self.shape.queue_bytes() * usize::from(index),
+            fields: Fields::new(&self.memory, start),
             shape: self.shape,
         })
     }
@@ -183,42 +184,17 @@ impl AsFd for Table {
 /// The part of one queue.
 #[derive(Clone)]
 pub(crate) struct QueueTable {
-    memory: Arc<SharedMemory>,
-    start: usize,
+    fields: Fields,
     shape: Shape,
 }
 
 impl fmt::Debug for QueueTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QueueTable(at {} of {:?})", self.start, self.shape)
+        write!(f, "QueueTable({:?})", self.shape)
     }
 }
 
 impl QueueTable {
-    fn u16(&self, at: usize) -> u16 {
-        self.memory.load_u16(self.start + at)
-    }
-
-    fn set_u16(&self, at: usize, value: u16) {
-        self.memory.store_u16(self.start + at, value);
-    }
-
-    fn u8(&self, at: usize) -> u8 {
-        self.memory.load_u8(self.start + at)
-    }
-
-    fn set_u8(&self, at: usize, value: u8) {
-        self.memory.store_u8(self.start + at, value);
-    }
-
-    fn u64(&self, at: usize) -> u64 {
-        self.memory.load_u64(self.start + at)
-    }
-
-    fn set_u64(&self, at: usize, value: u64) {
-        self.memory.store_u64(self.start + at, value);
-    }
-
     /// Checks that the table is for this ring. Returns whether a server has used it before; if not,
     /// it is one of this version afterwards, once `begin` has filled it.
     fn open(&self, (size, is_packed): (u16, bool), begin: impl FnOnce()) -> Result<bool, Broken> {
@@ -233,18 +209,18 @@ impl QueueTable {
                  for one of {size}, or not of its kind"
             )));
         }
-        match self.u16(VERSION_AT) {
+        match self.fields.load_u16(VERSION_AT) {
             0 => {
                 begin();
-                self.set_u16(ENTRY_COUNT_AT, queue_size);
-                self.set_u16(VERSION_AT, VERSION);
+                self.fields.store_u16(ENTRY_COUNT_AT, queue_size);
+                self.fields.store_u16(VERSION_AT, VERSION);
                 Ok(false)
             }
-            VERSION if self.u16(ENTRY_COUNT_AT) == queue_size => Ok(true),
+            VERSION if self.fields.load_u16(ENTRY_COUNT_AT) == queue_size => Ok(true),
             version => Err(Broken(format!(
                 "the table of requests in flight has version {version} and {} entries; version \
                  {VERSION} with {queue_size} is supported",
-                self.u16(ENTRY_COUNT_AT)
+                self.fields.load_u16(ENTRY_COUNT_AT)
             ))),
         }
     }
@@ -307,7 +283,7 @@ impl SplitTable {
     }
 
     fn is_in_flight(&self, head: u16) -> bool {
-        self.table.u8(Self::at(head, IN_FLIGHT)) == 1
+        self.table.fields.load_u8(Self::at(head, IN_FLIGHT)) == 1
     }
 
     /// Marks a request that was taken from the ring.
@@ -321,41 +297,49 @@ impl SplitTable {
             )));
         }
         self.table
-            .set_u64(Self::at(head, split::COUNTER), self.counter);
+            .fields
+            .store_u64(Self::at(head, split::COUNTER), self.counter);
         self.counter = self.counter.wrapping_add(1);
-        self.table.set_u8(Self::at(head, IN_FLIGHT), 1);
+        self.table.fields.store_u8(Self::at(head, IN_FLIGHT), 1);
         Ok(())
     }
 
     /// Notes which request is completed next, before the ring has it.
     pub fn begin_completion(&mut self, head: u16) {
-        let before = self.table.u16(split::LAST_BATCH_HEAD);
-        self.table.set_u16(Self::at(head, split::NEXT), before);
-        self.table.set_u16(split::LAST_BATCH_HEAD, head);
+        let before = self.table.fields.load_u16(split::LAST_BATCH_HEAD);
+        self.table
+            .fields
+            .store_u16(Self::at(head, split::NEXT), before);
+        self.table.fields.store_u16(split::LAST_BATCH_HEAD, head);
     }
 
     /// Ends a completion after the ring has it.
     pub fn end_completion(&mut self, head: u16, used_index: u16) {
-        self.table.set_u8(Self::at(head, IN_FLIGHT), 0);
-        self.table.set_u16(split::USED_INDEX, used_index);
+        self.table.fields.store_u8(Self::at(head, IN_FLIGHT), 0);
+        self.table.fields.store_u16(split::USED_INDEX, used_index);
     }
 
     /// Finishes the completions that the ring has, and returns the requests that are in flight, in
     /// the order in which they were taken.
     pub fn recover(&mut self, used_index: u16) -> Vec<u16> {
-        let unfinished = used_index.wrapping_sub(self.table.u16(split::USED_INDEX));
-        let mut head = self.table.u16(split::LAST_BATCH_HEAD);
+        let unfinished = used_index.wrapping_sub(self.table.fields.load_u16(split::USED_INDEX));
+        let mut head = self.table.fields.load_u16(split::LAST_BATCH_HEAD);
         for _ in 0..unfinished.min(self.size) {
             if head >= self.size {
                 break;
             }
-            self.table.set_u8(Self::at(head, IN_FLIGHT), 0);
-            head = self.table.u16(Self::at(head, split::NEXT));
+            self.table.fields.store_u8(Self::at(head, IN_FLIGHT), 0);
+            head = self.table.fields.load_u16(Self::at(head, split::NEXT));
         }
-        self.table.set_u16(split::USED_INDEX, used_index);
+        self.table.fields.store_u16(split::USED_INDEX, used_index);
         let in_flight = (0..self.size).filter(|&head| self.is_in_flight(head));
         let mut taken: Vec<(u64, u16)> = in_flight
-            .map(|head| (self.table.u64(Self::at(head, split::COUNTER)), head))
+            .map(|head| {
+                (
+                    self.table.fields.load_u64(Self::at(head, split::COUNTER)),
+                    head,
+                )
+            })
             .collect();
         taken.sort_unstable();
         if let Some((last, _)) = taken.last() {
@@ -399,32 +383,47 @@ impl PackedTable {
     fn begin(&self, used: PackedPosition) {
         for entry in 0..self.entries {
             self.table
-                .set_u16(Self::at(entry, packed::NEXT), entry.wrapping_add(1));
-            self.table.set_u8(Self::at(entry, IN_FLIGHT), 0);
+                .fields
+                .store_u16(Self::at(entry, packed::NEXT), entry.wrapping_add(1));
+            self.table.fields.store_u8(Self::at(entry, IN_FLIGHT), 0);
         }
         self.set_used(used);
         self.settle();
     }
 
     fn set_used(&self, PackedPosition(bits): PackedPosition) {
-        self.table.set_u16(packed::USED_INDEX, bits & 0x7FFF);
-        self.table.set_u8(packed::USED_WRAP, (bits >> 15) as u8);
+        self.table
+            .fields
+            .store_u16(packed::USED_INDEX, bits & 0x7FFF);
+        self.table
+            .fields
+            .store_u8(packed::USED_WRAP, (bits >> 15) as u8);
     }
 
     /// Ends a change: from now on the positions are the old ones, too.
     fn settle(&self) {
         let table = &self.table;
-        table.set_u16(packed::OLD_FREE_HEAD, table.u16(packed::FREE_HEAD));
-        table.set_u16(packed::OLD_USED_INDEX, table.u16(packed::USED_INDEX));
-        table.set_u8(packed::OLD_USED_WRAP, table.u8(packed::USED_WRAP));
+        table.fields.store_u16(
+            packed::OLD_FREE_HEAD,
+            table.fields.load_u16(packed::FREE_HEAD),
+        );
+        table.fields.store_u16(
+            packed::OLD_USED_INDEX,
+            table.fields.load_u16(packed::USED_INDEX),
+        );
+        table.fields.store_u8(
+            packed::OLD_USED_WRAP,
+            table.fields.load_u8(packed::USED_WRAP),
+        );
     }
 
-    /// Takes back a change that was not ended.
+    /// Takes back a change that was not ended. The used index comes first: as long as it differs
+    /// from the old one, the free head names the request whose completion was begun.
     fn roll_back(&self) {
-        let table = &self.table;
-        table.set_u16(packed::FREE_HEAD, table.u16(packed::OLD_FREE_HEAD));
-        table.set_u16(packed::USED_INDEX, table.u16(packed::OLD_USED_INDEX));
-        table.set_u8(packed::USED_WRAP, table.u8(packed::OLD_USED_WRAP));
+        let fields = &self.table.fields;
+        fields.store_u16(packed::USED_INDEX, fields.load_u16(packed::OLD_USED_INDEX));
+        fields.store_u8(packed::USED_WRAP, fields.load_u8(packed::OLD_USED_WRAP));
+        fields.store_u16(packed::FREE_HEAD, fields.load_u16(packed::OLD_FREE_HEAD));
     }
 
     /// Stores a request that was taken from the ring, and returns its entry.
@@ -432,7 +431,7 @@ impl PackedTable {
     /// # Errors
     /// No entries are free: the driver has made more available than the ring has.
     pub fn take(&mut self, descriptors: &[Descriptor]) -> Result<u16, Broken> {
-        let head = self.table.u16(packed::OLD_FREE_HEAD);
+        let head = self.table.fields.load_u16(packed::OLD_FREE_HEAD);
         let mut entry = head;
         let mut last = head;
         for descriptor in descriptors {
@@ -442,47 +441,56 @@ impl PackedTable {
                 ));
             }
             let table = &self.table;
-            table.set_u64(Self::at(entry, packed::ADDRESS), descriptor.address);
+            table
+                .fields
+                .store_u64(Self::at(entry, packed::ADDRESS), descriptor.address);
             let len = Self::at(entry, packed::LEN);
-            table.memory.store_u32(table.start + len, descriptor.len);
-            table.set_u16(Self::at(entry, packed::FLAGS), descriptor.flags);
-            table.set_u16(Self::at(entry, packed::ID), descriptor.link);
+            table.fields.store_u32(len, descriptor.len);
+            table
+                .fields
+                .store_u16(Self::at(entry, packed::FLAGS), descriptor.flags);
+            table
+                .fields
+                .store_u16(Self::at(entry, packed::ID), descriptor.link);
             last = entry;
-            entry = table.u16(Self::at(entry, packed::NEXT));
+            entry = table.fields.load_u16(Self::at(entry, packed::NEXT));
         }
         let table = &self.table;
-        table.set_u16(Self::at(head, packed::LAST), last);
-        table.set_u16(Self::at(head, packed::COUNT), descriptors.len() as u16);
-        table.set_u64(Self::at(head, packed::COUNTER), self.counter);
+        table.fields.store_u16(Self::at(head, packed::LAST), last);
+        table
+            .fields
+            .store_u16(Self::at(head, packed::COUNT), descriptors.len() as u16);
+        table
+            .fields
+            .store_u64(Self::at(head, packed::COUNTER), self.counter);
         self.counter = self.counter.wrapping_add(1);
-        table.set_u8(Self::at(head, IN_FLIGHT), 1);
-        table.set_u16(packed::FREE_HEAD, entry);
-        table.set_u16(packed::OLD_FREE_HEAD, entry);
+        table.fields.store_u8(Self::at(head, IN_FLIGHT), 1);
+        table.fields.store_u16(packed::FREE_HEAD, entry);
+        table.fields.store_u16(packed::OLD_FREE_HEAD, entry);
         Ok(head)
     }
 
     fn is_in_flight(&self, entry: u16) -> bool {
-        self.table.u8(Self::at(entry, IN_FLIGHT)) == 1
+        self.table.fields.load_u8(Self::at(entry, IN_FLIGHT)) == 1
     }
 
     /// The descriptors of a request; none if the table is broken.
     pub fn descriptors(&self, head: u16) -> Vec<Descriptor> {
         let mut found = Vec::new();
         let mut entry = head;
-        let count = self.table.u16(Self::at(head, packed::COUNT));
+        let count = self.table.fields.load_u16(Self::at(head, packed::COUNT));
         for _ in 0..count.min(self.size) {
             if entry >= self.entries {
                 return Vec::new();
             }
             let table = &self.table;
-            let len = table.start + Self::at(entry, packed::LEN);
             found.push(Descriptor {
-                address: table.u64(Self::at(entry, packed::ADDRESS)),
-                len: table.memory.load_u32(len),
-                flags: table.u16(Self::at(entry, packed::FLAGS)),
-                link: table.u16(Self::at(entry, packed::ID)),
+                address: table.fields.load_u64(Self::at(entry, packed::ADDRESS)),
+                len: table.fields.load_u32(Self::at(entry, packed::LEN)),
+                flags: table.fields.load_u16(Self::at(entry, packed::FLAGS)),
+                link: table.fields.load_u16(Self::at(entry, packed::ID)),
             });
-            entry = table.u16(Self::at(entry, packed::NEXT));
+            entry = table.fields.load_u16(Self::at(entry, packed::NEXT));
         }
         found
     }
@@ -490,18 +498,21 @@ impl PackedTable {
     /// Notes where completions will have come to, and that the request's entries are free then,
     /// before the ring has it.
     pub fn begin_completion(&mut self, head: u16, used: PackedPosition) {
-        let last = self.table.u16(Self::at(head, packed::LAST));
+        let last = self.table.fields.load_u16(Self::at(head, packed::LAST));
         // A front end that wrote nonsense here loses its own requests.
         let last = if last < self.entries { last } else { head };
-        let free = self.table.u16(packed::FREE_HEAD);
-        self.table.set_u16(Self::at(last, packed::NEXT), free);
-        self.table.set_u16(packed::FREE_HEAD, head);
+        let free = self.table.fields.load_u16(packed::FREE_HEAD);
+        self.table
+            .fields
+            .store_u16(Self::at(last, packed::NEXT), free);
+        self.table.fields.store_u16(packed::FREE_HEAD, head);
         self.set_used(used);
     }
 
-    /// Ends a completion after the ring has it.
+    /// Ends a completion after the ring has it. The mark goes first: positions consist of two
+    /// fields, and may be half of the old and half of the new one if the process ends meanwhile.
     pub fn end_completion(&mut self, head: u16) {
-        self.table.set_u8(Self::at(head, IN_FLIGHT), 0);
+        self.table.fields.store_u8(Self::at(head, IN_FLIGHT), 0);
         self.settle();
     }
 
@@ -509,44 +520,59 @@ impl PackedTable {
         &mut self,
         was_used: impl Fn(PackedPosition) -> Option<bool>,
     ) -> Result<Recovered, Broken> {
-        let old_index = self.table.u16(packed::OLD_USED_INDEX);
-        let old_wrap = u16::from(self.table.u8(packed::OLD_USED_WRAP) & 1);
-        if old_index != self.table.u16(packed::USED_INDEX)
-            || old_wrap != u16::from(self.table.u8(packed::USED_WRAP) & 1)
+        let old_index = self.table.fields.load_u16(packed::OLD_USED_INDEX);
+        let old_wrap = u16::from(self.table.fields.load_u8(packed::OLD_USED_WRAP) & 1);
+        if old_index != self.table.fields.load_u16(packed::USED_INDEX)
+            || old_wrap != u16::from(self.table.fields.load_u8(packed::USED_WRAP) & 1)
         {
-            // A completion was begun; the ring says whether it has it.
-            match was_used(PackedPosition(old_index | old_wrap << 15)) {
-                Some(true) => self.settle(),
+            // A completion was begun. If its request is not marked any more, the ring has it, and
+            // the old position may be half the new one. Else the ring says whether it has it.
+            let head = self.table.fields.load_u16(packed::FREE_HEAD);
+            let old = PackedPosition(old_index | old_wrap << 15);
+            let is_used = match head < self.entries {
+                true if self.is_in_flight(head) => was_used(old),
+                true => Some(true),
+                false => None,
+            };
+            match is_used {
+                Some(true) => self.end_completion(head),
                 Some(false) => {}
                 None => {
                     return Err(Broken(format!(
-                        "the table of requests in flight has used index {old_index} of {}",
+                        "the table of requests in flight has used index {old_index} and free head \
+                         {head} of {}",
                         self.size
                     )));
                 }
             }
         }
         self.roll_back();
-        let mut free = self.table.u16(packed::FREE_HEAD);
+        let mut free = self.table.fields.load_u16(packed::FREE_HEAD);
         for _ in 0..self.entries {
             if free >= self.entries {
                 break;
             }
-            self.table.set_u8(Self::at(free, IN_FLIGHT), 0);
-            free = self.table.u16(Self::at(free, packed::NEXT));
+            self.table.fields.store_u8(Self::at(free, IN_FLIGHT), 0);
+            free = self.table.fields.load_u16(Self::at(free, packed::NEXT));
         }
         let in_flight = (0..self.entries).filter(|&entry| self.is_in_flight(entry));
         let mut taken: Vec<(u64, u16)> = in_flight
-            .map(|entry| (self.table.u64(Self::at(entry, packed::COUNTER)), entry))
+            .map(|entry| {
+                (
+                    self.table.fields.load_u64(Self::at(entry, packed::COUNTER)),
+                    entry,
+                )
+            })
             .collect();
         taken.sort_unstable();
         if let Some((last, _)) = taken.last() {
             self.counter = last.wrapping_add(1);
         }
         let counts = taken.iter();
-        let counts = counts.map(|(_, entry)| self.table.u16(Self::at(*entry, packed::COUNT)));
-        let used = self.table.u16(packed::USED_INDEX)
-            | u16::from(self.table.u8(packed::USED_WRAP) & 1) << 15;
+        let counts =
+            counts.map(|(_, entry)| self.table.fields.load_u16(Self::at(*entry, packed::COUNT)));
+        let used = self.table.fields.load_u16(packed::USED_INDEX)
+            | u16::from(self.table.fields.load_u8(packed::USED_WRAP) & 1) << 15;
         Ok(Recovered {
             used: PackedPosition(used),
             descriptors: counts.fold(0, u16::saturating_add),

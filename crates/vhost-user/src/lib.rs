@@ -12,6 +12,7 @@
 //! | `session.rs` | a connection: what each message does |
 //! | `session/handover.rs` | a connection on its way to another process |
 //! | `memory.rs` | the guest's memory: regions, addresses, the log of pages that were written |
+//! | `fields.rs` | fields in memory that is shared, and every store to them |
 //! | `ring.rs`, `ring/` | split and packed rings: chains of descriptors in and out |
 //! | `inflight.rs` | the table of requests in flight, which outlives this process |
 //! | `worker.rs` | a queue at work: takes requests, completes them, notifies |
@@ -40,6 +41,7 @@
 //! is mapped ends this process (SIGBUS), unless the file is sealed against that.
 
 mod device;
+mod fields;
 mod inflight;
 mod memory;
 mod message;

@@ -5,16 +5,19 @@
 //! needs a reset (VIRTIO 1.2, section 2.1.2).
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use cowslip_queue::{IoVec, IoVecMut, SharedMemory};
+use cowslip_queue::{IoVec, IoVecMut};
 use smallvec::SmallVec;
 
+use crate::fields::Fields;
 use crate::inflight::QueueTable;
 use crate::memory::{BadAddress, GuestMemory, Place};
 
+// By their paths, so that other crates can build this file.
+#[path = "ring/packed.rs"]
 mod packed;
+#[path = "ring/split.rs"]
 mod split;
 
 pub(crate) use packed::Packed;
@@ -152,38 +155,9 @@ impl Descriptor {
     }
 }
 
-/// A part of a ring, by offsets from its start.
-#[derive(Clone, Debug)]
-struct Area {
-    memory: Arc<SharedMemory>,
-    start: usize,
-}
-
-impl Area {
-    fn of(place: &Place) -> Area {
-        Area {
-            memory: Arc::clone(&place.memory),
-            start: place.range.start,
-        }
-    }
-
-    fn load_u16(&self, at: usize) -> u16 {
-        self.memory.load_u16(self.start + at)
-    }
-
-    fn store_u16(&self, at: usize, value: u16) {
-        self.memory.store_u16(self.start + at, value);
-    }
-
-    fn store_u32(&self, at: usize, value: u32) {
-        self.memory.store_u32(self.start + at, value);
-    }
-
-    fn load_bytes(&self, at: usize) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        self.memory.read(self.start + at, &mut bytes);
-        bytes
-    }
+/// A part of a ring.
+fn part(place: &Place) -> Fields {
+    Fields::new(&place.memory, place.range.start)
 }
 
 /// Checks that a part of a ring has its length and alignment.
@@ -262,10 +236,10 @@ impl<'a> Collector<'a> {
             ));
         }
         let place = self.guest.place(table.address, u64::from(table.len))?;
-        let area = Area::of(&place);
+        let table = part(&place);
         let mut index = 0;
         for _ in 0..count {
-            let descriptor = decode(area.load_bytes(index as usize * DESCRIPTOR_BYTES as usize));
+            let descriptor = decode(table.load_bytes(index as usize * DESCRIPTOR_BYTES as usize));
             if descriptor.is_indirect() {
                 return broken("an indirect table in an indirect table");
             }

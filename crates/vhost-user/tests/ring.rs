@@ -13,6 +13,7 @@ pub const INDIRECT: u16 = 4;
 pub type Piece = (u64, u32, bool);
 
 /// A ring in memory, with its parts at fixed offsets from its start.
+#[derive(Clone)]
 pub struct DriverRing {
     pub memory: Arc<SharedMemory>,
     pub size: u16,

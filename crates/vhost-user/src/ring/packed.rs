@@ -4,9 +4,10 @@
 use std::collections::VecDeque;
 
 use super::{
-    Area, Broken, Chain, Collector, DESCRIPTOR_BYTES, Descriptor, Features, Layout, Slot, broken,
-    check_area, part_bytes, passes,
+    Broken, Chain, Collector, DESCRIPTOR_BYTES, Descriptor, Features, Layout, Slot, broken,
+    check_area, part, part_bytes, passes,
 };
+use crate::fields::Fields;
 use crate::inflight::{PackedPosition, PackedTable, QueueTable};
 use crate::memory::GuestMemory;
 
@@ -61,9 +62,9 @@ impl Position {
 pub(crate) struct Packed {
     pub(super) size: u16,
     features: Features,
-    ring: Area,
-    driver: Area,
-    device: Area,
+    ring: Fields,
+    driver: Fields,
+    device: Fields,
     next_available: Position,
     next_used: Position,
     /// Where used descriptors ended when the driver's wish was looked at last. At first, nothing is
@@ -104,7 +105,7 @@ impl Packed {
         )?;
         let mut next_available = Position::of_bits(base as u16);
         let mut next_used = Position::of_bits((base >> 16) as u16);
-        let ring = Area::of(&layout.descriptors);
+        let ring = part(&layout.descriptors);
         let mut again = VecDeque::new();
         let mut known = None;
         if let Some(table) = table {
@@ -134,8 +135,8 @@ impl Packed {
             size,
             features,
             ring,
-            driver: Area::of(&layout.driver),
-            device: Area::of(&layout.device),
+            driver: part(&layout.driver),
+            device: part(&layout.device),
             next_available,
             next_used,
             notified: None,

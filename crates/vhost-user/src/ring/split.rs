@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use super::{
-    Area, Broken, Chain, Collector, DESCRIPTOR_BYTES, Descriptor, Features, Layout, Slot, broken,
-    check_area, part_bytes, passes,
+    Broken, Chain, Collector, DESCRIPTOR_BYTES, Descriptor, Features, Layout, Slot, broken,
+    check_area, part, part_bytes, passes,
 };
+use crate::fields::Fields;
 use crate::inflight::{QueueTable, SplitTable};
 use crate::memory::GuestMemory;
 
@@ -30,9 +31,9 @@ impl fmt::Display for Head {
 pub(crate) struct Split {
     pub(super) size: u16,
     features: Features,
-    descriptors: Area,
-    available: Area,
-    used: Area,
+    descriptors: Fields,
+    available: Fields,
+    used: Fields,
     next_available: u16,
     next_used: u16,
     /// The used index when the driver's wish was looked at last. At first, nothing is known.
@@ -65,13 +66,13 @@ impl Split {
         )?;
         check_area("the available ring", &layout.driver, available as usize, 2)?;
         check_area("the used ring", &layout.device, used as usize, 4)?;
-        let used = Area::of(&layout.device);
+        let used = part(&layout.device);
         let next_used = used.load_u16(2);
         let mut ring = Split {
             size,
             features,
-            descriptors: Area::of(&layout.descriptors),
-            available: Area::of(&layout.driver),
+            descriptors: part(&layout.descriptors),
+            available: part(&layout.driver),
             used,
             next_available: base as u16,
             next_used,
