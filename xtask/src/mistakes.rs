@@ -3,7 +3,8 @@
 //!
 //! A patch in `crates/sim/mistakes` says in its first line what goes wrong, in a second line
 //! `Slow.` if that takes the simulator more runs than the gate has time for, or `Test NAME.` if
-//! this test of the engine has to notice it rather than the simulator. It changes the engine where
+//! this test of the engine has to notice it rather than the simulator; `Test PACKAGE PROGRAM NAME.`
+//! is a test of another crate. It changes the engine where
 //! `planted::is(Mistake::NAME)` holds, NAME being the file's. As many as go together are applied to
 //! a copy of the sources, which gets the module `planted` that they name, and is built once.
 //! Patches that are in each other's way go into copies one after the other.
@@ -18,12 +19,15 @@ use crate::{run, tree};
 const PLACE: &str = "crates/sim/mistakes";
 /// The sources that patches change, from the root. The first has the module `planted`, which the
 /// others re-export.
-const SOURCES: [&str; 4] = [
+const SOURCES: [&str; 5] = [
     "crates/block/src",
     "crates/luks/src",
     "crates/hostfile/src",
     "crates/engine/src",
+    "crates/vhost-user/src",
 ];
+/// A program that builds some of them again, from the root.
+const AGAIN: &str = "crates/vhost-user/tests/crashes/main.rs";
 /// Where the simulator, and the models, look for what the engine can make, from the root.
 const KNOWN: &str = "crates/sim/src/planted/engine.rs";
 /// The content of that file in a copy.
@@ -31,7 +35,7 @@ const KNOWN_IN_COPY: &str = "//! The mistakes that this engine can make.
 
 pub use cowslip::planted::{KNOWN, plant};
 ";
-/// How a patch says, in its second line, which test of the engine has to notice it.
+/// How a patch says, in its second line, which test has to notice it.
 const TEST: &str = "Test ";
 /// How a patch asks whether its mistake is planted.
 const HOOK: &str = "planted::is(Mistake::";
@@ -65,7 +69,7 @@ struct Patch {
     does: String,
     /// The gate tries it, too.
     is_quick: bool,
-    /// The engine's test that has to notice it; else the simulator has to.
+    /// The test that has to notice it; else the simulator has to.
     test: Option<String>,
 }
 
@@ -139,6 +143,8 @@ impl Planted {
             let root = sources.join("lib.rs");
             write(&root, &(read(&root)? + declares))?;
         }
+        let again = copy.join(AGAIN);
+        write(&again, &(read(&again)? + "\nuse cowslip_block::planted;\n"))?;
         write(&copy.join(SOURCES[0]).join("planted.rs"), &module(&applied))?;
         write(&copy.join(KNOWN), KNOWN_IN_COPY)?;
         Ok(Planted {
@@ -177,7 +183,7 @@ impl Planted {
         Ok(kept)
     }
 
-    /// The engine's test that is to notice a mistake, if there is one, passes without it and fails
+    /// The test that is to notice a mistake, if there is one, passes without it and fails
     /// with it.
     fn try_test(&self, patch: &Patch) -> Result<(), String> {
         let Some(test) = &patch.test else {
@@ -188,7 +194,16 @@ impl Planted {
             (&patch.name, "0 passed; 1 failed"),
         ] {
             let (mut cargo, _) = self.cargo("test");
-            cargo.args(["--package", "cowslip", "--lib", "--", "--exact", test]);
+            let words: Vec<&str> = test.split(' ').collect();
+            match words[..] {
+                [package, program, name] => {
+                    cargo.args(["--package", package, "--test", program]);
+                    cargo.args(["--", "--exact", name]);
+                }
+                _ => {
+                    cargo.args(["--package", "cowslip", "--lib", "--", "--exact", test]);
+                }
+            }
             if !planted.is_empty() {
                 cargo.env("COWSLIP_PLANTED", planted);
             }
