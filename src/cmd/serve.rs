@@ -74,6 +74,10 @@ pub struct Args {
     )]
     #[arg(value_parser = block_size)]
     block_size: u32,
+    /// Offer to give its requests back in order (VIRTIO_F_IN_ORDER), for front ends that need it;
+    /// a slow request holds up those behind it
+    #[arg(long, requires = "vhost_user")]
+    in_order: bool,
     /// Show the disk as this file (FUSE); NBD is served too if --socket or --listen is given
     #[arg(long, value_name = "FILE")]
     fuse: Option<PathBuf>,
@@ -198,6 +202,7 @@ impl Args {
                 queues: self.queues,
                 threads: threads.min(usize::from(self.queues)),
                 block_bytes: self.block_size,
+                is_in_order: self.in_order,
                 ..defaults
             },
         })

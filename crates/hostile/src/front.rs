@@ -34,6 +34,7 @@ impl Served {
             serial: String::from_utf8_lossy(SERIAL).into_owned(),
             queues: QUEUES,
             threads: 0,
+            is_in_order: true,
             ..Options::default()
         };
         let disk = Arc::new(MemoryDisk::new("memory", DISK_BYTES));

@@ -41,6 +41,7 @@ pub(crate) mod feature {
     pub const PROTOCOL: u64 = 1 << 30;
     pub const VERSION_1: u64 = 1 << 32;
     pub const RING_PACKED: u64 = 1 << 34;
+    pub const IN_ORDER: u64 = 1 << 35;
 }
 
 /// Options of a disk that is served.
@@ -61,6 +62,9 @@ pub struct Options {
     pub block_bytes: u32,
     /// Whether packed rings are offered.
     pub has_packed_rings: bool,
+    /// Whether VIRTIO_F_IN_ORDER is offered. A driver that accepts it gets its requests back in the
+    /// order in which it made them: a slow one holds up those behind it.
+    pub is_in_order: bool,
 }
 
 impl Default for Options {
@@ -73,6 +77,7 @@ impl Default for Options {
             poll: Duration::ZERO,
             block_bytes: 512,
             has_packed_rings: true,
+            is_in_order: false,
         }
     }
 }
@@ -134,7 +139,11 @@ impl Device {
             true => feature::RING_PACKED,
             false => 0,
         };
-        always | by_access | packed
+        let order = match self.options.is_in_order {
+            true => feature::IN_ORDER,
+            false => 0,
+        };
+        always | by_access | packed | order
     }
 
     /// Whether a write must be durable at its completion, by the features that the driver has

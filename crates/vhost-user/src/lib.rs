@@ -15,6 +15,7 @@
 //! | `fields.rs` | fields in memory that is shared, and every store to them |
 //! | `ring.rs`, `ring/` | split and packed rings: chains of descriptors in and out |
 //! | `inflight.rs` | the table of requests in flight, which outlives this process |
+//! | `order.rs` | the order in which requests go back to the driver |
 //! | `worker.rs` | a queue at work: takes requests, completes them, notifies |
 //! | `request.rs` | a request of virtio-blk, carried out on the disk |
 //! | `device.rs` | features, limits and configuration of the device |
@@ -45,6 +46,7 @@ mod fields;
 mod inflight;
 mod memory;
 mod message;
+mod order;
 mod request;
 mod ring;
 mod server;

@@ -14,10 +14,11 @@ use cowslip_queue::{Completer, Event, Sleep, Watch};
 use futures_util::stream::{FuturesUnordered, Stream};
 use smallvec::SmallVec;
 
-use crate::device::Device;
+use crate::device::{Device, feature};
 use crate::memory::{DirtyLog, GuestMemory};
+use crate::order::InOrder;
 use crate::request::{Completed, Request};
-use crate::ring::{Broken, Ring};
+use crate::ring::{Broken, Ring, Slot};
 use crate::server::{Observer, ServerEvent};
 
 /// Bytes of requests that a queue has in flight at most: it takes no further request above that. A
@@ -156,13 +157,17 @@ pub(crate) struct Worker {
     setup: Setup,
     control: Arc<Control>,
     bytes_in_flight: u64,
+    /// Requests that the driver has not got back, if it gets them back in order.
+    order: Option<InOrder>,
     /// Whether the ring was found broken: it is not touched any more.
     is_broken: bool,
 }
 
 impl Worker {
     pub fn new(setup: Setup, control: Arc<Control>) -> Worker {
+        let is_in_order = setup.features & feature::IN_ORDER != 0;
         Worker {
+            order: is_in_order.then(InOrder::default),
             setup,
             control,
             bytes_in_flight: 0,
@@ -254,6 +259,7 @@ impl Worker {
     /// descriptors, unless it makes chains available that it has not got back.
     fn has_room(&self, in_flight: usize) -> bool {
         let size = usize::from(self.setup.ring.size());
+        let in_flight = self.order.as_ref().map_or(in_flight, InOrder::len);
         self.bytes_in_flight < BYTES_IN_FLIGHT_MAX && in_flight < size
     }
 
@@ -269,6 +275,9 @@ impl Worker {
             Ok(request) => {
                 let request = request?;
                 self.bytes_in_flight += request.cost_bytes();
+                if let Some(order) = &mut self.order {
+                    order.take(request.slot);
+                }
                 Some(request)
             }
             Err(broken) => {
@@ -304,9 +313,7 @@ impl Worker {
                     error: failure.to_string(),
                 });
             }
-            if !self.is_broken {
-                self.setup.ring.push(completed.slot, completed.written);
-            }
+            self.push(completed.slot, completed.written);
             if let Some(log) = &self.setup.log {
                 // After the last write: a page that is marked before may be copied too early.
                 let ranges = completed.ranges.iter().chain(&log.ring).copied();
@@ -319,6 +326,22 @@ impl Worker {
         {
             // The front end may have closed its side; then it will not wait for it.
             drop(call.signal());
+        }
+    }
+
+    /// Puts a completed request into the ring, or those that waited for it and itself when its
+    /// turn has come.
+    fn push(&mut self, slot: Slot, written: u32) {
+        if self.is_broken {
+            return;
+        }
+        let ring = &mut self.setup.ring;
+        let Some(order) = &mut self.order else {
+            return ring.push(slot, written);
+        };
+        order.complete(slot, written);
+        while let Some((slot, written)) = order.next() {
+            ring.push(slot, written);
         }
     }
 

@@ -31,6 +31,7 @@ pub const DATA_AT: usize = 6 << 20;
 
 pub const VERSION_1: u64 = 1 << 32;
 pub const PACKED: u64 = 1 << 34;
+pub const IN_ORDER: u64 = 1 << 35;
 pub const EVENT_IDX: u64 = 1 << 29;
 pub const INDIRECT: u64 = 1 << 28;
 pub const PROTOCOL: u64 = 1 << 30;

@@ -11,8 +11,8 @@ use cowslip_queue::{Completer, IoVecMut, pending};
 use cowslip_vhost_user::Options;
 
 use crate::front::{
-    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, INDIRECT, MEMORY_BYTES, Make, PACKED, Running,
-    TestQueue, VERSION_1, guest,
+    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make, PACKED,
+    Running, TestQueue, VERSION_1, guest,
 };
 use crate::requests::Rng;
 use crate::ring::{DRIVER_AT, NEXT, WRITE};
@@ -325,6 +325,66 @@ fn a_ring_has_no_more_requests_in_flight_than_descriptors() {
         .for_each(|completer| completer.complete(()));
     front.stop_queue(0);
     assert!((1..=16).contains(&most), "{most} in flight");
+}
+
+/// Whether a read that was made behind a flush completes before it does.
+fn overtakes(features: u64) -> bool {
+    let disk = Arc::new(HoldingDisk {
+        inner: MemoryDisk::new("disk", 1 << 20),
+        held: Mutex::new(Some(Vec::new())),
+    });
+    let options = Options {
+        is_in_order: true,
+        ..Options::default()
+    };
+    let server = Running::start(Arc::clone(&disk) as Arc<dyn Disk>, options);
+    let mut front = Front::connect(&server.path, features);
+    let mut queue = front.queue(0, 16);
+    let kinds = [
+        (4, &[][..]),
+        (IN, &[(DATA_AT, 512)]),
+        (IN, &[(DATA_AT, 512)]),
+    ];
+    for (tag, (kind, data)) in kinds.into_iter().enumerate() {
+        queue.submit(&Make {
+            kind,
+            sector: 0,
+            data,
+            tag: tag as u64,
+            header_cuts: &[],
+            is_indirect: false,
+        });
+    }
+    queue.kick_always();
+    let waiting = || disk.held.lock().unwrap().as_ref().map_or(0, Vec::len);
+    while waiting() == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let mut order = Vec::new();
+    // The reads need nothing but a moment.
+    let until = std::time::Instant::now() + std::time::Duration::from_millis(100);
+    while order.len() < 2 && std::time::Instant::now() < until {
+        order.extend(queue.try_complete().map(|(made, _)| made.tag));
+    }
+    let has_overtaken = !order.is_empty();
+    let held = disk.held.lock().unwrap().take();
+    held.into_iter()
+        .flatten()
+        .for_each(|flush| flush.complete(()));
+    while order.len() < 3 {
+        order.push(queue.complete().0.tag);
+    }
+    let expected = if has_overtaken { [1, 2, 0] } else { [0, 1, 2] };
+    assert_eq!(order, expected);
+    has_overtaken
+}
+
+#[test]
+fn a_driver_that_wants_its_requests_in_order_gets_them_so() {
+    for features in [VERSION_1 | FLUSH, VERSION_1 | FLUSH | PACKED | EVENT_IDX] {
+        assert!(overtakes(features));
+        assert!(!overtakes(features | IN_ORDER));
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@ use cowslip_queue::SharedMemory;
 use cowslip_vhost_user::Options;
 
 use crate::front::{
-    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, INDIRECT, MEMORY_BYTES, Make, PACKED, Running,
-    TestQueue, USER, VERSION_1,
+    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make, PACKED,
+    Running, TestQueue, USER, VERSION_1,
 };
 
 const DISK_BYTES: u64 = 4 << 20;
@@ -43,7 +43,8 @@ fn combinations() -> Vec<u64> {
     for packed in [0, PACKED] {
         for event_idx in [0, EVENT_IDX] {
             for indirect in [0, INDIRECT] {
-                all.push(VERSION_1 | FLUSH | packed | event_idx | indirect);
+                let features = VERSION_1 | FLUSH | packed | event_idx | indirect;
+                all.extend([features, features | IN_ORDER]);
             }
         }
     }
@@ -180,6 +181,7 @@ fn options() -> Options {
     Options {
         serial: "a-serial-number".to_string(),
         threads: 2,
+        is_in_order: true,
         ..Options::default()
     }
 }
