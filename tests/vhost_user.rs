@@ -17,6 +17,7 @@ mod front;
 mod ring;
 
 mod handover;
+mod peers;
 
 use front::{DATA_AT, EVENT_IDX, FLUSH, Front, Make, PACKED, TestQueue, VERSION_1, memory_file};
 

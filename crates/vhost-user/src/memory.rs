@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most regions of one guest (QEMU's limit of memory slots of a vhost-user device is 509).
 pub(crate) const REGIONS_MAX: usize = 509;
-/// Regions begin and end with a page, as those of all known front ends do.
+/// Regions begin with a page, as those of all known front ends do. Their ends may be anywhere: those
+/// of libblkio's rings are.
 const PAGE_BYTES: u64 = 4096;
 
 /// A region as a message describes it. Addresses and lengths are in bytes.
@@ -80,8 +81,8 @@ impl GuestMemory {
     /// Maps a region and adds it.
     ///
     /// # Errors
-    /// The region is empty, not of whole pages, overlaps another one, or is one too many; its file
-    /// is too short or cannot be mapped.
+    /// The region is empty, does not begin with a page, overlaps another one, or is one too many;
+    /// its file is too short or cannot be mapped.
     pub fn add(&mut self, region: RegionDescription, file: BorrowedFd<'_>) -> io::Result<()> {
         let RegionDescription {
             guest,
@@ -90,11 +91,14 @@ impl GuestMemory {
             offset,
         } = region;
         let place = format!("memory region of {len:#x} bytes at the guest's address {guest:#x}");
-        let is_whole = [guest, len, user, offset]
+        let begins_with_page = [guest, user, offset]
             .iter()
             .all(|number| number.is_multiple_of(PAGE_BYTES));
-        if len == 0 || !is_whole {
-            return Err(invalid(format!("{place}: not of whole pages")));
+        if len == 0 || !begins_with_page {
+            return Err(invalid(format!(
+                "{place}, {user:#x} of the front end, at {offset:#x} of its file: it is empty or \
+                 does not begin with a page"
+            )));
         }
         if guest.checked_add(len).is_none() || user.checked_add(len).is_none() {
             return Err(invalid(format!("{place}: ends beyond the last address")));
@@ -354,7 +358,6 @@ mod tests {
             region(0x7000, 0x4000, 0),
             region(0x20_000, 0, 0),
             region(0x20_001, 0x1000, 0),
-            region(0x20_000, 0x1001, 0),
             region(0x20_000, 0x5000, 0),
             region(0x20_000, 0x1000, 0x4000),
             region(0x20_000, 0x1000, u64::MAX - 0xFFF),
@@ -372,8 +375,10 @@ mod tests {
             assert!(memory.add(wrong, file.as_fd()).is_err(), "{wrong:x?}");
         }
         memory
-            .add(region(0x20_000, 0x4000, 0), file.as_fd())
+            .add(region(0x20_000, 0x3ED0, 0), file.as_fd())
             .unwrap();
+        assert!(memory.place(0x20_000, 0x3ED0).is_ok());
+        assert!(memory.place(0x20_000, 0x3ED1).is_err());
     }
 
     #[test]

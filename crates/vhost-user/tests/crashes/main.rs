@@ -103,7 +103,7 @@ fn no_request_is_lost_or_completed_twice_wherever_the_server_ends() {
 fn a_successor_may_end_as_well_wherever_it_is() {
     let mut runs = 0;
     for kind in KINDS {
-        let mut world = World::new(kind, 4);
+        let mut world = World::new(kind, 3 + u16::from(kind == Kind::Split));
         for sequence in sequences(&mut world, 4) {
             for starts in STARTS {
                 let mut ends = |end, again| run(&mut world, &sequence, &[end, again], starts);
