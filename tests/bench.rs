@@ -337,7 +337,7 @@ fn the_table_of_metadata_holds_budgets_against_none() {
 }
 
 /// A cloud kernel: one that is installed, or the one that `cargo xtask test` has unpacked.
-fn guest_kernel() -> Option<PathBuf> {
+pub fn guest_kernel() -> Option<PathBuf> {
     let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-kernel");
     let mut found = None;
     for directory in [Path::new("/boot"), &unpacked.join("boot")] {

@@ -16,6 +16,7 @@ mod front;
 #[allow(dead_code, reason = "as above")]
 mod ring;
 
+mod guest;
 mod handover;
 mod peers;
 

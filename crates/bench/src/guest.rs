@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::cell::{Backing, Cell, CellLoad, Contestant, RawFile, Shape, Subclusters};
 use crate::description::Description;
-use crate::machine::{Guest, init};
+use crate::machine::{Guest, GuestDisk, init};
 use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
@@ -91,7 +91,7 @@ fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, Co
         .as_ref()
         .map(|server| RemovedOnInterrupt::new(server.socket()));
     let disk = disk(stage, cell, (contestant, file.path()), server.as_ref());
-    let mut guest = Guest::boot(machine, &disk, BOOT_WITHIN)?;
+    let mut guest = Guest::boot(machine, &GuestDisk::Block(disk), BOOT_WITHIN)?;
     let cpu_seconds = |guest: &Guest| -> Result<f64, CommandError> {
         let server = server.as_ref().map(|server| server.cost_so_far());
         let server = server.transpose()?.map_or(0.0, |cost| cost.cpu_seconds);

@@ -26,7 +26,7 @@ mod guest;
 mod host_usage;
 mod latency;
 pub mod load;
-mod machine;
+pub mod machine;
 mod metadata;
 mod page;
 mod pages;

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub mod init;
 mod initramfs;
 mod kernel;
 
-pub use boot::Guest;
+pub use boot::{Guest, GuestDisk};
 
 const QEMU: &str = "qemu-system-x86_64";
 /// Time limit of a trial. With KVM it takes 2 s; a trial that takes much longer has no KVM that
@@ -28,15 +28,15 @@ const QEMU: &str = "qemu-system-x86_64";
 const PROBE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Options of the machine of guests.
-#[derive(clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct MachineOptions {
     /// The guest's kernel; the newest cloud kernel in /boot, if not given. Its modules are looked
     /// for beside it
     #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
+    pub kernel: Option<PathBuf>,
     /// Accelerator of the guest: kvm, or tcg; kvm where it boots one, if not given
     #[arg(long, value_name = "NAME", value_parser = accelerator)]
-    accel: Option<Accelerator>,
+    pub accel: Option<Accelerator>,
 }
 
 /// Accelerator of the guest.
@@ -73,6 +73,7 @@ pub struct Machine {
     kernel: Kernel,
     /// The guest's files. In memory, so that nothing of them is on the disk that is measured.
     archive: File,
+    memory_mib: u32,
     /// QEMU's own words.
     qemu_version: String,
 }
@@ -83,6 +84,19 @@ impl Machine {
     /// # Errors
     /// QEMU or a kernel is not there, or a kernel does not boot with what was asked for.
     pub fn new(options: &MachineOptions, program: &Program) -> Result<Machine, CommandError> {
+        Machine::with_tools(options, program, (&own_path()?, &[]))
+    }
+
+    /// The same with this program as the guest's first, and with tools, which have the same paths
+    /// there, and the modules of the file systems that they make.
+    ///
+    /// # Errors
+    /// As of [`Machine::new`]; a tool cannot be read.
+    pub fn with_tools(
+        options: &MachineOptions,
+        program: &Program,
+        (init, tools): (&Path, &[PathBuf]),
+    ) -> Result<Machine, CommandError> {
         if std::env::consts::ARCH != "x86_64" {
             return Err(CommandError::new("Guests are for x86-64 only"));
         }
@@ -92,10 +106,17 @@ impl Machine {
                 "{error}: install QEMU's system emulator (Debian: qemu-system-x86)"
             ))
         })?;
-        let archive = initramfs::build(&own_path()?, &kernel)?;
+        let archive = initramfs::build((init, tools), &kernel)?;
+        // Once packed, once unpacked.
+        let more = if tools.is_empty() {
+            0
+        } else {
+            archive.len() / (1 << 19)
+        };
         let mut machine = Machine {
             accelerator: options.accel.unwrap_or(Accelerator::Kvm),
             kernel,
+            memory_mib: MEMORY_MIB + u32::try_from(more).unwrap_or(u32::MAX),
             archive: in_memory(&archive).map_err(|e| {
                 let words = cowslip::error::system_words(&e);
                 CommandError::new(format!(
@@ -123,7 +144,7 @@ impl Machine {
             return false;
         }
         let disk = json!({ "driver": "null-co", "node-name": "disk", "read-zeroes": true });
-        let guest = Guest::boot(self, &disk, PROBE_WITHIN);
+        let guest = Guest::boot(self, &GuestDisk::Block(disk), PROBE_WITHIN);
         match guest.and_then(Guest::turn_off) {
             Ok(()) => true,
             Err(_) => {
@@ -148,16 +169,17 @@ impl Machine {
             "kernel": self.kernel.release,
             "qemu": self.qemu_version,
             "processors": PROCESSORS,
-            "memory-mib": MEMORY_MIB,
+            "memory-mib": self.memory_mib,
         })
     }
 
     /// Returns the note for people.
     pub fn note(&self) -> String {
         let mut note = format!(
-            "{}: guests of {PROCESSORS} processor and {MEMORY_MIB} MiB, Linux {}, {}. \
+            "{}: guests of {PROCESSORS} processor and {} MiB, Linux {}, {}. \
              IOPS are the guest's, with the flush at the end; so are overwrites, of the same places.",
             self.accelerator.label(),
+            self.memory_mib,
             self.kernel.release,
             self.qemu_version,
         );

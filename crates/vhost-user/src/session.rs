@@ -53,6 +53,18 @@ pub(crate) struct Session {
     log: Option<Arc<DirtyLog>>,
     /// The channel for messages of the server.
     channel: Option<Stream>,
+    size_known: SizeKnown,
+}
+
+/// Whether the guest knows the size of the disk. One that had another server may know another size:
+/// front ends do not look again when they connect again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SizeKnown {
+    Yes,
+    /// It is to be informed once its rings work.
+    Perhaps,
+    /// It is to be informed now.
+    No,
 }
 
 /// The end of a connection that is not the front end's leaving.
@@ -110,6 +122,7 @@ impl Session {
             inflight: None,
             log: None,
             channel: None,
+            size_known: SizeKnown::Yes,
         }
     }
 
@@ -139,6 +152,10 @@ impl Session {
                 let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
                 let sent = self.stream.send_with_descriptors(&bytes, &descriptors);
                 unless_stopped(handle, sent).await?;
+            }
+            if self.size_known == SizeKnown::No {
+                self.size_known = SizeKnown::Yes;
+                unless_stopped(handle, self.config_changed()).await?;
             }
         }
         Ok(())
@@ -293,6 +310,7 @@ impl Session {
                     self.server.device.set_writeback(false);
                 }
                 self.inflight = Some(table);
+                self.size_known = SizeKnown::Perhaps;
             }
             ring => return self.act_on_ring(ring, descriptor).await,
         }
@@ -347,6 +365,9 @@ impl Session {
             Message::SetVringErr { ring, .. } => self.ring(ring)?.control.set_error(event()?),
             Message::SetVringEnable { ring, is_enabled } => {
                 self.ring(ring)?.control.set_enabled(is_enabled);
+                if is_enabled && self.size_known == SizeKnown::Perhaps {
+                    self.size_known = SizeKnown::No;
+                }
             }
             other => return Err(invalid(format!("{other:?} concerns no ring"))),
         }

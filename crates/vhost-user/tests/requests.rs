@@ -256,6 +256,28 @@ fn a_guest_learns_of_a_new_size() {
 }
 
 #[test]
+fn a_guest_that_comes_from_another_server_learns_of_the_size_that_it_has_here() {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    let server = Running::start(disk(), options());
+    let mut front = Front::connect(&server.path, VERSION_1);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    front.send_acked(21, &[], &[theirs.as_fd()]);
+    let (table, description) = front.get_inflight(1, 16);
+    front.set_inflight(&table, &description);
+    let mut message = [0; 12];
+    // A front end ignores it before its rings work.
+    assert!((&ours).read(&mut message).is_err());
+    front.queue(0, 16);
+    ours.set_nonblocking(false).unwrap();
+    (&ours).read_exact(&mut message).unwrap();
+    assert_eq!(message[..4], [2, 0, 0, 0]);
+}
+
+#[test]
 fn memory_comes_and_goes_while_queues_work() {
     use std::os::fd::AsFd;
 

@@ -7,6 +7,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::process::{ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,12 +24,21 @@ use crate::server::cost_of;
 
 /// Processors. The load is one thread's; what the guest's kernel does beside it is little.
 pub const PROCESSORS: u32 = 1;
-/// Memory in MiB: the archive, packed and unpacked, and the kernel.
+/// Memory in MiB of a guest without tools: the archive, packed and unpacked, and the kernel.
 pub const MEMORY_MIB: u32 = 512;
 /// Bytes of the guest's console output that are kept for error messages.
 const CONSOLE_BYTES_MAX: usize = 4096;
 /// Turning off takes a moment; on a busy machine, without KVM, a few.
 const OFF_WITHIN: Duration = Duration::from_secs(60);
+
+/// A guest's disk.
+#[derive(Clone, Debug)]
+pub enum GuestDisk {
+    /// A virtio-blk device of QEMU's over this `-blockdev`, whose node is `disk`.
+    Block(Value),
+    /// A vhost-user-blk device at this socket. If the server ends, QEMU connects to the next one.
+    VhostUser(PathBuf),
+}
 
 /// A guest that takes orders; killed if it is dropped.
 pub struct Guest {
@@ -39,12 +49,15 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots one, with this disk (a `-blockdev` whose node is `disk`), and waits until it takes
-    /// orders.
+    /// Boots one with this disk, and waits until it takes orders.
     ///
     /// # Errors
     /// QEMU cannot be run, or the guest does not come up within `limit`.
-    pub fn boot(machine: &Machine, disk: &Value, limit: Duration) -> Result<Guest, CommandError> {
+    pub fn boot(
+        machine: &Machine,
+        disk: &GuestDisk,
+        limit: Duration,
+    ) -> Result<Guest, CommandError> {
         let mut command = command(machine, disk);
         command.stdin(Stdio::piped());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -66,8 +79,8 @@ impl Guest {
         guest.output(limit).map(|_| guest)
     }
 
-    /// Runs this program in the guest with these words, none of which has a blank; its standard
-    /// output.
+    /// Runs this program in the guest with these words, none of which has a blank, or another one
+    /// if the first word is its path; its standard output.
     ///
     /// # Errors
     /// It fails there, or takes longer than `limit`.
@@ -142,13 +155,13 @@ impl Guest {
     }
 }
 
-fn command(machine: &Machine, disk: &Value) -> Command {
+fn command(machine: &Machine, disk: &GuestDisk) -> Command {
     let mut command = Command::new(QEMU);
     command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);
     command.args(["-display", "none", "-machine", "pc", "-cpu", "max"]);
     command.args(["-accel", machine.accelerator.option()]);
     command.args(["-smp", &PROCESSORS.to_string()]);
-    command.args(["-m", &MEMORY_MIB.to_string()]);
+    command.args(["-m", &machine.memory_mib.to_string()]);
     command.arg("-kernel").arg(&machine.kernel.file);
     command.arg("-initrd").arg(format!(
         "/proc/{}/fd/{}",
@@ -162,9 +175,23 @@ fn command(machine: &Machine, disk: &Value) -> Command {
     command.args(["-serial", "file:/dev/stderr"]);
     command.args(["-chardev", "stdio,id=orders,signal=off"]);
     command.args(["-serial", "chardev:orders"]);
-    command.args(["-object", "iothread,id=io"]);
-    command.arg("-blockdev").arg(disk.to_string());
-    command.args(["-device", "virtio-blk-pci,drive=disk,iothread=io"]);
+    match disk {
+        GuestDisk::Block(disk) => {
+            command.args(["-object", "iothread,id=io"]);
+            command.arg("-blockdev").arg(disk.to_string());
+            command.args(["-device", "virtio-blk-pci,drive=disk,iothread=io"]);
+        }
+        GuestDisk::VhostUser(socket) => {
+            let mib = machine.memory_mib;
+            command.arg("-object");
+            command.arg(format!("memory-backend-memfd,id=mem,size={mib}M,share=on"));
+            command.args(["-numa", "node,memdev=mem"]);
+            let socket = socket.display().to_string().replace(',', ",,");
+            command.arg("-chardev");
+            command.arg(format!("socket,id=disk,path={socket},reconnect=1"));
+            command.args(["-device", "vhost-user-blk-pci,chardev=disk,num-queues=1"]);
+        }
+    }
     command
 }
 

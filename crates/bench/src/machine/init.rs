@@ -1,8 +1,8 @@
 //! The only process of a guest, besides those that it starts: this program, as process 1.
 //!
 //! It loads the modules that it finds, and then takes orders from the second serial port, one a
-//! line: the words of a command line of this program, whose standard output goes back by the same
-//! port. Complaints go to the console. After each order, and once before the first, a line says how
+//! line: the words of a command line of this program, or of one that begins with the path of
+//! another, whose standard output goes back by the same port. Complaints go to the console. After each order, and once before the first, a line says how
 //! the last one ended. An empty order, or none for a long time, turns the machine off.
 
 use std::fs::{self, File};
@@ -79,10 +79,12 @@ fn serve() -> Result<(), String> {
         if order.is_empty() {
             return Ok(());
         }
-        let mut command = Command::new("/proc/self/exe");
+        let is_tool = order[0].starts_with('/');
+        let mut command = Command::new(if is_tool { &order[0] } else { "/proc/self/exe" });
         let output = port.try_clone().map_err(|e| words("answer", e))?;
-        command.args(&order).stdin(Stdio::null()).stdout(output);
-        let status = command.status().map_err(|e| words("run this program", e))?;
+        command.args(&order[usize::from(is_tool)..]);
+        command.stdin(Stdio::null()).stdout(output);
+        let status = command.status().map_err(|e| words("run a program", e))?;
         last = status.code().unwrap_or(-1);
     }
 }

@@ -23,19 +23,33 @@ const LIBRARIES: &str = "lib64";
 ///
 /// # Errors
 /// A file cannot be read.
-pub fn build(program: &Path, kernel: &Kernel) -> Result<Vec<u8>, CommandError> {
+pub fn build(
+    (program, tools): (&Path, &[PathBuf]),
+    kernel: &Kernel,
+) -> Result<Vec<u8>, CommandError> {
     let read = |path: &Path| fs::read(path).map_err(|e| failed("read", path, &e));
     let mut archive = Files::default();
-    for directory in ["dev", "proc", "sys", LIBRARIES] {
+    for directory in ["dev", "proc", "sys", "tmp", "mnt", LIBRARIES] {
         archive.add(directory, DIRECTORY, &[]);
     }
     archive.add("lib", LINK, LIBRARIES.as_bytes());
     archive.add("init", PROGRAM, &read(program)?);
-    for library in libraries(program)? {
+    let mut needed = libraries(program)?;
+    for tool in tools {
+        archive.add_with_parents(tool, &read(tool)?);
+        needed.extend(libraries(tool)?);
+    }
+    needed.sort_by(|a, b| a.place.cmp(&b.place));
+    needed.dedup_by(|a, b| a.place == b.place);
+    for library in needed {
         archive.add_with_parents(&library.place, &read(&library.file)?);
     }
     archive.add(MODULES, DIRECTORY, &[]);
-    for module in kernel.modules() {
+    let mut modules = kernel.modules();
+    if !tools.is_empty() {
+        modules.extend(kernel.modules_of_file_systems());
+    }
+    for module in modules {
         let name = module.file_name().unwrap_or_default().to_string_lossy();
         archive.add(&format!("{MODULES}/{name}"), PROGRAM, &read(&module)?);
     }

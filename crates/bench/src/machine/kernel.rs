@@ -20,6 +20,8 @@ const MODULES: [&str; 6] = [
     "drivers/virtio/virtio_pci",
     "drivers/block/virtio_blk",
 ];
+/// Modules for the file systems that guests make; ext4 is built in.
+const FILE_SYSTEMS: [&str; 2] = ["lib/libcrc32c", "fs/xfs/xfs"];
 /// How the names of modules end, by how they are compressed.
 const SUFFIXES: [&str; 4] = ["ko", "ko.xz", "ko.zst", "ko.gz"];
 /// Offsets in a kernel's file, Documentation/arch/x86/boot.rst: the magic, and the pointer to the
@@ -59,12 +61,21 @@ impl Kernel {
         Ok(Kernel { file, release })
     }
 
-    /// Modules to load.
+    /// Modules to load for a disk.
     pub fn modules(&self) -> Vec<PathBuf> {
+        self.find_modules(&MODULES)
+    }
+
+    /// Modules to load for file systems.
+    pub fn modules_of_file_systems(&self) -> Vec<PathBuf> {
+        self.find_modules(&FILE_SYSTEMS)
+    }
+
+    fn find_modules(&self, modules: &[&str]) -> Vec<PathBuf> {
         let Some(directory) = self.module_directory() else {
             return Vec::new();
         };
-        let modules = MODULES.iter().filter_map(|module| {
+        let modules = modules.iter().filter_map(|module| {
             let names = SUFFIXES.iter().map(|suffix| format!("{module}.{suffix}"));
             let mut files = names.map(|name| directory.join("kernel").join(name));
             files.find(|file| file.is_file())
