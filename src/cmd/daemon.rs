@@ -3,52 +3,53 @@
 //!
 //! | file | subject |
 //! | --- | --- |
+//! | `host.rs` | the state of a daemon |
 //! | `nodes.rs` | disks by name, and their chains |
-//! | `exports.rs` | disks for clients, by the protocols of `serve` |
+//! | `export.rs`, `exports.rs` | disks for clients, by the protocols of `serve` |
 //! | `snapshots.rs` | overlays over disks in use, transactions |
-//! | `jobs.rs`, `copies.rs`, `create.rs` | jobs: their states; copies of disks in use; new images |
-//! | `bitmaps.rs`, `queries.rs` | dirty bitmaps; descriptions |
+//! | `job.rs`, `jobs.rs` | jobs, and the commands that control them |
+//! | `copies.rs`, `create.rs` | the work of jobs: copies of disks in use, new images |
+//! | `bitmap.rs`, `bitmaps.rs`, `queries.rs` | dirty bitmaps; descriptions |
 //!
 //! All of it is on the thread of the daemon's queue. A command that changes the graph has the turn
-//! ([`Daemon::turn`]); requests are held back no longer than its last step takes.
+//! (`turn`); requests are held back no longer than its last step takes.
 
-use std::cell::RefCell;
-use std::fmt::Display;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Duration;
 
 use cowslip::error::system_words;
-use cowslip_graph::Turn;
-use cowslip_qmp::{Call, Event, Executing, Handler, QmpError, Schema, Server, ServerHandle};
+use cowslip_qmp::{Call, Executing, Handler, QmpError, Schema, Server};
 use cowslip_queue::{Backend, Listener, Queue, Signal, Signals};
 use serde_json::{Value, json};
 
 use super::serve::{
-    Daemonize, Detached, Log, Role, SocketName, Verbosity, default_poll, role, start_server,
+    Daemonize, Detached, Role, SocketName, Verbosity, default_poll, role, start_server,
 };
 use crate::error::CommandError;
 use crate::open;
 use crate::output::Program;
 use crate::text_file;
 
+mod bitmap;
 mod bitmaps;
 mod copies;
 mod create;
+mod export;
 mod exports;
 mod given;
+mod host;
+mod job;
 mod jobs;
 mod line;
 mod nodes;
 mod queries;
 mod snapshots;
 mod wait;
+mod words;
 
-use exports::Exports;
 use given::Given;
-use jobs::Jobs;
-use nodes::Nodes;
-use wait::Flag;
+use host::Daemon;
+use words::{failed, missing};
 
 /// Serve disks that are added, changed and removed over a control socket (QMP)
 #[derive(clap::Args)]
@@ -84,55 +85,7 @@ pub struct Args {
     verbose: bool,
 }
 
-/// The state of a daemon.
-pub struct Daemon {
-    nodes: Nodes,
-    exports: Exports,
-    jobs: Jobs,
-    /// A command, or the last step of a job, changes the graph.
-    turn: Turn<()>,
-    clients: RefCell<Option<ServerHandle>>,
-    log: Log,
-    poll: Duration,
-    quits: Flag,
-}
-
-/// An error of the engine, or of the program, for a client.
-fn failed(error: impl Display) -> QmpError {
-    QmpError::generic(error.to_string())
-}
-
-/// A refusal.
-fn refused(text: &str) -> QmpError {
-    QmpError::generic(text)
-}
-
-/// An error for the command line.
-fn complaint(error: &QmpError) -> CommandError {
-    CommandError::new(error.desc.clone())
-}
-
 impl Daemon {
-    fn new(program: &Program, verbosity: Verbosity) -> Rc<Daemon> {
-        Rc::new(Daemon {
-            nodes: Nodes::default(),
-            exports: Exports::default(),
-            jobs: Jobs::default(),
-            turn: Turn::new(()),
-            clients: RefCell::default(),
-            log: Log::new(program, verbosity),
-            poll: default_poll(),
-            quits: Flag::default(),
-        })
-    }
-
-    /// Sends an event to all clients.
-    fn emit(&self, name: &'static str, data: Value) {
-        if let Some(clients) = &*self.clients.borrow() {
-            clients.emit(Event::new(name, data));
-        }
-    }
-
     /// Ends jobs and exports, and closes all images.
     async fn end(&self) -> Result<(), CommandError> {
         self.end_jobs().await;
@@ -214,9 +167,7 @@ impl Daemon {
     async fn block_resize(&self, given: &Given) -> Result<Value, QmpError> {
         let by_name = given.text("node-name").or(given.text("device"));
         let node = self.nodes.named(by_name.unwrap_or_default())?;
-        let size = given
-            .number("size")?
-            .ok_or_else(|| given::missing("size"))?;
+        let size = given.number("size")?.ok_or_else(|| missing("size"))?;
         node.may_change()?;
         self.nodes.is_root(&node)?;
         self.nodes.enter(&node, true).await?;

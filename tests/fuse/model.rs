@@ -207,7 +207,7 @@ impl Both {
         self.bytes[more as usize - 1] = last[0];
     }
 
-    /// What is left out as a hole has to read as zeroes.
+    /// Checks that holes read as zeroes.
     fn look_for_holes(&mut self) {
         let size = self.size();
         let at = self.rng.below(size);

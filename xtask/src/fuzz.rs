@@ -10,7 +10,7 @@ use std::process::Command;
 use crate::run;
 
 /// The targets, as in `cowslip_hostile::TARGETS`, and the longest input that is worth trying.
-const TARGETS: [(&str, u32); 9] = [
+const TARGETS: [(&str, u32); 11] = [
     ("image_bytes", 131_072),
     ("image_damage", 600),
     // A byte, and an image or choices.
@@ -29,8 +29,7 @@ const TARGETS: [(&str, u32); 9] = [
 #[derive(clap::Args)]
 pub struct Args {
     /// This target alone: image_bytes, image_damage, image_repair, tables, nbd_server, nbd_client,
-    /// fuse_server, io_lines or qmp
-    /// vhost_rings, vhost_messages or io_lines
+    /// fuse_server, vhost_rings, vhost_messages, io_lines or qmp
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     /// How long each target is fuzzed

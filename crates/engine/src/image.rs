@@ -537,7 +537,7 @@ impl Image {
     /// range may have its space then.
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         self.validate_write(offset, len)?;
-        match &self.top {
+        match &*self.top {
             _ if len == 0 => Ok(()),
             Layer::Raw(raw) => raw.allocate(offset, len).await,
             Layer::Other(..) => Err(self.read_only()),

@@ -1,7 +1,7 @@
 //! [`Backup`]: copies a disk in use as it was at one moment.
 //!
-//! Before a request changes a chunk that is not copied yet, it is copied. Requests wait for that, and
-//! for a copy of their chunk that is under way; nothing else holds them back.
+//! Before a request changes a chunk that is not copied yet, it is copied. Requests wait for that,
+//! and for a copy of their chunk that is under way; nothing else holds them back.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -26,7 +26,7 @@ const EXTENTS_AT_ONCE: usize = 256;
 pub struct Copier {
     source: Arc<LiveDisk>,
     target: Arc<dyn Disk>,
-    /// What is to be copied.
+    /// Chunks that are to be copied.
     pub todo: Arc<DirtyMap>,
     state: Mutex<State>,
 }

@@ -317,6 +317,14 @@ impl Disk for LiveDisk {
         }))
     }
 
+    fn allocate(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
+        // No byte changes.
+        Box::pin(async move {
+            let visit = self.enter().await;
+            visit.behind.disk.allocate(offset, len).await
+        })
+    }
+
     fn flush(&self) -> DiskFuture<'_, ()> {
         let begun = Instant::now();
         Box::pin(async move {

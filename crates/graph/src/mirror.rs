@@ -16,7 +16,7 @@ use crate::live::{Drained, LiveDisk, Tap, Wait};
 
 /// Requests are held back for what is left once it is no more than this.
 const REST_BYTES: u64 = 16 << 20;
-/// They are held back for more if it has not become less in so many passes.
+/// They are held back for more if it has not become less in this number of passes.
 const PASSES_MAX: usize = 8;
 
 /// When a change of the disk reaches the copy.

@@ -117,7 +117,7 @@ fn run(mut random: Rng, mut tasks: Vec<Task>) {
     panic!("tasks wait for each other");
 }
 
-/// A guest with a part of the disk of its own, which does so many requests.
+/// A guest with a part of the disk of its own, which makes a number of requests.
 async fn guest(disk: Arc<LiveDisk>, number: u64, seed: u64, requests: u64) {
     let mut random = Rng::with_seed(seed);
     let mut model = vec![0; PART as usize];

@@ -16,8 +16,8 @@ pub mod draw;
 #[allow(dead_code, reason = "it serves the tests of its crate, too")]
 mod driver_ring;
 pub mod file;
-pub mod fuse_server;
 mod front;
+pub mod fuse_server;
 pub mod image_bytes;
 pub mod io_lines;
 pub mod layout;
@@ -43,8 +43,7 @@ pub struct Target {
 }
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 8] = [
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 11] = [
     Target {
         name: "image_bytes",
         run: image_bytes::run,
@@ -72,6 +71,8 @@ pub const TARGETS: [Target; 9] = [
     Target {
         name: "fuse_server",
         run: fuse_server::run,
+    },
+    Target {
         name: "vhost_rings",
         run: vhost_rings::run,
     },

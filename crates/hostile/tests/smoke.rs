@@ -114,6 +114,9 @@ fn the_nbd_client_survives_its_servers() {
 #[test]
 fn the_fuse_server_survives_its_kernels() {
     smoke("fuse_server", 2000);
+}
+
+#[test]
 fn hostile_rings_stop_their_queue_with_a_reason_and_no_other() {
     smoke("vhost_rings", 1000);
 }

@@ -69,8 +69,8 @@ fn what_was_written_is_read() {
     });
 }
 
-/// What a client has written is the system's when its connection has ended, in order or not, even
-/// if it has flushed nothing.
+/// Bytes that a client has written are the system's when its connection has ended, in order or not,
+/// even if it has flushed nothing.
 #[test]
 fn what_a_client_leaves_is_handed_over() {
     on_both_backends(|backend, queue| {

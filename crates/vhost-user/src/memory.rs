@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most regions of one guest (QEMU's limit of memory slots of a vhost-user device is 509).
 pub(crate) const REGIONS_MAX: usize = 509;
-/// Regions begin with a page, as those of all known front ends do. Their ends may be anywhere: those
-/// of libblkio's rings are.
+/// Regions begin with a page, as those of all known front ends do. Their ends may be anywhere:
+/// those of libblkio's rings are.
 const PAGE_BYTES: u64 = 4096;
 
 /// A region as a message describes it. Addresses and lengths are in bytes.

@@ -134,7 +134,7 @@ fn tables_that_do_not_fit_are_refused() {
     for changed in [with(10, 1), with(8, 8), with(16, 200), with(18, 255)] {
         assert_eq!(front.send_acked(32, &changed, &[table.as_fd()]), 1);
     }
-    // A file that has room for them is no reason to look at so many.
+    // A file that has room for them is no reason to look at all of them.
     let long = memory_file(1 << 36);
     let queues = [65535, 32768].map(u16::to_le_bytes).concat();
     let many = [&(1u64 << 36).to_le_bytes()[..], &[0; 8], &queues, &[0; 4]].concat();

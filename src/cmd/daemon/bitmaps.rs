@@ -10,30 +10,14 @@ use cowslip_graph::DirtyMap;
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
+use super::bitmap::Bitmap;
 use super::given::Given;
+use super::host::Daemon;
 use super::nodes::Node;
-use super::{Daemon, refused};
+use super::words::{missing, refused};
 
 /// Bytes of a bit, if nothing else is asked for.
 const GRANULARITY: u64 = 64 << 10;
-
-/// A bitmap with a name.
-pub struct Bitmap {
-    /// Its name.
-    pub name: String,
-    /// Its bits.
-    pub map: Arc<DirtyMap>,
-}
-
-impl Bitmap {
-    /// Takes what is marked out of it.
-    pub fn take(&self) -> Arc<DirtyMap> {
-        let taken = DirtyMap::new(self.map.size(), self.map.chunk_bytes());
-        taken.merge(&self.map);
-        self.map.clear();
-        taken
-    }
-}
 
 impl Daemon {
     /// The bitmap of this name.
@@ -113,7 +97,7 @@ impl Daemon {
     fn merge_bitmaps(&self, node: &Rc<Node>, given: &Given) -> Result<(), QmpError> {
         let target = self.bitmap(node, given.required("target")?)?;
         let Some(Value::Array(sources)) = given.0.get("bitmaps") else {
-            return Err(super::given::missing("bitmaps"));
+            return Err(missing("bitmaps"));
         };
         let mut found = Vec::new();
         for source in sources {
@@ -124,7 +108,7 @@ impl Daemon {
                     let node = self.nodes.named(other.required("node")?)?;
                     self.bitmap(&node, other.required("name")?)?
                 }
-                _ => return Err(super::given::missing("bitmaps")),
+                _ => return Err(missing("bitmaps")),
             };
             found.push(bitmap);
         }

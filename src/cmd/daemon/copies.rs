@@ -21,10 +21,12 @@ use cowslip_nodes::Access;
 use cowslip_qmp::{ErrorClass, QmpError};
 use serde_json::{Value, json};
 
+use super::bitmap::Bitmap;
 use super::given::Given;
-use super::jobs::{Job, JobOptions};
+use super::host::Daemon;
+use super::job::{Job, JobOptions};
 use super::nodes::Node;
-use super::{Daemon, failed, refused};
+use super::words::{failed, refused};
 
 /// Bytes that are copied as a whole, if nothing else is asked for.
 const CHUNK_BYTES: u64 = 64 << 10;
@@ -587,7 +589,7 @@ impl Daemon {
 pub struct Prepared {
     backup: Backup,
     /// The bitmap of what is copied; whether it stays as it is, or is cleared in any case.
-    bitmap: Option<(Rc<super::bitmaps::Bitmap>, bool, bool)>,
+    bitmap: Option<(Rc<Bitmap>, bool, bool)>,
     is_top: bool,
     nodes: (Rc<Node>, Rc<Node>),
     options: JobOptions,

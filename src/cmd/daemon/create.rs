@@ -11,9 +11,10 @@ use cowslip_nodes::Access;
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
-use super::given::{Given, missing};
-use super::jobs::{Job, JobOptions};
-use super::{Daemon, failed};
+use super::given::Given;
+use super::host::Daemon;
+use super::job::{Job, JobOptions};
+use super::words::{failed, missing};
 
 impl Daemon {
     /// `blockdev-create`.

@@ -1,28 +1,26 @@
 //! Exports of a daemon: its nodes for clients over NBD, as vhost-user-blk devices and as files.
 //!
-//! An export has a disk of its own ([`LiveDisk`]) in front of its node's, which goes to another
-//! node at a snapshot or at the end of a job. The protocols are those of `serve`.
+//! The protocols are those of `serve`.
 
-use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip::Disk;
-use cowslip::disk::ReadOnlyDisk;
 use cowslip::error::system_words;
 use cowslip_graph::LiveDisk;
 use cowslip_nbd::remote::Address;
 use cowslip_nbd::server::Offered;
-use cowslip_nbd::{Export as NbdExport, Server as NbdServer, ServerHandle, ServerOptions};
+use cowslip_nbd::{Export as NbdExport, Server as NbdServer, ServerOptions};
 use cowslip_qmp::QmpError;
 use cowslip_queue::Event;
 use serde_json::{Value, json};
 
-use super::given::{Given, missing};
+use super::export::{Export, Running, Way, disk_of};
+use super::given::Given;
+use super::host::Daemon;
 use super::nodes::Node;
 use super::wait::Flag;
-use super::{Daemon, failed, refused};
+use super::words::{failed, missing, refused};
 use crate::cmd::serve::{
     Endpoint, Fuse, Listening, Served, Transport, VhostUser, nbd_tls, report_nbd,
 };
@@ -30,113 +28,13 @@ use crate::cmd::serve::{
 /// Clients of the NBD server at a time, if nothing else is asked for.
 const CONNECTIONS_MAX: usize = 100;
 
-/// A node for clients.
-pub struct Export {
-    /// Its name for commands.
-    pub id: String,
-    kind: &'static str,
-    node: RefCell<Rc<Node>>,
-    port: Arc<LiveDisk>,
-    is_writable: bool,
-    is_ending: Cell<bool>,
-    way: Way,
-}
-
-/// The way to its clients.
-enum Way {
-    /// An export of the NBD server, by its name there.
-    Nbd(String),
-    /// A transport of its own.
-    Own {
-        stop: Box<dyn Fn()>,
-        inform: Box<dyn Fn()>,
-        ended: Rc<Flag>,
-    },
-}
-
-impl Export {
-    /// The node that clients use.
-    pub fn node(&self) -> Rc<Node> {
-        Rc::clone(&self.node.borrow())
-    }
-
-    /// The disk of its clients.
-    pub fn port(&self) -> &Arc<LiveDisk> {
-        &self.port
-    }
-
-    /// Whether clients may write.
-    pub fn is_writable(&self) -> bool {
-        self.is_writable
-    }
-
-    /// Lets clients know that the disk has another size.
-    pub fn inform(&self) {
-        if let Way::Own { inform, .. } = &self.way {
-            inform();
-        }
-    }
-
-    /// Has clients use another node from now on; their requests are held back.
-    pub fn moved_to(&self, node: &Rc<Node>) -> Arc<dyn Disk> {
-        self.node.replace(Rc::clone(node));
-        disk_of(node, self.is_writable)
-    }
-}
-
-/// The disk of a node for an export.
-fn disk_of(node: &Node, is_writable: bool) -> Arc<dyn Disk> {
-    let live: Arc<dyn Disk> = Arc::clone(&node.live) as _;
-    match is_writable {
-        true => live,
-        false => Arc::new(ReadOnlyDisk(live)),
-    }
-}
-
-/// The NBD server, while it runs.
-struct Running {
-    handle: ServerHandle,
-    ended: Rc<Flag>,
-}
-
-/// All exports, the last one first, and the NBD server.
-#[derive(Default)]
-pub struct Exports {
-    list: RefCell<Vec<Rc<Export>>>,
-    nbd: RefCell<Option<Running>>,
-}
-
-impl Exports {
-    /// All of them.
-    pub fn all(&self) -> Vec<Rc<Export>> {
-        self.list.borrow().clone()
-    }
-
-    fn find(&self, id: &str) -> Option<Rc<Export>> {
-        self.list.borrow().iter().find(|it| it.id == id).cloned()
-    }
-
-    /// Those whose clients use a node.
-    pub fn of(&self, node: &Rc<Node>) -> Vec<Rc<Export>> {
-        let uses = |it: &&Rc<Export>| Rc::ptr_eq(&it.node(), node);
-        self.list.borrow().iter().filter(uses).cloned().collect()
-    }
-
-    fn nbd(&self) -> Result<ServerHandle, QmpError> {
-        match &*self.nbd.borrow() {
-            Some(running) => Ok(running.handle.clone()),
-            None => Err(refused("NBD server not running")),
-        }
-    }
-}
-
 impl Daemon {
     /// `nbd-server-start`.
     ///
     /// # Errors
     /// It runs; an address that cannot be listened on.
     pub fn nbd_server_start(&self, given: &Given) -> Result<Value, QmpError> {
-        if self.exports.nbd.borrow().is_some() {
+        if self.exports.server.borrow().is_some() {
             return Err(refused("NBD server already running"));
         }
         let address = given.group("addr").ok_or_else(|| missing("addr"))?;
@@ -165,7 +63,7 @@ impl Daemon {
             drop(listening.name);
             end.set();
         });
-        self.exports.nbd.replace(Some(Running { handle, ended }));
+        self.exports.server.replace(Some(Running { handle, ended }));
         Ok(json!({}))
     }
 
@@ -179,7 +77,7 @@ impl Daemon {
         for export in self.exports.all().into_iter().filter(is_nbd) {
             self.end_export(&export).await;
         }
-        if let Some(running) = self.exports.nbd.take() {
+        if let Some(running) = self.exports.server.take() {
             running.handle.stop();
             running.ended.wait().await;
         }
@@ -220,16 +118,8 @@ impl Daemon {
                 return Err(error);
             }
         };
-        let export = Rc::new(Export {
-            id,
-            kind,
-            node: RefCell::new(node),
-            port,
-            is_writable,
-            is_ending: Cell::new(false),
-            way,
-        });
-        self.exports.list.borrow_mut().insert(0, export);
+        let export = Export::new((id, kind), (node, port), (is_writable, way));
+        self.exports.add(export);
         Ok(json!({}))
     }
 
@@ -397,10 +287,9 @@ impl Daemon {
                 ended.wait().await;
             }
         }
-        let is_other = |other: &Rc<Export>| !Rc::ptr_eq(other, export);
-        self.exports.list.borrow_mut().retain(is_other);
+        self.exports.remove(export);
         let node = export.node();
-        let left = self.nodes.leave(&node, export.is_writable).await;
+        let left = self.nodes.leave(&node, export.is_writable()).await;
         if let Err(error) = left {
             self.log
                 .write(format_args!("export '{}': {error}", export.id));

@@ -4,7 +4,7 @@
 use cowslip_qmp::QmpError;
 use serde_json::{Map, Value};
 
-use super::failed;
+use super::words::{failed, missing};
 use crate::options;
 
 /// Arguments by name.
@@ -60,11 +60,6 @@ impl Given {
             _ => None,
         }
     }
-}
-
-/// The refusal of a call without an argument.
-pub fn missing(name: &str) -> QmpError {
-    QmpError::generic(format!("Parameter '{name}' is missing"))
 }
 
 fn wrong(name: &str, expected: &str) -> QmpError {

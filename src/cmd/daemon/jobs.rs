@@ -1,229 +1,20 @@
 //! Jobs of a daemon: their states, as QEMU's, and the commands that control them.
 //!
-//! ```text
-//! created -> running <-> paused
-//!            running  -> ready <-> standby
-//!            running, ready -> waiting -> pending -> concluded -> null
-//!            any            -> aborting -> concluded -> null
-//! ```
-//!
 //! What a job does is a future (`copies.rs`, `create.rs`), which asks to be finalised before its
 //! last step; the step after that takes effect as a whole.
 
-use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
 
 use cowslip::Error;
-use cowslip::job::{Attendant, Job as Work, Moment};
-use cowslip_graph::Mirror;
 use cowslip_qmp::{ErrorClass, QmpError};
 use serde_json::{Value, json};
 
-use super::Daemon;
 use super::given::Given;
-use super::wait::Flag;
-
-/// The longest wait for the pace before a job looks at whether it is cancelled.
-const WAIT_MAX: Duration = Duration::from_millis(50);
-/// Amount that may be moved at once before the pace is kept.
-const BURST: Duration = Duration::from_millis(100);
-
-/// The state of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// It was made.
-    Created,
-    /// It works.
-    Running,
-    /// It was working, and waits for its user.
-    Paused,
-    /// It follows its disk, and can be completed.
-    Ready,
-    /// It was ready, and waits for its user.
-    Standby,
-    /// Its work is done.
-    Waiting,
-    /// It waits to be finalised.
-    Pending,
-    /// It has failed, or was cancelled.
-    Aborting,
-    /// It has ended, and waits to be dismissed.
-    Concluded,
-    /// It is gone.
-    Null,
-}
-
-impl Status {
-    /// Its name in the protocol.
-    pub fn name(self) -> &'static str {
-        match self {
-            Status::Created => "created",
-            Status::Running => "running",
-            Status::Paused => "paused",
-            Status::Ready => "ready",
-            Status::Standby => "standby",
-            Status::Waiting => "waiting",
-            Status::Pending => "pending",
-            Status::Aborting => "aborting",
-            Status::Concluded => "concluded",
-            Status::Null => "null",
-        }
-    }
-}
-
-/// The pace of a job, which its user changes while it runs.
-struct Pace {
-    /// Bytes a second; 0 is no limit.
-    speed: AtomicU64,
-    is_paused: AtomicBool,
-    /// When the next bytes may be moved.
-    next: Mutex<Instant>,
-}
-
-struct Paced(Arc<Pace>);
-
-impl Attendant for Paced {
-    fn pace(&self, bytes: u64) -> Option<Moment> {
-        let wait = self.0.wait(bytes)?;
-        Some(Box::pin(cowslip_queue::blocking(move || {
-            std::thread::sleep(wait);
-        })))
-    }
-}
-
-impl Pace {
-    fn wait(&self, bytes: u64) -> Option<Duration> {
-        if self.is_paused.load(Ordering::Acquire) {
-            return Some(WAIT_MAX);
-        }
-        let speed = self.speed.load(Ordering::Acquire);
-        if speed == 0 {
-            return None;
-        }
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        let early = next.saturating_duration_since(now);
-        if early > Duration::ZERO {
-            return Some(early.min(WAIT_MAX));
-        }
-        let begun = (*next).max(now.checked_sub(BURST).unwrap_or(now));
-        *next = begun + Duration::from_secs_f64(bytes as f64 / speed as f64);
-        None
-    }
-}
-
-/// A job of the daemon.
-pub struct Job {
-    /// Its ID.
-    pub id: String,
-    /// Its kind: `commit`, `stream`, `mirror`, `backup` or `create`.
-    pub kind: &'static str,
-    /// Its progress, for what does the work.
-    pub work: Work,
-    /// What follows the disk, while the job does.
-    pub mirror: RefCell<Option<Rc<Mirror>>>,
-    pace: Arc<Pace>,
-    status: Cell<Status>,
-    error: RefCell<Option<String>>,
-    finalizes_itself: bool,
-    dismisses_itself: bool,
-    /// A user has asked for the end without an effect.
-    is_cancelled: Cell<bool>,
-    /// It is to end with a copy that is equal, and the disk as it is.
-    stays: Cell<bool>,
-    finalized: Flag,
-    ended: Flag,
-}
-
-/// Options of all jobs.
-pub struct JobOptions {
-    id: String,
-    speed: u64,
-    finalizes_itself: bool,
-    dismisses_itself: bool,
-}
-
-impl JobOptions {
-    /// The ID of the job.
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// Those of a command. The ID is that of the device if none is given.
-    ///
-    /// # Errors
-    /// Values of the wrong type.
-    pub fn of(given: &Given, device: Option<&str>) -> Result<JobOptions, QmpError> {
-        let id = given.text("job-id").or(device).unwrap_or_default();
-        Ok(JobOptions {
-            id: id.to_string(),
-            speed: given.number("speed")?.unwrap_or(0),
-            finalizes_itself: given.switch("auto-finalize")?.unwrap_or(true),
-            dismisses_itself: given.switch("auto-dismiss")?.unwrap_or(device.is_some()),
-        })
-    }
-}
-
-/// The jobs, the last one first.
-#[derive(Default)]
-pub struct Jobs(RefCell<Vec<Rc<Job>>>);
-
-impl Jobs {
-    fn all(&self) -> Vec<Rc<Job>> {
-        self.0.borrow().clone()
-    }
-
-    fn find(&self, id: &str) -> Option<Rc<Job>> {
-        self.0.borrow().iter().find(|job| job.id == id).cloned()
-    }
-}
-
-impl Job {
-    fn is_of_a_disk(&self) -> bool {
-        self.kind != "create"
-    }
-
-    /// Whether it is to leave the disk as it is, with a copy that is equal.
-    pub fn stays(&self) -> bool {
-        self.stays.get()
-    }
-
-    fn refuses(&self, verb: &str, in_states: &[Status]) -> Result<(), QmpError> {
-        match in_states.contains(&self.status.get()) {
-            true => Ok(()),
-            false => Err(QmpError::generic(format!(
-                "Job '{}' in state '{}' cannot accept command verb '{verb}'",
-                self.id,
-                self.status.get().name()
-            ))),
-        }
-    }
-
-    fn cancel(&self) {
-        self.is_cancelled.set(true);
-        self.work.cancel();
-        self.pace.is_paused.store(false, Ordering::Release);
-        self.finalized.set();
-        if let Some(mirror) = &*self.mirror.borrow() {
-            mirror.wake();
-        }
-    }
-
-    fn figures(&self) -> Value {
-        let progress = self.work.progress();
-        json!({
-            "device": self.id,
-            "len": progress.total_bytes,
-            "offset": progress.done_bytes,
-            "speed": self.pace.speed.load(Ordering::Acquire),
-            "type": self.kind,
-        })
-    }
-}
+use super::host::Daemon;
+use super::job::{Job, JobOptions, Status};
+use super::words::failed;
 
 impl Daemon {
     fn change_status(&self, job: &Job, status: Status) {
@@ -244,7 +35,7 @@ impl Daemon {
     where
         F: Future<Output = Result<(), QmpError>> + 'static,
     {
-        let JobOptions { id, speed, .. } = options;
+        let id = options.id().to_string();
         let is_sign = |sign: char| sign.is_ascii_alphanumeric() || "-._".contains(sign);
         if !id.starts_with(|sign: char| sign.is_ascii_alphabetic()) || !id.chars().all(is_sign) {
             return Err(QmpError::generic(format!("Invalid job ID '{id}'")));
@@ -252,27 +43,7 @@ impl Daemon {
         if self.jobs.find(&id).is_some() {
             return Err(QmpError::generic(format!("Job ID '{id}' already in use")));
         }
-        let pace = Arc::new(Pace {
-            speed: AtomicU64::new(speed),
-            is_paused: AtomicBool::new(false),
-            next: Mutex::new(Instant::now()),
-        });
-        let job = Rc::new(Job {
-            id,
-            kind,
-            work: Work::attended(Paced(Arc::clone(&pace))),
-            mirror: RefCell::default(),
-            pace,
-            status: Cell::new(Status::Created),
-            error: RefCell::default(),
-            finalizes_itself: options.finalizes_itself,
-            dismisses_itself: options.dismisses_itself,
-            is_cancelled: Cell::new(false),
-            stays: Cell::new(false),
-            finalized: Flag::default(),
-            ended: Flag::default(),
-        });
-        self.jobs.0.borrow_mut().insert(0, Rc::clone(&job));
+        let job = self.jobs.add(Job::new(kind, options));
         self.change_status(&job, Status::Created);
         self.change_status(&job, Status::Running);
         let working = work(Rc::clone(self), Rc::clone(&job));
@@ -305,7 +76,7 @@ impl Daemon {
             job.finalized.wait().await;
         }
         match job.is_cancelled.get() {
-            true => Err(super::failed(Error::Cancelled)),
+            true => Err(failed(Error::Cancelled)),
             false => Ok(()),
         }
     }
@@ -340,8 +111,7 @@ impl Daemon {
 
     fn dismiss(&self, job: &Rc<Job>) {
         self.change_status(job, Status::Null);
-        let is_other = |other: &Rc<Job>| !Rc::ptr_eq(other, job);
-        self.jobs.0.borrow_mut().retain(is_other);
+        self.jobs.remove(job);
     }
 
     /// Cancels all jobs, and waits for their ends.

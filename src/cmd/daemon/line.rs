@@ -6,8 +6,10 @@ use std::rc::Rc;
 use cowslip_nodes::json;
 use serde_json::{Map, Value};
 
+use super::Args;
 use super::given::Given;
-use super::{Args, Daemon, complaint};
+use super::host::Daemon;
+use super::words::complaint;
 use crate::error::CommandError;
 use crate::options;
 

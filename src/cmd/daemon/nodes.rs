@@ -2,11 +2,11 @@
 //!
 //! A node has one image's own layer open, over the layers of the node below it. So a change below
 //! gives all nodes above it new chains ([`Nodes::restack`]), and the layers themselves stay open.
-//! A node is open for writing while somebody needs that: as in QEMU, a disk that nobody writes keeps
-//! other processes from nothing.
+//! A node is open for writing while a client or a job writes: as in QEMU, a disk that nobody writes
+//! keeps other processes from nothing.
 //!
-//! Left out: nodes over the disk of another node by its name, but for backing files; what lies below
-//! a format is described with it, or is the name of a protocol's node.
+//! Left out: nodes over the disk of another node by its name, but for backing files; what lies
+//! below a format is described with it, or is the name of a protocol's node.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -20,8 +20,8 @@ use cowslip_nodes::{Access, OpenSettings, Source, drivers, json, open_source, re
 use cowslip_qmp::QmpError;
 use serde_json::{Map, Value, json};
 
-use super::bitmaps::Bitmap;
-use super::failed;
+use super::bitmap::Bitmap;
+use super::words::failed;
 use crate::open;
 
 /// Options of a node, as they came.

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 
-use super::Daemon;
+use super::host::Daemon;
 use super::nodes::Node;
 
 impl Daemon {

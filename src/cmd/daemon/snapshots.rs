@@ -21,10 +21,11 @@ use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
 use super::copies::{Prepared, name_beside};
-use super::exports::Export;
-use super::given::{Given, missing};
+use super::export::Export;
+use super::given::Given;
+use super::host::Daemon;
 use super::nodes::Node;
-use super::{Daemon, failed, refused};
+use super::words::{failed, missing, refused};
 use crate::cmd::create::NewFile;
 
 /// A disk and the overlay that it gets.

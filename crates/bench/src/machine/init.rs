@@ -2,8 +2,9 @@
 //!
 //! It loads the modules that it finds, and then takes orders from the second serial port, one a
 //! line: the words of a command line of this program, or of one that begins with the path of
-//! another, whose standard output goes back by the same port. Complaints go to the console. After each order, and once before the first, a line says how
-//! the last one ended. An empty order, or none for a long time, turns the machine off.
+//! another, whose standard output goes back by the same port. Complaints go to the console. After
+//! each order, and once before the first, a line says how the last one ended. An empty order, or
+//! none for a long time, turns the machine off.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};

@@ -121,12 +121,12 @@ impl Connection {
     }
 
     /// Hands what the client has written to the system: a client that has left, `nbdcopy` say, may
-    /// have flushed nothing, and what it has been told is done outlives this process.
+    /// have flushed nothing, and the writes that were answered outlive this process.
     async fn hand_over(&self) -> Result<(), String> {
         if self.chosen.info.access == Access::ReadOnly {
             return Ok(());
         }
-        let handed_over = self.chosen.export.disk.write_back().await;
+        let handed_over = self.chosen.offered.export.disk.write_back().await;
         handed_over.map_err(|error| error.to_string())
     }
 

@@ -154,7 +154,7 @@ struct Held {
     peak: usize,
     open: bool,
     finished: usize,
-    /// Requests that had finished when the disk was last told to hand over what it has.
+    /// Requests that had finished when the disk last handed over what it has.
     handed_over: usize,
 }
 

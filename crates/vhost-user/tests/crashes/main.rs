@@ -54,7 +54,7 @@ fn sequences(world: &mut World, len: usize) -> Vec<Vec<Step>> {
     all
 }
 
-/// What is run, for a failure.
+/// Name of the run, for a failure.
 struct Named(String);
 
 impl Drop for Named {
@@ -120,7 +120,7 @@ fn a_successor_may_end_as_well_wherever_it_is() {
     eprintln!("{runs} runs");
 }
 
-/// Runs of random length on larger rings, with an end every so many stores. More are chosen by
+/// Runs of random length on larger rings, with an end after a number of stores. More are chosen by
 /// `COWSLIP_ROUNDS`, one by `COWSLIP_SEED`.
 #[test]
 fn servers_may_end_any_number_of_times_on_rings_of_any_size() {

@@ -1,0 +1,266 @@
+//! [`Job`]: a job as clients see it, with its state and its pace.
+//!
+//! ```text
+//! created -> running <-> paused
+//!            running  -> ready <-> standby
+//!            running, ready -> waiting -> pending -> concluded -> null
+//!            any            -> aborting -> concluded -> null
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cowslip::job::{Attendant, Job as Work, Moment};
+use cowslip_graph::Mirror;
+use cowslip_qmp::QmpError;
+use serde_json::{Value, json};
+
+use super::given::Given;
+use super::wait::Flag;
+
+/// The longest wait for the pace before a job looks at whether it is cancelled.
+const WAIT_MAX: Duration = Duration::from_millis(50);
+/// Amount that may be moved at once before the pace is kept.
+const BURST: Duration = Duration::from_millis(100);
+
+/// The state of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It was made.
+    Created,
+    /// It works.
+    Running,
+    /// It was working, and waits for its user.
+    Paused,
+    /// It follows its disk, and can be completed.
+    Ready,
+    /// It was ready, and waits for its user.
+    Standby,
+    /// Its work is done.
+    Waiting,
+    /// It waits to be finalised.
+    Pending,
+    /// It has failed, or was cancelled.
+    Aborting,
+    /// It has ended, and waits to be dismissed.
+    Concluded,
+    /// It is gone.
+    Null,
+}
+
+impl Status {
+    /// Its name in the protocol.
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Created => "created",
+            Status::Running => "running",
+            Status::Paused => "paused",
+            Status::Ready => "ready",
+            Status::Standby => "standby",
+            Status::Waiting => "waiting",
+            Status::Pending => "pending",
+            Status::Aborting => "aborting",
+            Status::Concluded => "concluded",
+            Status::Null => "null",
+        }
+    }
+}
+
+/// The pace of a job, which its user changes while it runs.
+pub(super) struct Pace {
+    /// Bytes a second; 0 is no limit.
+    pub(super) speed: AtomicU64,
+    pub(super) is_paused: AtomicBool,
+    /// When the next bytes may be moved.
+    next: Mutex<Instant>,
+}
+
+struct Paced(Arc<Pace>);
+
+impl Attendant for Paced {
+    fn pace(&self, bytes: u64) -> Option<Moment> {
+        let wait = self.0.wait(bytes)?;
+        Some(Box::pin(cowslip_queue::blocking(move || {
+            std::thread::sleep(wait);
+        })))
+    }
+}
+
+impl Pace {
+    fn wait(&self, bytes: u64) -> Option<Duration> {
+        if self.is_paused.load(Ordering::Acquire) {
+            return Some(WAIT_MAX);
+        }
+        let speed = self.speed.load(Ordering::Acquire);
+        if speed == 0 {
+            return None;
+        }
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let early = next.saturating_duration_since(now);
+        if early > Duration::ZERO {
+            return Some(early.min(WAIT_MAX));
+        }
+        let begun = (*next).max(now.checked_sub(BURST).unwrap_or(now));
+        *next = begun + Duration::from_secs_f64(bytes as f64 / speed as f64);
+        None
+    }
+}
+
+/// A job of the daemon.
+pub struct Job {
+    /// Its ID.
+    pub id: String,
+    /// Its kind: `commit`, `stream`, `mirror`, `backup` or `create`.
+    pub kind: &'static str,
+    /// Its progress, for what does the work.
+    pub work: Work,
+    /// The mirror, while the job follows its disk.
+    pub mirror: RefCell<Option<Rc<Mirror>>>,
+    pub(super) pace: Arc<Pace>,
+    pub(super) status: Cell<Status>,
+    pub(super) error: RefCell<Option<String>>,
+    pub(super) finalizes_itself: bool,
+    pub(super) dismisses_itself: bool,
+    /// A user has asked for the end without an effect.
+    pub(super) is_cancelled: Cell<bool>,
+    /// It is to end with a copy that is equal, and the disk as it is.
+    pub(super) stays: Cell<bool>,
+    pub(super) finalized: Flag,
+    pub(super) ended: Flag,
+}
+
+/// Options of all jobs.
+pub struct JobOptions {
+    id: String,
+    speed: u64,
+    finalizes_itself: bool,
+    dismisses_itself: bool,
+}
+
+impl JobOptions {
+    /// The ID of the job.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Those of a command. The ID is that of the device if none is given.
+    ///
+    /// # Errors
+    /// Values of the wrong type.
+    pub fn of(given: &Given, device: Option<&str>) -> Result<JobOptions, QmpError> {
+        let id = given.text("job-id").or(device).unwrap_or_default();
+        Ok(JobOptions {
+            id: id.to_string(),
+            speed: given.number("speed")?.unwrap_or(0),
+            finalizes_itself: given.switch("auto-finalize")?.unwrap_or(true),
+            dismisses_itself: given.switch("auto-dismiss")?.unwrap_or(device.is_some()),
+        })
+    }
+}
+
+/// The jobs, the last one first.
+#[derive(Default)]
+pub struct Jobs(RefCell<Vec<Rc<Job>>>);
+
+impl Jobs {
+    /// Adds one.
+    pub fn add(&self, job: Job) -> Rc<Job> {
+        let job = Rc::new(job);
+        self.0.borrow_mut().insert(0, Rc::clone(&job));
+        job
+    }
+
+    /// Takes one out.
+    pub fn remove(&self, job: &Rc<Job>) {
+        let is_other = |other: &Rc<Job>| !Rc::ptr_eq(other, job);
+        self.0.borrow_mut().retain(is_other);
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Rc<Job>> {
+        self.0.borrow().clone()
+    }
+
+    /// The job of this ID.
+    pub fn find(&self, id: &str) -> Option<Rc<Job>> {
+        self.0.borrow().iter().find(|job| job.id == id).cloned()
+    }
+}
+
+impl Job {
+    /// A job that has not begun.
+    pub fn new(kind: &'static str, options: JobOptions) -> Job {
+        let pace = Arc::new(Pace {
+            speed: AtomicU64::new(options.speed),
+            is_paused: AtomicBool::new(false),
+            next: Mutex::new(Instant::now()),
+        });
+        Job {
+            id: options.id,
+            kind,
+            work: Work::attended(Paced(Arc::clone(&pace))),
+            mirror: RefCell::default(),
+            pace,
+            status: Cell::new(Status::Created),
+            error: RefCell::default(),
+            finalizes_itself: options.finalizes_itself,
+            dismisses_itself: options.dismisses_itself,
+            is_cancelled: Cell::new(false),
+            stays: Cell::new(false),
+            finalized: Flag::default(),
+            ended: Flag::default(),
+        }
+    }
+
+    /// Whether it is about a disk; that of a new image is not.
+    pub fn is_of_a_disk(&self) -> bool {
+        self.kind != "create"
+    }
+
+    /// Whether it is to leave the disk as it is, with a copy that is equal.
+    pub fn stays(&self) -> bool {
+        self.stays.get()
+    }
+
+    /// Refuses a command that the state does not allow.
+    ///
+    /// # Errors
+    /// In QEMU's words.
+    pub fn refuses(&self, verb: &str, in_states: &[Status]) -> Result<(), QmpError> {
+        match in_states.contains(&self.status.get()) {
+            true => Ok(()),
+            false => Err(QmpError::generic(format!(
+                "Job '{}' in state '{}' cannot accept command verb '{verb}'",
+                self.id,
+                self.status.get().name()
+            ))),
+        }
+    }
+
+    /// Ends it without an effect.
+    pub fn cancel(&self) {
+        self.is_cancelled.set(true);
+        self.work.cancel();
+        self.pace.is_paused.store(false, Ordering::Release);
+        self.finalized.set();
+        if let Some(mirror) = &*self.mirror.borrow() {
+            mirror.wake();
+        }
+    }
+
+    /// Its figures, as events have them.
+    pub fn figures(&self) -> Value {
+        let progress = self.work.progress();
+        json!({
+            "device": self.id,
+            "len": progress.total_bytes,
+            "offset": progress.done_bytes,
+            "speed": self.pace.speed.load(Ordering::Acquire),
+            "type": self.kind,
+        })
+    }
+}

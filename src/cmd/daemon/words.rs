@@ -1,0 +1,27 @@
+//! Errors of the daemon in words: for clients, and for the command line.
+
+use std::fmt::Display;
+
+use cowslip_qmp::QmpError;
+
+use crate::error::CommandError;
+
+/// An error of the engine, or of the program, for a client.
+pub fn failed(error: impl Display) -> QmpError {
+    QmpError::generic(error.to_string())
+}
+
+/// A refusal.
+pub fn refused(text: &str) -> QmpError {
+    QmpError::generic(text)
+}
+
+/// The refusal of a call without an argument.
+pub fn missing(name: &str) -> QmpError {
+    QmpError::generic(format!("Parameter '{name}' is missing"))
+}
+
+/// An error for the command line.
+pub fn complaint(error: &QmpError) -> CommandError {
+    CommandError::new(error.desc.clone())
+}
