@@ -222,12 +222,14 @@ impl Session {
         })
     }
 
-    /// Checks what a handler returned, in builds with debug assertions.
+    /// Checks what a handler returned, in builds with debug assertions: a mistake of the handler is
+    /// the error of its command.
     fn check_result(&self, command: &Command, mut result: Value) -> Result<Value, QmpError> {
         if cfg!(debug_assertions)
             && let Err(error) = self.shared.schema.check_result(command, &mut result)
         {
-            panic!("the result of {}: {error}", command.name);
+            let text = format!("The result of {} is not of its type: {error}", command.name);
+            return Err(QmpError::generic(text));
         }
         Ok(result)
     }
