@@ -73,9 +73,9 @@ impl Model {
         }
     }
 
-    /// Checks the bytes of a disk whose daemon was killed; from now on they are its bytes.
-    pub fn check_after_kill(&self, disk: &[u8], context: &str) {
-        for (at, block) in self.0.lock().unwrap().iter_mut().enumerate() {
+    /// Checks that the bytes of a disk may be those that a daemon has left that was killed.
+    pub fn check_possible(&self, disk: &[u8], context: &str) {
+        for (at, block) in self.0.lock().unwrap().iter().enumerate() {
             let found = &disk[at * BLOCK_BYTES..][..BLOCK_BYTES];
             let version = version(at as u64, found);
             let version = version.unwrap_or_else(|error| panic!("{context}: {error}"));
@@ -84,8 +84,16 @@ impl Model {
                 possible.contains(&version),
                 "{context}: block {at}: {version} {possible:?}"
             );
-            block.current = version;
-            block.possible = BTreeSet::from([version]);
+        }
+    }
+
+    /// Checks the bytes of a disk whose daemon was killed; from now on they are its bytes.
+    pub fn check_after_kill(&self, disk: &[u8], context: &str) {
+        self.check_possible(disk, context);
+        for (at, block) in self.0.lock().unwrap().iter_mut().enumerate() {
+            let found = &disk[at * BLOCK_BYTES..][..BLOCK_BYTES];
+            block.current = version(at as u64, found).unwrap();
+            block.possible = BTreeSet::from([block.current]);
         }
     }
 }
