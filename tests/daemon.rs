@@ -1,5 +1,5 @@
-//! `cowslip daemon`: disks in use are snapshotted, streamed, committed, mirrored and backed up, with
-//! a guest that writes and reads them meanwhile, and with the daemon killed on the way.
+//! `cowslip daemon`: disks in use are snapshotted, streamed, committed, mirrored and backed up,
+//! with a guest that writes and reads them meanwhile, and with the daemon killed on the way.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::path::Path;
