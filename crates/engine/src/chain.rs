@@ -4,6 +4,7 @@
 //! further down is longer. A chain is a value that each request takes once; layers below the first
 //! are read-only.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,10 +23,13 @@ use crate::qcow2::{EpochGuard, Qcow2};
 use crate::raw::Raw;
 
 mod files;
+mod index;
 mod open;
 
+use index::{Index, REGION_BYTES};
+
 pub use files::{Entry, Files};
-pub use open::{Naming, open, share_cache};
+pub use open::{Naming, open, share_memory};
 
 /// One image of a chain.
 #[derive(Debug)]
@@ -127,6 +131,8 @@ impl Layer {
 #[derive(Clone, Debug, Default)]
 pub struct Below {
     layers: Arc<[Arc<Layer>]>,
+    /// Where the layers have what, if there are several and none of them changes.
+    index: Option<Arc<Index>>,
     /// One of them may be changing: something is committed into it.
     is_changing: bool,
 }
@@ -134,8 +140,11 @@ pub struct Below {
 impl Below {
     /// The layers, the uppermost first.
     pub fn new(layers: Vec<Arc<Layer>>) -> Below {
+        let is_changing = layers.iter().any(|layer| layer.may_change());
+        let has_index = layers.len() > 1 && !is_changing;
         Below {
-            is_changing: layers.iter().any(|layer| layer.may_change()),
+            index: has_index.then(Arc::default),
+            is_changing,
             layers: layers.into(),
         }
     }
@@ -148,6 +157,80 @@ impl Below {
     /// The first `count` layers from the top.
     pub fn uppermost(&self, count: usize) -> Below {
         Below::new(self.layers[..count].to_vec())
+    }
+
+    /// Sets the memory for the index of the layers, in bytes. Returns what it will not take.
+    fn set_index_budget(&self, bytes: u64) -> u64 {
+        match &self.index {
+            Some(index) => {
+                index.set_budget(bytes);
+                0
+            }
+            None => bytes,
+        }
+    }
+
+    /// The layers that decide a range, by the index: in order, covering it. `None` where the tables
+    /// around it are damaged: that is no matter of a request that does not need them.
+    async fn indexed(&self, range: Range<u64>) -> Option<Vec<Decided>> {
+        let (index, (first, rest)) = (self.index.as_ref()?, self.layers.split_first()?);
+        let mut found = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let number = at / REGION_BYTES;
+            let whole = number * REGION_BYTES..(number + 1).checked_mul(REGION_BYTES)?;
+            let region = match index.get(number) {
+                Some(region) => region,
+                None => {
+                    let decided = decide(first, rest, whole.clone()).await.ok()?;
+                    let region = decided.into();
+                    index.keep(number, &region);
+                    region
+                }
+            };
+            let end = range.end.min(whole.end);
+            found.extend(index::within(&region, &(at..end)));
+            at = end;
+        }
+        Some(found)
+    }
+
+    /// Fills parts of reads from the layers that hold them, as the index has it.
+    async fn read_indexed(&self, parts: Vec<backing::Part>) -> Vec<Result<backing::Part>> {
+        let mut jobs: BTreeMap<usize, Jobs> = BTreeMap::new();
+        let (mut done, mut others) = (Vec::new(), Vec::new());
+        for (start, mut part) in parts {
+            let range = start..start + part.len() as u64;
+            let Some(decided) = self.indexed(range).await else {
+                others.push((0, start, part));
+                continue;
+            };
+            for Decided { run, depth } in decided {
+                let mut piece = part.split_to((run.range.end - run.range.start) as usize);
+                match run.source {
+                    Source::Below => {
+                        piece.fill(0);
+                        done.push(Ok((run.range.start, piece)));
+                    }
+                    source => jobs
+                        .entry(depth)
+                        .or_default()
+                        .add(run.range.start, source, piece),
+                }
+            }
+            // A part that no run covers would keep the old contents of the memory.
+            assert!(part.is_empty(), "runs cover the buffer");
+        }
+        let fetched = jobs.into_iter().map(|(depth, jobs)| {
+            let layer = &self.layers[depth];
+            let observed = layer.qcow2().map_or(layer.data_file(), Qcow2::file);
+            jobs.run(layer.data_file(), (observed, layer.qcow2()))
+        });
+        done.extend(join_all(fetched).await.into_iter().flatten());
+        if !others.is_empty() {
+            done.extend(read_each(&self.layers, others).await);
+        }
+        done
     }
 
     /// Keeps what the tables of these layers refer to from being used for something else, until the
@@ -273,8 +356,11 @@ impl Backing for Below {
     }
 
     fn fill(&self, parts: Vec<backing::Part>) -> BackingFuture<'_, Vec<Result<backing::Part>>> {
-        let parts = parts.into_iter().map(|(at, part)| (0, at, part)).collect();
         Box::pin(async move {
+            if self.index.is_some() {
+                return self.read_indexed(parts).await;
+            }
+            let parts = parts.into_iter().map(|(at, part)| (0, at, part)).collect();
             let _visits = self.enter().await;
             read_each(&self.layers, parts).await
         })
@@ -291,6 +377,9 @@ impl Backing for Below {
 
     fn decide(&self, range: Range<u64>) -> BackingFuture<'_, Result<Vec<Decided>>> {
         Box::pin(async move {
+            if let Some(decided) = self.indexed(range.clone()).await {
+                return Ok(decided);
+            }
             let _visits = self.enter().await;
             match self.layers.split_first() {
                 None => Ok(Vec::new()),

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use cowslip::file::BlockFile;
 use cowslip::image::{BackingChoice, DiscardPolicy, Durability, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image};
@@ -17,11 +18,14 @@ const SIZE: u64 = 64 * CLUSTER;
 
 /// An image without data, in memory.
 fn file() -> Arc<SlowFile> {
-    let file = SlowFile::new(Vec::new());
-    let options = CreateOptions {
+    file_with(CreateOptions {
         cluster_size: CLUSTER,
         ..CreateOptions::new(SIZE)
-    };
+    })
+}
+
+fn file_with(options: CreateOptions) -> Arc<SlowFile> {
+    let file = SlowFile::new(Vec::new());
     block_on(create(file.clone(), None, &options)).unwrap();
     file
 }
@@ -145,4 +149,114 @@ fn a_layer_that_is_written_keeps_what_a_read_of_an_upper_one_has_found() {
     assert_eq!(read.unwrap()[0], 1, "bytes of another cluster");
     block_on(below.close()).unwrap();
     assert_clean(&base);
+}
+
+/// Opens an image alone, with so much memory for metadata.
+fn open_within(file: &Arc<SlowFile>, cache_bytes: u64) -> Image {
+    let options = OpenOptions {
+        writable: true,
+        backing: BackingChoice::None,
+        discard: DiscardPolicy::Unmap,
+        cache_bytes,
+        ..OpenOptions::default()
+    };
+    block_on(Image::open(file.clone(), options, &NoFiles)).unwrap()
+}
+
+#[test]
+fn the_index_of_a_chain_agrees_with_its_layers() {
+    // Several regions of the index.
+    const BYTES: u64 = 9 << 20;
+    for seed in 0..24 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut model: Vec<u8> = Vec::new();
+        let mut image: Option<Image> = None;
+        for layer in 1..=6_u8 {
+            let bits = random.u32(12..17);
+            let size = BYTES - 512 * random.u64(0..2000);
+            let file = file_with(CreateOptions {
+                cluster_size: 1 << bits,
+                extended_l2: bits >= 14 && random.bool(),
+                ..CreateOptions::new(size)
+            });
+            let cache_bytes = if random.bool() { 1 << 16 } else { 0 };
+            let opened = open_within(&file, cache_bytes);
+            let next = match &image {
+                Some(below) => opened.above(&below.stack()).unwrap(),
+                None => opened,
+            };
+            // What lies behind the end of a layer reads as zeroes above it.
+            model.resize(size as usize, 0);
+            for _ in 0..random.u32(1..12) {
+                let start = random.u64(0..size);
+                let len = random.u64(1..=(size - start).min(400_000));
+                let part = start as usize..(start + len) as usize;
+                match random.u8(0..5) {
+                    0 => {
+                        let zeroes = Default::default();
+                        block_on(next.write_zeroes(start, len, zeroes)).unwrap();
+                        model[part].fill(0);
+                    }
+                    1 if bits >= 14 => {
+                        let unit = 1 << bits;
+                        let start = start & !(unit - 1);
+                        let len = unit.min(size - start);
+                        let data = Buf::copy_of(&vec![layer; len as usize]);
+                        block_on(next.write_compressed(start, data)).unwrap();
+                        model[start as usize..(start + len) as usize].fill(layer);
+                    }
+                    _ => {
+                        let data = Buf::copy_of(&vec![layer; len as usize]);
+                        block_on(next.write(start, data, Durability::Cached)).unwrap();
+                        model[part].fill(layer);
+                    }
+                }
+            }
+            block_on(next.freeze()).unwrap();
+            image = Some(next);
+        }
+        let top = open_within(&file_with(CreateOptions::new(BYTES)), 0);
+        let top = top.above(&image.unwrap().stack()).unwrap();
+        model.resize(BYTES as usize, 0);
+        for _ in 0..120 {
+            let start = random.u64(0..BYTES);
+            let len = random.u64(1..=(BYTES - start).min(3 << 20));
+            let read = block_on(top.read(start, BufMut::zeroed(len as usize))).unwrap();
+            let expected = &model[start as usize..(start + len) as usize];
+            assert!(read[..] == *expected, "seed {seed}: {len} bytes at {start}");
+        }
+    }
+}
+
+#[test]
+fn damage_in_a_layer_fails_the_reads_that_meet_it_and_no_others() {
+    let files = [file(), file(), file()];
+    let layers = files.each_ref().map(open);
+    write(&layers[0], 1, 1).unwrap();
+    write(&layers[1], 2, 2).unwrap();
+    for layer in &layers {
+        block_on(layer.close()).unwrap();
+    }
+    // The entry of cluster 1 of the lowest layer refers to no cluster's beginning.
+    let bytes = files[0].memory.contents();
+    let word = |at: u64| u64::from_be_bytes(bytes[at as usize..][..8].try_into().unwrap());
+    let table = word(word(40)) & 0x00ff_ffff_ffff_fe00;
+    let damaged = (word(table + 8) | 0x200).to_be_bytes();
+    let data = Buf::copy_of(&damaged);
+    let written = files[0]
+        .memory
+        .write(table + 8, data.into(), Durability::Cached);
+    block_on(written).unwrap();
+
+    let low = open(&files[0]);
+    block_on(low.freeze()).unwrap();
+    let middle = open(&files[1]).above(&low.stack()).unwrap();
+    block_on(middle.freeze()).unwrap();
+    let top = open(&files[2]).above(&middle.stack()).unwrap();
+    let one = |cluster: u64| {
+        let buf = BufMut::zeroed(CLUSTER as usize);
+        block_on(top.read(cluster * CLUSTER, buf)).map(|read| read[0])
+    };
+    assert_eq!((one(0).unwrap(), one(2).unwrap()), (0, 2));
+    assert!(matches!(one(1), Err(Error::Corrupt { .. })), "{:?}", one(1));
 }

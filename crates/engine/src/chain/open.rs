@@ -13,6 +13,9 @@ use crate::{Error, Result};
 /// Layers of a chain at most: no user's chain is that long, and a hostile one ends.
 const LAYERS_MAX: usize = 1000;
 
+/// The part of the memory for metadata that the index of a chain may take.
+const INDEX_PART: u64 = 4;
+
 /// How a backing file was named.
 #[derive(Clone, Debug)]
 pub struct Naming {
@@ -116,10 +119,10 @@ pub async fn open(
         namings.push(naming);
         next = Some((backing_file, options));
     }
-    share_cache(layers.iter(), options.cache_bytes_or_default());
     let mut layers = layers.into_iter();
     let top = layers.next().expect("the loop opened one");
     let below = Below::new(layers.map(Arc::new).collect());
+    share_memory(&top, &below, options.cache_bytes_or_default());
     Ok((top, below, namings))
 }
 
@@ -133,9 +136,15 @@ fn second_use(entry: Entry) -> Option<&'static str> {
     }
 }
 
-/// Shares a budget in bytes for L2 slices in proportion to what each image could use.
-pub fn share_cache<'a>(layers: impl Iterator<Item = &'a Layer> + Clone, budget: u64) {
-    let images = || layers.clone().filter_map(Layer::qcow2);
+/// Shares a budget in bytes for metadata: a part is that of the index of the layers below, if there
+/// is one, the rest is for L2 slices, in proportion to what each image could use.
+pub fn share_memory(top: &Layer, below: &Below, budget: u64) {
+    let of_index = budget / INDEX_PART;
+    let budget = budget - of_index + below.set_index_budget(of_index);
+    let images = || {
+        let below = below.layers().iter().map(|layer| &**layer);
+        std::iter::once(top).chain(below).filter_map(Layer::qcow2)
+    };
     let all: u64 = images().map(Qcow2::cache_bytes_wanted).sum();
     for image in images() {
         let wanted = u128::from(image.cache_bytes_wanted());

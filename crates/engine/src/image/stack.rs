@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{
     CopyOnRead, DetectZeroes, DiscardPolicy, Image, OpenOptions, WholeClusters, WritePolicy,
 };
-use crate::chain::{Below, Layer, Naming, share_cache};
+use crate::chain::{Below, Layer, Naming, share_memory};
 use crate::file::{ChosenBy, Claim, Sharing};
 use crate::limits::Limits;
 use crate::policy::Format;
@@ -106,11 +106,11 @@ impl Image {
             name: first.file().name().to_string(),
             chosen_by: ChosenBy::Caller,
         });
-        let layers = || std::iter::once(&self.top).chain(&stack.layers);
-        share_cache(layers().map(|layer| &**layer), self.cache_bytes);
+        let below = Below::new(stack.layers.clone());
+        share_memory(&self.top, &below, self.cache_bytes);
         Ok(Image {
             top: Arc::clone(&self.top),
-            below: Below::new(stack.layers.clone()),
+            below,
             namings: naming.into_iter().chain(stack.namings.clone()).collect(),
             writable: self.writable,
             write_policy: self.write_policy,
