@@ -148,16 +148,9 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
         4 => Verb::Flush,
         _ => Verb::Compressed,
     };
+    let verb = allocation(verb, (seed, round, id));
     let granules = match verb {
         Verb::Flush => 0..0,
-        // Drawn apart, so that a run without them keeps the others.
-        _ if allocates(seed, round, id) => {
-            return Request {
-                id,
-                verb: Verb::Allocate,
-                granules: draw_granules(seed, config, (round_index, round), index, rng),
-            };
-        }
         Verb::Write { .. } if round.companions > 0 && !rng.chance(10) => {
             let group = u64::from(id) / round.companions;
             let place = &mut Rng::derived(seed, "companions", group);
@@ -175,9 +168,15 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
     Request { id, verb, granules }
 }
 
-fn allocates(seed: u64, round: &Round, id: WriteId) -> bool {
+/// A request for space in place of another one; drawn apart, so that a run without them keeps the
+/// others.
+fn allocation(verb: Verb, (seed, round, id): (u64, &Round, WriteId)) -> Verb {
     let percent = round.allocates_percent;
-    percent > 0 && Rng::derived(seed, "allocates", u64::from(id)).chance(percent)
+    let is_one = percent > 0 && Rng::derived(seed, "allocates", u64::from(id)).chance(percent);
+    match is_one && verb != Verb::Flush {
+        true => Verb::Allocate,
+        false => verb,
+    }
 }
 
 /// The cluster of the first granule, as far as the disk goes.
