@@ -122,6 +122,13 @@ pub struct Args {
     tls_authz: Option<String>,
 }
 
+/// A choice of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
 /// Options of an image that is shown as a file.
 #[derive(clap::Args)]
 pub struct FuseArgs {
@@ -131,6 +138,10 @@ pub struct FuseArgs {
     /// Let other users use the file, as its mode allows
     #[arg(long)]
     allow_other: bool,
+    /// Take the file's requests by way of io_uring, where the kernel offers that (its parameter
+    /// fuse.enable_uring)
+    #[arg(long, value_enum, default_value = "on", value_name = "MODE")]
+    fuse_uring: Switch,
 }
 
 impl FuseArgs {
@@ -140,6 +151,7 @@ impl FuseArgs {
             file,
             is_growable: self.growable,
             allows_others: self.allow_other,
+            uses_ring: self.fuse_uring == Switch::On,
             threads,
         }
     }

@@ -5,6 +5,7 @@
 //! buffer, of which each write keeps its part until it is done, and the next message is received
 //! behind it.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use cowslip_queue::buf::ALIGNMENT_BYTES;
-use cowslip_queue::{BufMut, FuseDevice, IoVec};
+use cowslip_queue::{BufMut, Completer, FuseDevice, IoVec, IoVecMut};
 use futures_util::stream::{FuturesUnordered, Stream};
 
 use crate::export::{Answer, Export, Failure};
@@ -125,6 +126,8 @@ pub(crate) struct Channel {
     pub observer: Observer,
     /// Its number, from 0 on.
     pub index: usize,
+    /// Completed when the negotiation has been answered.
+    pub negotiated: Cell<Option<Completer<()>>>,
 }
 
 /// The state of a channel at work.
@@ -190,18 +193,25 @@ impl Channel {
             data,
             buffer,
         } = message;
-        let answer = self.export.perform(request.operation, data).await;
+        let target = |len| IoVecMut::from(BufMut::for_overwrite(len));
+        let answer = self.export.perform(request.operation, (data, target)).await;
         drop(buffer);
-        let sent = match &answer {
+        let sent = match answer {
             Answer::None => Ok(()),
             Answer::Done => self.answer(&request, 0, &[]),
             Answer::Fields(fields) => self.answer(&request, 0, fields.bytes()),
-            Answer::Data(data) => self.answer(&request, 0, data),
+            Answer::Data(data) => self.answer(&request, 0, &BufMut::from(data)),
             Answer::Failed(failure) => {
-                self.report(&request, failure);
+                report(&self.observer, &request, &failure);
                 self.answer(&request, failure.errno(), &[])
             }
         };
+        if let Operation::Init(_) = request.operation
+            && sent.is_ok()
+            && let Some(negotiated) = self.negotiated.take()
+        {
+            negotiated.complete(());
+        }
         match sent {
             Err(error) if is_lasting(&error) => (self.observer)(&ServerEvent::AnswerRefused {
                 request: format!("{:?}", request.operation),
@@ -216,19 +226,20 @@ impl Channel {
         self.device
             .send(&[IoSlice::new(&header), IoSlice::new(result)])
     }
+}
 
-    fn report(&self, request: &Request, failure: &Failure) {
-        if let Some(error) = failure.words() {
-            (self.observer)(&ServerEvent::RequestFailed {
-                request: format!("{:?}", request.operation),
-                error,
-            });
-        }
+/// Reports a request that has failed.
+pub(crate) fn report(observer: &Observer, request: &Request, failure: &Failure) {
+    if let Some(error) = failure.words() {
+        observer(&ServerEvent::RequestFailed {
+            request: format!("{:?}", request.operation),
+            error,
+        });
     }
 }
 
 /// Whether an answer was refused for a reason other than that nobody waits for it any more.
-fn is_lasting(error: &io::Error) -> bool {
+pub(crate) fn is_lasting(error: &io::Error) -> bool {
     !matches!(error.raw_os_error(), Some(ENODEV | ENOENT))
 }
 

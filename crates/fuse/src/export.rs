@@ -10,7 +10,7 @@ use cowslip_block::disk::{DiskFuture, Extent, ZeroOptions};
 use cowslip_block::errno::{EFBIG, EINVAL, EIO, ENOSPC, ENOTSUP, EPERM, EROFS};
 use cowslip_block::file::{Durability, Space};
 use cowslip_block::{Disk, Error};
-use cowslip_queue::{BufMut, IoVec};
+use cowslip_queue::{IoVec, IoVecMut};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -70,6 +70,9 @@ pub struct Options {
     /// Longest time for which further threads poll before they sleep; zero is never. As
     /// [`Queue::poll_before_sleep`](cowslip_queue::Queue::poll_before_sleep) has it.
     pub poll: Duration,
+    /// Whether requests come by way of the kernel's ring, where it has one for that; then all
+    /// requests go to further threads, as many as [`Options::threads`] says.
+    pub uses_ring: bool,
 }
 
 impl fmt::Debug for Options {
@@ -79,6 +82,7 @@ impl fmt::Debug for Options {
             .field("host", &self.host)
             .field("allows_others", &self.allows_others)
             .field("threads", &self.threads)
+            .field("uses_ring", &self.uses_ring)
             .finish()
     }
 }
@@ -104,7 +108,7 @@ pub(crate) enum Answer {
     None,
     Done,
     Fields(Fields),
-    Data(BufMut),
+    Data(IoVecMut),
     Failed(Failure),
 }
 
@@ -166,6 +170,14 @@ pub(crate) struct Export {
     is_modified: AtomicBool,
     /// Held while the disk grows.
     growing: futures_util::lock::Mutex<()>,
+    /// Whether requests may come by way of the ring, and whether the kernel has agreed.
+    ring: Ring,
+}
+
+#[derive(Debug)]
+struct Ring {
+    is_offered: bool,
+    is_agreed: AtomicBool,
 }
 
 impl fmt::Debug for Export {
@@ -181,7 +193,8 @@ fn now() -> Moment {
 }
 
 impl Export {
-    pub fn new(disk: Arc<dyn Disk>, options: Options) -> Export {
+    /// A disk as a file. `has_ring` says whether there is a ring for requests.
+    pub fn new(disk: Arc<dyn Disk>, options: Options, has_ring: bool) -> Export {
         let time = now();
         let mode = match disk.features().writable {
             true => 0o600,
@@ -200,6 +213,10 @@ impl Export {
             }),
             is_modified: AtomicBool::new(false),
             growing: futures_util::lock::Mutex::new(()),
+            ring: Ring {
+                is_offered: has_ring,
+                is_agreed: AtomicBool::new(false),
+            },
         }
     }
 
@@ -208,16 +225,36 @@ impl Export {
         self.meta.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the kernel sends requests by way of the ring.
+    pub fn uses_ring(&self) -> bool {
+        self.ring.is_agreed.load(Ordering::Relaxed)
+    }
+
+    fn negotiate(&self, offer: Init) -> Outcome {
+        let accepted = match self.ring.is_offered {
+            true => init::ACCEPTED | init::OVER_IO_URING,
+            false => init::ACCEPTED,
+        };
+        let answer = negotiate(offer, accepted)?;
+        let is_agreed = offer.flags & accepted & init::OVER_IO_URING != 0;
+        self.ring.is_agreed.store(is_agreed, Ordering::Relaxed);
+        Ok(answer)
+    }
+
     fn is_writable(&self) -> bool {
         self.disk.features().writable
     }
 
-    /// Carries a request out. `data` is that of a write.
-    pub async fn perform(&self, operation: Operation, data: IoVec) -> Answer {
+    /// Carries a request out. `data` is that of a write; a read goes to the target of its length.
+    pub async fn perform(
+        &self,
+        operation: Operation,
+        (data, target): (IoVec, impl FnOnce(usize) -> IoVecMut),
+    ) -> Answer {
         let outcome = match operation {
-            Operation::Read { offset, len } => self.read(offset, len).await,
+            Operation::Read { offset, len } => self.read((offset, len), target).await,
             Operation::Write { offset, flags, .. } => self.write(offset, data, flags).await,
-            Operation::Init(offer) => negotiate(offer),
+            Operation::Init(offer) => self.negotiate(offer),
             Operation::GetAttributes => Ok(self.attributes().await),
             Operation::SetAttributes(wanted) => self.set_attributes(wanted).await,
             Operation::Open { flags } => self.open(flags),
@@ -234,14 +271,17 @@ impl Export {
         outcome.unwrap_or_else(Answer::Failed)
     }
 
-    async fn read(&self, offset: u64, len: usize) -> Outcome {
+    async fn read(
+        &self,
+        (offset, len): (u64, usize),
+        target: impl FnOnce(usize) -> IoVecMut,
+    ) -> Outcome {
         let left = self.disk.size().saturating_sub(offset);
         let len = usize::try_from(left).map_or(len, |left| left.min(len));
         if len == 0 {
-            return Ok(Answer::Data(BufMut::zeroed(0)));
+            return Ok(Answer::Data(IoVecMut::default()));
         }
-        let target = BufMut::for_overwrite(len).into();
-        Ok(Answer::Data(self.disk.read(offset, target).await?.into()))
+        Ok(Answer::Data(self.disk.read(offset, target(len)).await?))
     }
 
     async fn write(&self, offset: u64, mut data: IoVec, flags: u32) -> Outcome {
@@ -544,7 +584,7 @@ fn is_unsupported(error: &Error) -> bool {
 }
 
 /// Answers the kernel's offer.
-fn negotiate(offer: Init) -> Outcome {
+fn negotiate(offer: Init, accepted: u64) -> Outcome {
     if offer.major > MAJOR {
         // The kernel offers again what we speak.
         let fields = Fields::new().u32(MAJOR).u32(MINOR);
@@ -553,7 +593,7 @@ fn negotiate(offer: Init) -> Outcome {
     if offer.major < MAJOR || offer.minor < MINOR_MIN {
         return Err(Failure::Refused(EPROTO));
     }
-    let flags = offer.flags & init::ACCEPTED;
+    let flags = offer.flags & accepted;
     let data_max = match flags & init::MAX_PAGES {
         0 => DATA_BYTES_MAX_OLD,
         _ => DATA_BYTES_MAX,

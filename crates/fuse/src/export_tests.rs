@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use cowslip_block::disk::MemoryDisk;
-use cowslip_queue::{Backend, Buf, Queue};
+use cowslip_queue::{Backend, Buf, BufMut, Queue};
 
 use super::*;
 
@@ -13,8 +13,13 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     Queue::new(Backend::Threads).unwrap().block_on(future)
 }
 
+fn memory(len: usize) -> IoVecMut {
+    BufMut::zeroed(len).into()
+}
+
 fn export() -> Export {
-    Export::new(Arc::new(MemoryDisk::new("disk", SIZE)), Options::default())
+    let disk = Arc::new(MemoryDisk::new("disk", SIZE));
+    Export::new(disk, Options::default(), false)
 }
 
 fn write(export: &Export, offset: u64, data: &[u8]) -> Answer {
@@ -23,11 +28,11 @@ fn write(export: &Export, offset: u64, data: &[u8]) -> Answer {
         len: data.len(),
         flags: 0,
     };
-    block_on(export.perform(operation, Buf::copy_of(data).into()))
+    block_on(export.perform(operation, (Buf::copy_of(data).into(), memory)))
 }
 
 fn perform(export: &Export, operation: Operation) -> Answer {
-    block_on(export.perform(operation, IoVec::default()))
+    block_on(export.perform(operation, (IoVec::default(), memory)))
 }
 
 fn read(export: &Export, offset: u64, len: usize) -> Vec<u8> {
@@ -129,6 +134,7 @@ fn results_have_the_lengths_of_the_protocol() {
     assert_eq!(len(Operation::GetAttributes), 104);
     assert_eq!(len(Operation::Open { flags: 2 }), 16);
     assert_eq!(len(Operation::StatFs), 80);
+    assert!(!export.uses_ring());
     let unknown = perform(&export, Operation::Unsupported { opcode: 22 });
     assert_eq!(errno(&unknown), ENOSYS);
 }

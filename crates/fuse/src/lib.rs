@@ -10,6 +10,7 @@
 //! | `request.rs` | a request, taken apart and checked |
 //! | `export.rs` | the file: requests carried out on the disk, its attributes |
 //! | `channel.rs` | a channel at work: takes requests, answers them |
+//! | `ring.rs` | the same by way of the kernel's ring |
 //! | `server.rs` | the channels, their threads, stopping |
 //! | `mount.rs` | mounting on a file, unmounting, states of mount points |
 //!
@@ -27,7 +28,8 @@
 //! A channel has at most [`REQUESTS_MAX`](channel::REQUESTS_MAX) requests in flight,
 //! [`READ_BYTES_MAX`](channel::READ_BYTES_MAX) bytes of reads, and
 //! [`BUFFERS_MAX`](channel::BUFFERS_MAX) buffers of writes; what comes beyond that waits in the
-//! kernel.
+//! kernel. By way of the ring a request has a slot, of which there are 128, or 4 for each processor
+//! where that is more; it has room for 1 MiB, of which it takes what was used.
 //!
 //! # Interrupts
 //!
@@ -40,6 +42,7 @@ pub mod channel;
 mod export;
 pub mod mount;
 mod request;
+mod ring;
 mod server;
 mod wire;
 

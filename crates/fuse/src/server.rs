@@ -1,15 +1,17 @@
 //! The server: a connection to the kernel, and the threads that its requests are spread over.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Waker};
 
 use cowslip_block::Disk;
-use cowslip_queue::{FuseDevice, Threads, pending};
+use cowslip_queue::{FuseDevice, FuseSlot, Pending, Threads, pending};
 
 use crate::channel::Channel;
 use crate::export::{Export, Options};
+use crate::ring::{self, RingChannel};
 
 /// Events of a server, for a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,8 +92,11 @@ impl ServerHandle {
 
 /// A server of one disk.
 pub struct Server {
-    channels: Vec<FuseDevice>,
+    device: FuseDevice,
+    further: Vec<FuseDevice>,
     threads: Option<Threads>,
+    /// Slots of the ring by thread, if requests may come by way of it.
+    slots: Option<Vec<Vec<FuseSlot>>>,
     export: Arc<Export>,
     observer: Observer,
     stop: Arc<Stop>,
@@ -103,20 +108,27 @@ impl Server {
     /// # Errors
     /// The system's refusal of a descriptor: all that are needed are made here.
     pub fn new(disk: Arc<dyn Disk>, device: FuseDevice, options: Options) -> io::Result<Server> {
-        let further = options.threads.max(1) - 1;
-        let mut channels = vec![];
-        for _ in 0..further {
-            channels.push(device.another()?);
+        let count = options.threads.max(1);
+        let mut further = vec![];
+        for _ in 1..count {
+            further.push(device.another()?);
         }
-        channels.push(device);
-        let threads = match further {
-            0 => None,
-            count => Some(Threads::new("fuse", count, options.poll)?),
+        // Where the kernel has no such ring, the device serves as well.
+        let ring = options
+            .uses_ring
+            .then(|| ring::Prepared::new(count, options.poll).ok())
+            .flatten();
+        let (threads, slots) = match ring {
+            Some(ring) => (Some(ring.threads), Some(ring.slots)),
+            None if count == 1 => (None, None),
+            None => (Some(Threads::new("fuse", count - 1, options.poll)?), None),
         };
         Ok(Server {
-            channels,
+            device,
+            further,
             threads,
-            export: Arc::new(Export::new(disk, options)),
+            export: Arc::new(Export::new(disk, options, slots.is_some())),
+            slots,
             observer: Arc::new(|_| ()),
             stop: Arc::default(),
         })
@@ -140,48 +152,96 @@ impl Server {
     /// # Errors
     /// The system's refusal of a thread.
     pub async fn serve(mut self) -> io::Result<()> {
+        let (told, mut negotiated) = pending();
+        let channel = Channel {
+            device: self.device.share(),
+            export: Arc::clone(&self.export),
+            stop: Arc::clone(&self.stop),
+            observer: Arc::clone(&self.observer),
+            index: 0,
+            negotiated: Cell::new(Some(told)),
+        };
+        let waits = self.slots.is_some();
+        let others = async {
+            // `None` if there was no negotiation: then there is nothing to serve.
+            let begins = !waits
+                || std::future::poll_fn(|context| negotiated.poll_ended(context))
+                    .await
+                    .is_some();
+            match begins {
+                true => self.serve_on_threads().await,
+                false => Ok(()),
+            }
+        };
+        let ((), outcome) = futures_util::future::join(channel.run(), others).await;
+        outcome
+    }
+
+    async fn serve_on_threads(&mut self) -> io::Result<()> {
+        let slots = self.slots.take().filter(|_| self.export.uses_ring());
+        let further = match &slots {
+            Some(_) => Vec::new(),
+            None => std::mem::take(&mut self.further),
+        };
         let mut ends = Vec::new();
         let mut outcome = Ok(());
-        let own = self.channels.pop();
-        for (index, device) in self.channels.drain(..).enumerate() {
-            let Some(threads) = &mut self.threads else {
-                break;
-            };
-            let export = Arc::clone(&self.export);
-            let (stop, observer) = (Arc::clone(&self.stop), Arc::clone(&self.observer));
-            let (done, end) = pending();
-            let started = threads.run(index, move || async move {
-                let channel = Channel {
-                    device,
-                    export,
-                    stop,
-                    observer,
-                    index: index + 1,
-                };
-                channel.run().await;
-                done.complete(());
-            });
-            match started {
-                Ok(()) => ends.push(end),
-                Err(error) => {
-                    self.stop.set();
-                    outcome = Err(error);
-                }
+        let mut note = |started: io::Result<Pending<()>>| match started {
+            Ok(end) => ends.push(end),
+            Err(error) => {
+                self.stop.set();
+                outcome = Err(error);
             }
-        }
-        if let Some(device) = own {
-            let channel = Channel {
-                device,
-                export: self.export,
-                stop: self.stop,
-                observer: self.observer,
-                index: 0,
-            };
-            channel.run().await;
+        };
+        let (export, stop, observer) = (&self.export, &self.stop, &self.observer);
+        if let Some(threads) = &mut self.threads {
+            for (index, device) in further.into_iter().enumerate() {
+                let (export, stop) = (Arc::clone(export), Arc::clone(stop));
+                let observer = Arc::clone(observer);
+                note(start(threads, index, move || {
+                    Channel {
+                        device,
+                        export,
+                        stop,
+                        observer,
+                        index: index + 1,
+                        negotiated: Cell::default(),
+                    }
+                    .run()
+                }));
+            }
+            for (index, slots) in slots.into_iter().flatten().enumerate() {
+                let (export, stop) = (Arc::clone(export), Arc::clone(stop));
+                let (device, observer) = (self.device.share(), Arc::clone(observer));
+                note(start(threads, index, move || {
+                    RingChannel {
+                        device,
+                        slots,
+                        export,
+                        stop,
+                        observer,
+                        index: index + 1,
+                    }
+                    .run()
+                }));
+            }
         }
         for end in ends {
             end.await;
         }
         outcome
     }
+}
+
+/// Runs a channel on a thread; the result says when it has ended.
+fn start<F: Future<Output = ()> + 'static>(
+    threads: &mut Threads,
+    index: usize,
+    run: impl FnOnce() -> F + Send + 'static,
+) -> io::Result<Pending<()>> {
+    let (done, end) = pending();
+    threads.run(index, move || async move {
+        run().await;
+        done.complete(());
+    })?;
+    Ok(end)
 }

@@ -6,7 +6,7 @@
 /// The major version that is spoken.
 pub(crate) const MAJOR: u32 = 7;
 /// The newest minor version that is spoken.
-pub(crate) const MINOR: u32 = 41;
+pub(crate) const MINOR: u32 = 42;
 /// The oldest: Linux 3.15. Older kernels expect shorter results.
 pub(crate) const MINOR_MIN: u32 = 23;
 
@@ -56,6 +56,7 @@ pub(crate) mod init {
     /// The flags have 64 bits.
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const OVER_IO_URING: u64 = 1 << 41;
 
     /// All that are accepted where they are offered.
     pub const ACCEPTED: u64 = ASYNC_READ

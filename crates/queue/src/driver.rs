@@ -4,11 +4,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use io_uring::IoUring;
-
 use crate::epoll::Epoll;
 use crate::patience::Patience;
-use crate::uring::{self, Uring};
+use crate::ring::{Ring, Width};
+use crate::uring::Uring;
 
 /// How a queue talks to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,21 +31,26 @@ pub(crate) enum Driver {
 // One per queue, and not for long.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum PreparedDriver {
-    Uring(IoUring),
+    Uring(Ring),
     Epoll(OwnedFd),
 }
 
 impl PreparedDriver {
     pub(crate) fn new(backend: Backend) -> io::Result<PreparedDriver> {
         match backend {
-            Backend::Uring => uring::prepare().map(PreparedDriver::Uring),
+            Backend::Uring => Ring::prepare(Width::Narrow).map(PreparedDriver::Uring),
             Backend::Threads => Epoll::prepare().map(PreparedDriver::Epoll),
-            Backend::Auto => match uring::prepare() {
+            Backend::Auto => match Ring::prepare(Width::Narrow) {
                 Ok(ring) => Ok(PreparedDriver::Uring(ring)),
                 // Containers forbid it, old kernels lack it: both are ordinary.
                 Err(_) => Epoll::prepare().map(PreparedDriver::Epoll),
             },
         }
+    }
+
+    /// A ring that takes commands of devices too.
+    pub(crate) fn with_commands() -> io::Result<PreparedDriver> {
+        Ring::prepare(Width::Wide).map(PreparedDriver::Uring)
     }
 
     /// Has the driver work for this thread.

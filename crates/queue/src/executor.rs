@@ -212,6 +212,20 @@ impl PreparedQueue {
         })
     }
 
+    /// A queue whose ring takes commands of devices too, as [`FuseDevice::exchange`] needs.
+    ///
+    /// # Errors
+    /// The system's refusal; `Unsupported` where its rings have no such commands.
+    ///
+    /// [`FuseDevice::exchange`]: crate::FuseDevice::exchange
+    pub fn with_commands() -> io::Result<PreparedQueue> {
+        Ok(PreparedQueue {
+            event: Arc::new(sys::new_event()?),
+            driver: PreparedDriver::with_commands()?,
+            poll: Duration::ZERO,
+        })
+    }
+
     /// The same, as [`Queue::poll_before_sleep`] has it.
     pub fn polling(mut self, max: Duration) -> PreparedQueue {
         self.poll = max;

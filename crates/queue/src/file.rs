@@ -342,7 +342,7 @@ pub fn ring_available() -> io::Result<()> {
     /// The answer is the same for the life of the process; the error is kept as its number.
     static ANSWER: OnceLock<Option<i32>> = OnceLock::new();
     let refusal = ANSWER.get_or_init(|| {
-        let ring = crate::uring::prepare();
+        let ring = crate::ring::Ring::prepare(crate::ring::Width::Narrow);
         let error = ring.err()?;
         Some(error.raw_os_error().unwrap_or(libc::ENOSYS))
     });

@@ -3,7 +3,8 @@
 //! Descriptors are non-blocking. On a ring the task waits for the descriptor to be ready, by an
 //! operation that shares the ring's system call with everything else; requests themselves are taken
 //! and answered by direct calls, which the kernel finishes at once: the ring would have to ask
-//! whether the descriptor is ready for each of them, and has no operation that does better.
+//! whether the descriptor is ready for each of them. Newer kernels have operations of the ring that
+//! do better (`fuse_slot.rs`).
 #![allow(unsafe_code)] // One system call that rustix lacks.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -14,7 +15,11 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::driver::Driver;
 use crate::epoll::Interest;
+use crate::executor::Core;
+use crate::fuse_slot::FuseSlot;
+use crate::pending::Pending;
 use crate::socket::wait_ready;
 
 /// The device node.
@@ -65,6 +70,13 @@ impl FuseDevice {
         }
     }
 
+    /// Another owner of the same channel.
+    pub fn share(&self) -> FuseDevice {
+        FuseDevice {
+            fd: Arc::clone(&self.fd),
+        }
+    }
+
     /// Takes a request, if there is one: its first bytes are in `head`, and what does not fit there
     /// is in `tail`. Returns its length in bytes.
     ///
@@ -94,6 +106,28 @@ impl FuseDevice {
                 result => return Ok(result.map(drop)?),
             }
         }
+    }
+
+    /// Gives a slot to the kernel, with the answer to the request that is in it if it had one, and
+    /// returns it with the next request. The operation has begun when this returns.
+    ///
+    /// It cannot be taken back: what the kernel has when the queue is dropped is left to it, with
+    /// its memory, until the process ends.
+    ///
+    /// # Errors
+    /// `Unsupported` where the queue takes no commands of devices. Those of the result are the
+    /// system's: ENOTCONN when the file system is unmounted, or what it says of a slot that it does
+    /// not take.
+    ///
+    /// # Panics
+    /// Outside a queue.
+    pub fn exchange(&self, slot: FuseSlot) -> io::Result<Pending<io::Result<FuseSlot>>> {
+        let started = Core::with_current(|core| match &core.driver {
+            Driver::Uring(ring) => ring.exchange(&self.fd, slot),
+            Driver::Epoll(_) => None,
+        });
+        let started = started.expect("slots are exchanged on a running queue");
+        started.ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     /// Waits until there may be a request, or the file system is unmounted.

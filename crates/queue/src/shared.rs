@@ -227,7 +227,11 @@ impl SharedMemory {
     /// `len` bytes of zeroes, of which the first is at a multiple of [`ALIGNMENT_BYTES`].
     pub fn new(len: usize) -> Arc<SharedMemory> {
         let count = (len + ALIGNMENT_BYTES).div_ceil(WORD_BYTES);
-        let words: Box<[AtomicUsize]> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+        // Zeroed as it comes from the system, so that memory is taken when it is used.
+        let words: Box<[usize]> = vec![0; count].into();
+        // SAFETY: the atomic type has size, alignment and values of the plain one; nothing else
+        // refers to the words.
+        let words = unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicUsize]) };
         let address = words.as_ptr().addr();
         let skip = address.next_multiple_of(ALIGNMENT_BYTES) - address;
         // SAFETY: within the allocation, which has `ALIGNMENT_BYTES` more than are asked for.

@@ -62,10 +62,28 @@ impl Threads {
     /// # Errors
     /// The system's refusal of a queue.
     pub fn new(name: &str, count: usize, poll: Duration) -> io::Result<Threads> {
-        let prepare = |_| {
-            let queue = PreparedQueue::new(Backend::Auto)?.polling(poll);
-            Ok(Slot::Prepared(Some((queue, Event::new()?))))
-        };
+        Threads::of(name, count, || {
+            Ok(PreparedQueue::new(Backend::Auto)?.polling(poll))
+        })
+    }
+
+    /// The same, with rings that take commands of devices too
+    /// ([`PreparedQueue::with_commands`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_commands(name: &str, count: usize, poll: Duration) -> io::Result<Threads> {
+        Threads::of(name, count, || {
+            Ok(PreparedQueue::with_commands()?.polling(poll))
+        })
+    }
+
+    fn of(
+        name: &str,
+        count: usize,
+        queue: impl Fn() -> io::Result<PreparedQueue>,
+    ) -> io::Result<Threads> {
+        let prepare = |_| Ok(Slot::Prepared(Some((queue()?, Event::new()?))));
         let slots: io::Result<Vec<Slot>> = (0..count.max(1)).map(prepare).collect();
         Ok(Threads {
             name: name.to_string(),

@@ -16,28 +16,23 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io_uring::cqueue;
-use io_uring::register::Restriction;
 use io_uring::squeue::Entry;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, Probe, opcode};
+use io_uring::{cqueue, opcode};
 use slab::Slab;
 
 use crate::buf::BufMut;
 use crate::epoll::Interest;
 use crate::file::{Call, Next, Read, Write};
+use crate::fuse_slot::FuseSlot;
 use crate::patience::Patience;
 use crate::pending::{Completer, Pending, pending};
 use crate::pool;
+use crate::ring::{Ring, Submission, Width};
 use crate::scatter::{Pieces, Scatter};
 use crate::spin::Spin;
 use crate::sys;
 use crate::watched::{Tag, Watched};
-
-/// Submissions that fit before a turn needs a second system call.
-const SUBMISSIONS: u32 = 256;
-/// Completions that fit before the kernel has to keep them aside.
-const COMPLETIONS: u32 = 4096;
 
 /// Reads and writes in flight up to which a queue looks for completions before it sleeps. With more
 /// it is awake most of the time anyhow, and its sleep lets completions gather.
@@ -69,6 +64,12 @@ enum Op {
         fd: Arc<OwnedFd>,
         watched: Rc<Watched>,
     },
+    /// The kernel has a slot of a FUSE connection.
+    Exchange {
+        device: Arc<OwnedFd>,
+        slot: FuseSlot,
+        completer: Completer<io::Result<FuseSlot>>,
+    },
     /// The queue's own event; the counter is read to here.
     Event(Box<[u8; 8]>),
     Nop(Completer<()>),
@@ -77,8 +78,9 @@ enum Op {
 impl Op {
     /// The submission entry. Its pointers go into `self`'s heap memory, which does not move with
     /// it.
-    fn entry(&mut self, event: &OwnedFd) -> Entry {
-        match self {
+    fn submission(&mut self, event: &OwnedFd) -> Submission {
+        Submission::Narrow(match self {
+            Op::Exchange { device, slot, .. } => return Submission::Wide(slot.entry(device)),
             Op::Read(read, iovecs) => read_entry(read, iovecs),
             Op::Write(write, iovecs) => write_entry(write, iovecs),
             Op::Call(call) => {
@@ -112,7 +114,7 @@ impl Op {
                 opcode::Read::new(Fd(event.as_raw_fd()), counter.as_mut_ptr(), 8).build()
             }
             Op::Nop(_) => opcode::Nop::new().build(),
-        }
+        })
     }
 
     /// Whether it may wait for ever for another party.
@@ -121,6 +123,11 @@ impl Op {
             self,
             Op::Poll { .. } | Op::Recv { .. } | Op::Watch { .. } | Op::Event(_)
         )
+    }
+
+    /// Whether nothing but its device ends it: it cannot be cancelled.
+    fn is_exchange(&self) -> bool {
+        matches!(self, Op::Exchange { .. })
     }
 
     fn is_transfer(&self) -> bool {
@@ -171,6 +178,15 @@ impl Op {
                 let goes_on = watched.note(result.map(|events| events as u32));
                 goes_on.then_some(Op::Watch { fd, watched })
             }
+            Op::Exchange {
+                mut slot,
+                completer,
+                ..
+            } => {
+                slot.returned();
+                completer.complete(result.map(|_| slot));
+                None
+            }
             Op::Event(counter) => Some(Op::Event(counter)),
             Op::Nop(completer) => {
                 completer.complete(());
@@ -218,11 +234,11 @@ fn single<L: Pieces>(data: &Scatter<L>) -> Option<(*mut u8, u32)> {
 }
 
 struct State {
-    ring: IoUring,
+    ring: Ring,
     ops: Slab<(Tag, Op)>,
     generation: u32,
     /// Entries that found the submission queue full; they go first.
-    backlog: VecDeque<Entry>,
+    backlog: VecDeque<Submission>,
     /// Reads and writes in flight.
     transfers: usize,
     spin: Spin,
@@ -231,25 +247,26 @@ struct State {
 }
 
 impl State {
-    fn push(&mut self, entry: Entry) {
+    fn push(&mut self, submission: Submission) {
         if !self.backlog.is_empty() {
-            self.backlog.push_back(entry);
+            self.backlog.push_back(submission);
             return;
         }
-        // SAFETY: the entry was built by `Op::entry` of an operation in the slab, or names one by
-        // its tag only. What it points to is heap memory and a descriptor that the operation owns,
-        // and the operation leaves the slab only when its completion was taken: `turn` removes
-        // nothing else, and `drain` waits for all before the slab is dropped.
-        if unsafe { self.ring.submission().push(&entry) }.is_err() {
-            self.backlog.push_back(entry);
+        // SAFETY: the entry was built by `Op::submission` of an operation in the slab, or names one
+        // by its tag only. What it points to is heap memory and a descriptor that the operation
+        // owns, and the operation leaves the slab only when its completion was taken: `turn`
+        // removes nothing else, and `drain` waits for all before the slab is dropped, but for those
+        // that it leaves to the kernel, with all that they own.
+        if !unsafe { self.ring.push(&submission) } {
+            self.backlog.push_back(submission);
         }
     }
 
     fn refill(&mut self) {
-        while let Some(entry) = self.backlog.pop_front() {
+        while let Some(submission) = self.backlog.pop_front() {
             // SAFETY: as in `push`.
-            if unsafe { self.ring.submission().push(&entry) }.is_err() {
-                self.backlog.push_front(entry);
+            if !unsafe { self.ring.push(&submission) } {
+                self.backlog.push_front(submission);
                 return;
             }
         }
@@ -266,74 +283,9 @@ pub(crate) struct Uring {
     draining: Cell<bool>,
 }
 
-/// Modes that save interrupts and locks, best first; a kernel that lacks one refuses the setup.
-fn build_ring() -> io::Result<IoUring> {
-    let mut best = IoUring::builder();
-    best.setup_cqsize(COMPLETIONS)
-        .setup_submit_all()
-        .setup_r_disabled();
-    let mut good = best.clone();
-    good.setup_coop_taskrun().setup_taskrun_flag();
-    let plain = best.clone();
-    best.setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag();
-    let mut refusal = None;
-    for mode in [best, good, plain] {
-        match mode.build(SUBMISSIONS) {
-            Ok(ring) => return Ok(ring),
-            Err(error) => refusal = Some(error),
-        }
-    }
-    Err(refusal.expect("there are modes to try"))
-}
-
-/// All that is used here.
-const OPERATIONS: [u8; 10] = [
-    opcode::Nop::CODE,
-    opcode::Read::CODE,
-    opcode::Readv::CODE,
-    opcode::Write::CODE,
-    opcode::Writev::CODE,
-    opcode::Fsync::CODE,
-    opcode::Fallocate::CODE,
-    opcode::PollAdd::CODE,
-    opcode::Recv::CODE,
-    opcode::AsyncCancel::CODE,
-];
-
-/// Makes the kernel refuse all other operations: a system call filter does not see the ring's
-/// operations, and no ring of ours opens files or makes connections.
-fn restrict(ring: &IoUring) -> io::Result<()> {
-    let mut allowed = OPERATIONS.map(Restriction::sqe_op);
-    ring.submitter().register_restrictions(&mut allowed)
-}
-
-/// Makes a ring that does not work yet, on any thread.
-pub(crate) fn prepare() -> io::Result<IoUring> {
-    let ring = build_ring()?;
-    check_operations(&ring)?;
-    restrict(&ring)?;
-    Ok(ring)
-}
-
-/// Whether the kernel knows all that is used here.
-fn check_operations(ring: &IoUring) -> io::Result<()> {
-    let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe)?;
-    let complete = OPERATIONS.iter().all(|code| probe.is_supported(*code));
-    if complete && ring.params().is_feature_ext_arg() && ring.params().is_feature_nodrop() {
-        return Ok(());
-    }
-    Err(io::Error::new(
-        io::ErrorKind::Unsupported,
-        "the kernel's io_uring is too old",
-    ))
-}
-
 impl Uring {
     /// Has a ring work from here on, for this thread.
-    pub(crate) fn start_ring(ring: IoUring, event: Arc<OwnedFd>) -> io::Result<Uring> {
+    pub(crate) fn start_ring(ring: Ring, event: Arc<OwnedFd>) -> io::Result<Uring> {
         ring.submitter().register_enable_rings()?;
         // A later feature, which can be asked for.
         let watches = ring.params().is_feature_skip_cqe_on_success();
@@ -367,8 +319,8 @@ impl Uring {
             watched.tag.set(Some(tag));
         }
         let (_, op) = vacant.insert((tag, op));
-        let entry = op.entry(&self.event).user_data(tag.0);
-        state.push(entry);
+        let submission = op.submission(&self.event).user_data(tag.0);
+        state.push(submission);
         tag
     }
 
@@ -420,6 +372,26 @@ impl Uring {
         self.watches
     }
 
+    /// Gives a slot to the kernel, until it has a request in it; `None` if the ring takes no such
+    /// operations.
+    pub(crate) fn exchange(
+        &self,
+        device: &Arc<OwnedFd>,
+        slot: FuseSlot,
+    ) -> Option<Pending<io::Result<FuseSlot>>> {
+        let is_wide = self.state.borrow().ring.width() == Width::Wide;
+        is_wide.then(|| {
+            let (completer, result) = pending();
+            let device = Arc::clone(device);
+            self.start(Op::Exchange {
+                device,
+                slot,
+                completer,
+            });
+            result
+        })
+    }
+
     /// Has turns look for completions for some time before they sleep.
     pub(crate) fn spin(&self, max: Duration) {
         self.state.borrow_mut().spin = Spin::new(max);
@@ -431,7 +403,7 @@ impl Uring {
         let waits = state.ops.get(tag.index()).is_some_and(|op| op.0 == tag);
         if waits {
             let entry = opcode::AsyncCancel::new(tag.0).build().user_data(CANCEL);
-            state.push(entry);
+            state.push(Submission::Narrow(entry));
         }
     }
 
@@ -484,7 +456,8 @@ impl Uring {
     }
 
     /// Waits for the end of all operations; those that could wait for ever are cancelled. The
-    /// kernel may write into their buffers until then.
+    /// kernel may write into their buffers until then. What cannot be cancelled is left to the
+    /// kernel for good.
     pub(crate) fn drain(&self) {
         self.draining.set(true);
         let waiting: Vec<Tag> = {
@@ -494,8 +467,12 @@ impl Uring {
         };
         waiting.into_iter().for_each(|tag| self.cancel(tag));
         sys::signal_event(&self.event);
-        while !self.state.borrow().ops.is_empty() {
+        let ends = |(_, (_, op)): (usize, &(Tag, Op))| !op.is_exchange();
+        while self.state.borrow().ops.iter().any(ends) {
             self.turn(Patience::Forever, || false);
+        }
+        for left in self.state.borrow_mut().ops.drain() {
+            std::mem::forget(left);
         }
     }
 }
@@ -523,9 +500,8 @@ impl State {
         self.enter(Patience::None);
         let mut last = begun;
         loop {
-            let has_news = !self.ring.completion().is_empty()
-                || self.ring.submission().taskrun()
-                || is_woken();
+            let has_news =
+                !self.ring.completion().is_empty() || self.ring.prepared().1 || is_woken();
             let now = Instant::now();
             self.spin.look(now, now - last);
             if has_news {
@@ -544,16 +520,14 @@ impl State {
         while !self.backlog.is_empty() && self.submit_some() {
             self.refill();
         }
-        let submission = self.ring.submission();
-        let (prepared, taskrun) = (submission.len(), submission.taskrun());
-        drop(submission);
+        let (prepared, taskrun) = self.ring.prepared();
         // Never to sleep on completions that are here, or on what could not be submitted.
         let waiting = !self.ring.completion().is_empty() || !self.backlog.is_empty();
         let result = match patience {
             Patience::None if prepared == 0 && !taskrun => return,
-            Patience::None => self.ring.submit().map(drop),
-            _ if waiting => self.ring.submit().map(drop),
-            Patience::Forever => self.ring.submit_and_wait(1).map(drop),
+            Patience::None => self.ring.submitter().submit().map(drop),
+            _ if waiting => self.ring.submitter().submit().map(drop),
+            Patience::Forever => self.ring.submitter().submit_and_wait(1).map(drop),
             Patience::AtMost(time) => {
                 let time = Timespec::from(time);
                 let args = SubmitArgs::new().timespec(&time);
@@ -565,7 +539,7 @@ impl State {
 
     /// Makes room in a full queue; whether it did.
     fn submit_some(&mut self) -> bool {
-        let result = self.ring.submit();
+        let result = self.ring.submitter().submit();
         let submitted = matches!(result, Ok(1..));
         accept_failure(result.map(drop));
         submitted
@@ -587,27 +561,5 @@ fn accept_failure(result: io::Result<()>) {
             .raw_os_error()
             .is_some_and(|code| PASSING.contains(&code));
         assert!(passing, "io_uring_enter: {error}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ring_opens_no_files() {
-        let Ok(mut ring) = prepare() else {
-            return eprintln!("SKIPPED: no io_uring here");
-        };
-        ring.submitter().register_enable_rings().unwrap();
-        let directory = Fd(libc::AT_FDCWD);
-        let open = opcode::OpenAt::new(directory, c"/etc/passwd".as_ptr()).build();
-        for (entry, expected) in [(open, -libc::EACCES), (opcode::Nop::new().build(), 0)] {
-            // SAFETY: the name that the first points to is a constant, the second points to
-            // nothing.
-            unsafe { ring.submission().push(&entry).unwrap() };
-            ring.submit_and_wait(1).unwrap();
-            assert_eq!(ring.completion().next().unwrap().result(), expected);
-        }
     }
 }

@@ -39,6 +39,8 @@ pub struct Fuse {
     pub is_growable: bool,
     /// Whether other users may use the file.
     pub allows_others: bool,
+    /// Whether its requests come by way of the kernel's ring, where there is one for that.
+    pub uses_ring: bool,
     /// Threads that serve it.
     pub threads: usize,
 }
@@ -88,6 +90,7 @@ impl Transport for Fuse {
                 host: image_file(&served.filename),
                 allows_others: self.allows_others,
                 threads: self.threads,
+                uses_ring: self.uses_ring,
                 poll: served.poll,
             };
             let place = Place::take(&path).await;

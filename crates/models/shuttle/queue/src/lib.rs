@@ -23,6 +23,8 @@ pub mod fiemap;
 pub mod file;
 #[path = "../../../../queue/src/fuse_device.rs"]
 mod fuse_device;
+#[path = "../../../../queue/src/fuse_slot.rs"]
+mod fuse_slot;
 #[path = "../../../../queue/src/iovec.rs"]
 pub mod iovec;
 #[path = "../../../../queue/src/lease.rs"]
@@ -48,6 +50,8 @@ pub mod pending;
 #[path = "../../../../queue/src/pool.rs"]
 mod pool;
 pub mod primitives;
+#[path = "../../../../queue/src/ring.rs"]
+mod ring;
 #[path = "../../../../queue/src/scatter.rs"]
 mod scatter;
 #[path = "../../../../queue/src/shared.rs"]
@@ -81,6 +85,7 @@ pub use event::Event;
 pub use executor::{PreparedQueue, Queue, spawn, yield_now};
 pub use file::File;
 pub use fuse_device::FuseDevice;
+pub use fuse_slot::{FUSE_HEAD_BYTES, FuseSlot};
 pub use iovec::{IoVec, IoVecMut};
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};
