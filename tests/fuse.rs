@@ -15,6 +15,7 @@ use crate::support::{cowslip, outcome, peers_are_installed, run};
 
 mod model;
 mod ring;
+mod user;
 
 const SIZE: u64 = 16 << 20;
 

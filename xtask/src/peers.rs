@@ -68,6 +68,10 @@ const PEERS: &[Peer] = &[
         packages: &["fuse2fs"],
     },
     Peer {
+        program: "fusermount3",
+        packages: &["fuse3"],
+    },
+    Peer {
         program: "filefrag",
         packages: &["e2fsprogs"],
     },
