@@ -154,13 +154,15 @@ impl Both {
 
     fn read_map(&mut self) {
         let mut pages = self.pages();
-        pages.1 = pages.1.min(8192);
+        // Of one byte in a page the program (6.1) prints nothing.
+        pages.1 = pages.1.min(8192).next_multiple_of(2);
         let command = format!("mread -v {} {}", pages.0, pages.1);
         let said = self.mapped(pages, &[command]);
         let bytes = said.lines().flat_map(|line| {
-            let (_, rest) = line.split_once(":  ").unwrap();
-            let numbers = rest.get(..48).unwrap_or(rest).split_ascii_whitespace();
-            numbers.map_while(|number| u8::from_str_radix(number, 16).ok())
+            // An offset, the bytes, and the same as text, with two spaces between.
+            let numbers = line.split("  ").nth(1).unwrap_or_default();
+            let numbers = numbers.split(' ');
+            numbers.map(|number| u8::from_str_radix(number, 16).unwrap())
         });
         let bytes: Vec<u8> = bytes.take(pages.1 as usize).collect();
         self.check(pages, &bytes, "map");

@@ -183,6 +183,7 @@ impl Daemon {
             file: PathBuf::from(given.required("mountpoint")?),
             is_growable: false,
             allows_others: matches!(given.text("allow-other"), Some("on" | "auto")),
+            uses_ring: true,
             threads: 1,
         };
         self.serve(&transport, disk, "fuse").await
