@@ -13,6 +13,7 @@ mod cli_differential;
 mod clone;
 mod convert;
 mod create_info;
+mod ctl;
 mod daemon;
 mod damaged;
 mod demo;

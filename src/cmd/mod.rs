@@ -20,6 +20,7 @@ pub mod commit;
 pub mod compare;
 pub mod convert;
 pub mod create;
+pub mod ctl;
 pub mod daemon;
 pub mod dd;
 pub mod extents;
@@ -127,6 +128,8 @@ pub enum CowslipVerb {
     Serve(Box<serve::Args>),
     /// Serve disks that are added, changed and removed over a control socket (QMP)
     Daemon(Box<daemon::Args>),
+    /// Send a command to a daemon: show its result, wait for its job, follow events
+    Ctl(Box<ctl::Args>),
     /// Show the disk of an image as a file
     Mount(Box<mount::Args>),
     /// Unmount the file of an image, and wait until the image is closed
@@ -160,6 +163,7 @@ impl CowslipVerb {
             CowslipVerb::Io(args) => io::run(args, program),
             CowslipVerb::Serve(args) => serve::run(*args, program),
             CowslipVerb::Daemon(args) => daemon::run(*args, program),
+            CowslipVerb::Ctl(args) => ctl::run(&args, program),
             CowslipVerb::Mount(args) => mount::run(*args, program),
             CowslipVerb::Umount(args) => umount::run(&args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),

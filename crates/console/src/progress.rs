@@ -32,6 +32,12 @@ impl Progress {
     pub fn advance(&self, units: u64) {
         self.0.inc(units);
     }
+
+    /// Moves the bar to a place, of work whose amount may have changed.
+    pub fn stand_at(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
+    }
 }
 
 impl Drop for Progress {

@@ -1,0 +1,257 @@
+//! `ctl`: commands to a daemon, over its control socket.
+//!
+//! | file | subject |
+//! | --- | --- |
+//! | `tables.rs` | results as tables |
+//! | `events.rs` | events as lines |
+//! | `wait.rs` | jobs until their ends |
+//!
+//! All commands of the schema are verbs. Arguments are checked by it before anything is sent, so
+//! mistakes are reported in the same words without a daemon. It works with qemu-storage-daemon,
+//! too.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use cowslip::error::system_words;
+use cowslip_qmp::client::ClientError;
+use cowslip_qmp::schema::Command;
+use cowslip_qmp::{Client, Schema};
+use serde_json::{Map, Value, json};
+
+use crate::error::CommandError;
+use crate::output::{self, Program, usage_error};
+
+mod events;
+mod tables;
+mod wait;
+
+/// Longest wait for the greeting: a server that serves one client at a time greets when the one
+/// before has left.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Exit code when there is no daemon, or it has ended the connection.
+const NO_DAEMON: u8 = 2;
+
+/// Verbs that are short for commands, and texts about them.
+const SHORT: [(&str, &str, &str); 4] = [
+    ("jobs", "query-jobs", "All jobs, as a table."),
+    ("nodes", "query-named-block-nodes", "All nodes, as a table."),
+    ("exports", "query-block-exports", "All exports, as a table."),
+    (
+        "stats",
+        "query-blockstats",
+        "Figures of all nodes, as a table.",
+    ),
+];
+const EVENTS: &str = "events";
+
+/// Send a command to a daemon, show its result, wait for its job
+#[derive(clap::Args)]
+#[command(after_help = "\
+Exit codes: 0 done; 1 the command line is wrong, or the daemon refuses; 2 there is no daemon, or it \
+                  has gone; 3 the job has failed or was cancelled by others.")]
+pub struct Args {
+    /// Print results and events as JSON
+    #[arg(long)]
+    json: bool,
+    /// Wait until the job of the command has ended, or waits for job-complete or job-finalize;
+    /// Ctrl-C cancels it
+    #[arg(long)]
+    wait: bool,
+    /// Complete the job when it is ready, and wait for its end
+    #[arg(long)]
+    complete: bool,
+    /// Let the job go on when the wait is interrupted
+    #[arg(long)]
+    no_cancel: bool,
+    /// Print events as they come, one a line: while waiting, or until interrupted
+    #[arg(long)]
+    watch: bool,
+    /// The control socket of the daemon
+    socket: PathBuf,
+    /// A command of the protocol, or a short one
+    #[arg(value_parser = Verbs)]
+    verb: String,
+    /// Arguments: NAME=VALUE, NAME.MEMBER=VALUE, NAME:=JSON, or all of them as one JSON object;
+    /// names of events for 'events'
+    words: Vec<String>,
+}
+
+/// Names of verbs, for help and completions. Other ones are refused later, in fewer words.
+#[derive(Clone)]
+struct Verbs;
+
+impl TypedValueParser for Verbs {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let short = SHORT
+            .iter()
+            .map(|(name, _, text)| PossibleValue::new(*name).help(*text));
+        let events = PossibleValue::new(EVENTS).help("Events as they come, as lines.");
+        let commands = Schema::of_daemon().commands();
+        let commands = commands
+            .filter(|command| command.name != "qmp_capabilities")
+            .map(|command| PossibleValue::new(command.name.as_str()).help(command.text.as_str()));
+        Some(Box::new(short.chain([events]).chain(commands)))
+    }
+}
+
+/// A command that is to be sent.
+struct Request {
+    command: &'static Command,
+    arguments: Map<String, Value>,
+}
+
+/// Runs `ctl`. Returns the exit code.
+pub fn run(args: &Args, program: &Program) -> u8 {
+    let done = match args.verb.as_str() {
+        EVENTS => events(args),
+        _ => execute(args, program),
+    };
+    program.exit_code(done)
+}
+
+fn events(args: &Args) -> Result<(), CommandError> {
+    let known = |name: &&String| Schema::of_daemon().event(name).is_some();
+    if let Some(name) = args.words.iter().find(|name| !known(name)) {
+        return Err(CommandError::new(format!("There is no event '{name}'")));
+    }
+    let mut client = connect(args)?;
+    events::follow(&mut client, &args.words, args.json).map_err(|error| failure(&error))
+}
+
+fn execute(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let request = Request::of(args, program)?;
+    let waits = args.wait || args.complete;
+    let jobs = match waits {
+        true => request.jobs(program)?,
+        false => Vec::new(),
+    };
+    let mut client = connect(args)?;
+    let watched = wait::Watched::new(jobs, &request, args);
+    let Request { command, arguments } = request;
+    let result = client.execute(&command.name, arguments.into());
+    let result = result.map_err(|error| failure(&error))?;
+    if waits {
+        return wait::until_ended(&mut client, watched, program);
+    }
+    show(command, &result, args.json);
+    match args.watch {
+        true => events::follow(&mut client, &[], args.json).map_err(|error| failure(&error)),
+        false => Ok(()),
+    }
+}
+
+/// Connects, and negotiates.
+fn connect(args: &Args) -> Result<Client, CommandError> {
+    Client::connect(&args.socket, Some(PATIENCE)).map_err(|error| {
+        let why = match &error {
+            ClientError::Io(error) if error.kind() == std::io::ErrorKind::TimedOut => {
+                "nobody greets; it may be serving another client".to_string()
+            }
+            ClientError::Io(error) => system_words(error),
+            other => other.to_string(),
+        };
+        let socket = args.socket.display();
+        CommandError::new(format!("Could not connect to '{socket}': {why}"))
+            .with_exit_code(NO_DAEMON)
+    })
+}
+
+fn failure(error: &ClientError) -> CommandError {
+    match error {
+        ClientError::Refused(error) => CommandError::new(error.desc.clone()),
+        ClientError::Io(error) => CommandError::new(format!(
+            "The connection has failed: {}",
+            system_words(error)
+        ))
+        .with_exit_code(NO_DAEMON),
+        other => CommandError::new(other.to_string()).with_exit_code(NO_DAEMON),
+    }
+}
+
+impl Request {
+    fn of(args: &Args, program: &Program) -> Result<Request, CommandError> {
+        let schema = Schema::of_daemon();
+        let short = SHORT.iter().find(|(name, ..)| *name == args.verb);
+        let name = short.map_or(args.verb.as_str(), |(_, command, _)| command);
+        let command = schema.command(name).ok_or_else(|| {
+            let text = format!("There is no command '{name}'");
+            usage_error(&text, "ctl", program)
+        })?;
+        let words = args.words.iter().map(String::as_str);
+        let arguments = match args.words.as_slice() {
+            [text] if text.starts_with('{') => {
+                schema.object_of_text(&command.arguments, None, text)
+            }
+            _ => schema.arguments_of_words(command, words),
+        };
+        let mut arguments = arguments.map_err(|error| CommandError::new(error.desc))?;
+        if short.is_some() && command.name == "query-blockstats" {
+            arguments.insert("query-nodes".into(), true.into());
+        }
+        Ok(Request { command, arguments })
+    }
+
+    /// The jobs that the command starts, or is about.
+    fn jobs(&self, program: &Program) -> Result<Vec<String>, CommandError> {
+        let name = self.command.name.as_str();
+        let text = |of: &Map<String, Value>, names: [&str; 3]| {
+            let found = names.iter().find_map(|name| of.get(*name)?.as_str());
+            found.map(str::to_string)
+        };
+        let is_about_a_job = name.starts_with("job-") || name.starts_with("block-job-");
+        let jobs: Vec<String> = match name {
+            "block-commit" | "block-stream" | "blockdev-mirror" | "blockdev-backup"
+            | "blockdev-create" => {
+                let job = text(&self.arguments, ["job-id", "device", ""]);
+                job.into_iter().collect()
+            }
+            "transaction" => {
+                let actions = self.arguments.get("actions").and_then(Value::as_array);
+                let is_job = |action: &&Value| action["type"] == "blockdev-backup";
+                let actions = actions.into_iter().flatten().filter(is_job);
+                let data = actions.filter_map(|action| action["data"].as_object());
+                data.filter_map(|data| text(data, ["job-id", "device", ""]))
+                    .collect()
+            }
+            _ if is_about_a_job => {
+                let job = text(&self.arguments, ["id", "device", ""]);
+                job.into_iter().collect()
+            }
+            _ => Vec::new(),
+        };
+        match jobs.is_empty() {
+            true => {
+                let text = format!("'{name}' has no job to wait for");
+                Err(usage_error(&text, "ctl", program))
+            }
+            false => Ok(jobs),
+        }
+    }
+}
+
+/// Prints the result of a command: a table where there is one for it.
+fn show(command: &Command, result: &Value, as_json: bool) {
+    if !as_json {
+        if *result == json!({}) {
+            return;
+        }
+        if let Some(table) = tables::of(&command.name, result) {
+            return output::print(&table);
+        }
+    }
+    output::print_json(result);
+}
