@@ -161,6 +161,11 @@ impl<'a> Scanner<'a> {
         self.operands
     }
 
+    /// The first operand among the arguments that were scanned so far.
+    pub fn first_operand(&self) -> Option<&'a str> {
+        self.operands.first().copied()
+    }
+
     /// The next option, or the next mistake.
     ///
     /// # Errors

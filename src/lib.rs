@@ -1,4 +1,5 @@
-//! The command `cowslip`, which also answers to the names `qemu-img`, `qemu-io` and `qemu-nbd`.
+//! The command `cowslip`, which also answers to the names `qemu-img`, `qemu-io`, `qemu-nbd` and
+//! `qemu-storage-daemon`.
 //!
 //! Chooses the personality by the name that it was called by (or by its first argument), parses the
 //! command line and hands it to one verb in `cmd/`. Start-up does nothing else: scripts start
@@ -44,6 +45,7 @@ enum Personality {
     QemuImg,
     QemuIo,
     QemuNbd,
+    QemuStorageDaemon,
 }
 
 impl Personality {
@@ -53,6 +55,7 @@ impl Personality {
             "qemu-img" => Personality::QemuImg,
             "qemu-io" => Personality::QemuIo,
             "qemu-nbd" => Personality::QemuNbd,
+            "qemu-storage-daemon" => Personality::QemuStorageDaemon,
             _ => return None,
         })
     }
@@ -64,7 +67,8 @@ impl Personality {
     name = "cowslip",
     version,
     about = "A qcow2 storage engine that allocates well",
-    after_help = "Also: 'cowslip qemu-img ARGS...' behaves as qemu-img does; so do qemu-io and qemu-nbd.",
+    after_help = "Also: 'cowslip qemu-img ARGS...' behaves as qemu-img does; so do qemu-io, qemu-nbd \
+                  and qemu-storage-daemon.",
     args_override_self = true,
     infer_long_args = true
 )]
@@ -177,6 +181,7 @@ fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u
         Personality::QemuImg => run_qemu_img(args, program),
         Personality::QemuIo => cmd::run_qemu_io(args, program),
         Personality::QemuNbd => cmd::run_qemu_nbd(args, program),
+        Personality::QemuStorageDaemon => cmd::run_qemu_storage_daemon(args, program),
     }
 }
 

@@ -15,6 +15,7 @@ mod convert;
 mod create_info;
 mod ctl;
 mod daemon;
+mod daemon_line;
 mod damaged;
 mod demo;
 mod devices;

@@ -10,6 +10,7 @@
 //! | `job.rs`, `jobs.rs` | jobs, and the commands that control them |
 //! | `copies.rs`, `create.rs` | the work of jobs: copies of disks in use, new images |
 //! | `bitmap.rs`, `bitmaps.rs`, `queries.rs` | dirty bitmaps; descriptions |
+//! | `line.rs`, `as_qemu.rs`, `stdio.rs` | the command line, also QEMU's; the doors for clients |
 //!
 //! All of it is on the thread of the daemon's queue. A command that changes the graph has the turn
 //! (`turn`); requests are held back no longer than its last step takes.
@@ -19,17 +20,16 @@ use std::rc::Rc;
 
 use cowslip::error::system_words;
 use cowslip_qmp::{Call, Executing, Handler, QmpError, Schema, Server};
-use cowslip_queue::{Backend, Listener, Queue, Signal, Signals};
+use cowslip_queue::{Backend, Queue, Signal, Signals};
 use serde_json::{Value, json};
 
-use super::serve::{
-    Daemonize, Detached, Role, SocketName, Verbosity, default_poll, role, start_server,
-};
+use super::serve::{Daemonize, Detached, Role, Verbosity, default_poll, role, start_server};
 use crate::error::CommandError;
 use crate::open;
 use crate::output::Program;
 use crate::text_file;
 
+pub mod as_qemu;
 mod bitmap;
 mod bitmaps;
 mod copies;
@@ -44,11 +44,13 @@ mod line;
 mod nodes;
 mod queries;
 mod snapshots;
+mod stdio;
 mod wait;
 mod words;
 
 use given::Given;
 use host::Daemon;
+use line::{Doors, Line, Step};
 use words::{failed, missing};
 
 /// Serve disks that are added, changed and removed over a control socket (QMP)
@@ -194,31 +196,52 @@ impl Handler for Commands {
     }
 }
 
-/// Runs `cowslip daemon`. Returns the exit code.
-pub fn run(args: Args, program: &Program) -> u8 {
-    let daemonize = match args.daemonize {
-        true => Daemonize::Yes,
-        false => Daemonize::No,
-    };
-    match role(daemonize) {
-        Role::Parent => start_server(program),
-        role => program.exit_code(start(args, program, role)),
+impl Args {
+    /// The steps in an order in which each finds what it names.
+    fn line(self) -> Line {
+        let mut steps: Vec<Step> = Vec::new();
+        steps.extend(self.chardev.into_iter().map(Step::Chardev));
+        steps.extend(self.monitor.into_iter().map(Step::Monitor));
+        steps.extend(self.control.into_iter().map(Step::Control));
+        steps.extend(self.blockdev.into_iter().map(Step::Node));
+        steps.extend(self.nbd_server.into_iter().map(Step::NbdServer));
+        steps.extend(self.export.into_iter().map(Step::Export));
+        Line {
+            steps,
+            pidfile: self.pidfile,
+            daemonize: match self.daemonize {
+                true => Daemonize::Yes,
+                false => Daemonize::No,
+            },
+            verbosity: match self.verbose {
+                true => Verbosity::Everything,
+                false => Verbosity::Errors,
+            },
+        }
     }
 }
 
-fn start(args: Args, program: &Program, role: Role) -> Result<(), CommandError> {
+/// Runs `cowslip daemon`. Returns the exit code.
+pub fn run(args: Args, program: &Program) -> u8 {
+    run_line(args.line(), program)
+}
+
+fn run_line(line: Line, program: &Program) -> u8 {
+    match role(line.daemonize) {
+        Role::Parent => start_server(program),
+        role => program.exit_code(start(line, program, role)),
+    }
+}
+
+fn start(line: Line, program: &Program, role: Role) -> Result<(), CommandError> {
     let io = |error: &std::io::Error| CommandError::new(system_words(error));
     // Before any thread exists, so that none is ended by the signals.
     let signals = Signals::take_over().map_err(|error| io(&error))?;
     let queue = Queue::new(Backend::Auto).map_err(|error| io(&error))?;
     queue.poll_before_sleep(default_poll());
-    let verbosity = match args.verbose {
-        true => Verbosity::Everything,
-        false => Verbosity::Errors,
-    };
-    let daemon = Daemon::new(program, verbosity);
+    let daemon = Daemon::new(program, line.verbosity);
     queue.block_on(async {
-        let served = serve(&daemon, args, (role, signals)).await;
+        let served = serve(&daemon, &line, (role, signals)).await;
         let ended = daemon.end().await;
         served.and(ended)
     })
@@ -226,28 +249,24 @@ fn start(args: Args, program: &Program, role: Role) -> Result<(), CommandError> 
 
 async fn serve(
     daemon: &Rc<Daemon>,
-    args: Args,
+    line: &Line,
     (role, signals): (Role, Signals),
 ) -> Result<(), CommandError> {
     let io = |error: &std::io::Error| CommandError::new(system_words(error));
-    let mut listeners: Vec<Listener> = Vec::new();
-    let mut names: Vec<SocketName> = Vec::new();
-    for path in line::sockets(&args.chardev, &args.monitor)?
-        .iter()
-        .chain(&args.control)
-    {
-        let (listener, name) = SocketName::bind(path)?;
-        listeners.push(listener);
-        names.push(name);
-    }
     let server = Server::new(Schema::of_daemon(), Default::default());
     daemon.clients.replace(Some(server.handle()));
     let detached = Detached::prepare(role).map_err(|error| io(&error))?;
-    line::execute(daemon, &args).await?;
-    if let Some(path) = &args.pidfile {
+    let Doors {
+        listeners,
+        names,
+        connected,
+        stdio,
+        ..
+    } = line::follow(daemon, line).await?;
+    if let Some(path) = &line.pidfile {
         let text = format!("{}\n", std::process::id());
         text_file::write(path, &text, 0o600, "create", &Default::default())
-            .map_err(|error| CommandError::new(error.to_string()))?;
+            .map_err(|error| CommandError::new(format!("cannot create PID file: {error}")))?;
     }
     watch_signals(signals, Rc::clone(daemon));
     detached.report_ready().map_err(|error| io(&error))?;
@@ -258,8 +277,15 @@ async fn serve(
         handle.stop();
     });
     let handler = Rc::new(Commands(Rc::clone(daemon)));
-    server.serve(handler, listeners, Vec::new()).await;
+    server.serve(handler, listeners, connected).await;
     drop(names);
+    if let Some(stdio) = stdio {
+        stdio.finish();
+    }
+    if let Some(path) = &line.pidfile {
+        // It may be gone already.
+        drop(std::fs::remove_file(path));
+    }
     Ok(())
 }
 

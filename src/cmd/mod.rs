@@ -188,6 +188,11 @@ pub fn run_qemu_nbd(args: &[OsString], program: &Program) -> u8 {
     serve::qemu_nbd::run_args(&args[1..], program)
 }
 
+/// The process called `qemu-storage-daemon`.
+pub fn run_qemu_storage_daemon(args: &[OsString], program: &Program) -> u8 {
+    daemon::as_qemu::run_args(&args[1..], program)
+}
+
 /// Runs lines of the qemu-io shell on an open image, silently. Commands that reach beyond it (other
 /// files, signals, the end of the process, waiting) are only taken apart. Returns whether all
 /// succeeded. For fuzzing; runs on a queue.

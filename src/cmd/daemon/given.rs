@@ -1,11 +1,9 @@
-//! [`Given`]: arguments of a command. From a client they are JSON of the right types, which the
-//! schema has checked; from the command line all values are texts.
+//! [`Given`]: arguments of a command, of the right types: the schema has checked them.
 
 use cowslip_qmp::QmpError;
 use serde_json::{Map, Value};
 
-use super::words::{failed, missing};
-use crate::options;
+use super::words::missing;
 
 /// Arguments by name.
 #[derive(Clone, Debug, Default)]
@@ -28,12 +26,11 @@ impl Given {
     /// A switch.
     ///
     /// # Errors
-    /// It is neither on nor off.
+    /// It is something else.
     pub fn switch(&self, name: &str) -> Result<Option<bool>, QmpError> {
         match self.0.get(name) {
             None => Ok(None),
             Some(Value::Bool(is_on)) => Ok(Some(*is_on)),
-            Some(Value::String(text)) => options::switch(name, text).map(Some).map_err(failed),
             Some(_) => Err(wrong(name, "boolean")),
         }
     }
@@ -45,7 +42,6 @@ impl Given {
     pub fn number(&self, name: &str) -> Result<Option<u64>, QmpError> {
         match self.0.get(name) {
             None => Ok(None),
-            Some(Value::String(text)) => options::size(name, text).map(Some).map_err(failed),
             Some(value) => match value.as_u64() {
                 Some(number) => Ok(Some(number)),
                 None => Err(wrong(name, "a non-negative number")),

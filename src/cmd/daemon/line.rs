@@ -1,102 +1,284 @@
-//! The command line of a daemon: the same commands as clients send.
+//! The command line of a daemon: the same commands as clients send, and the doors for clients.
+//!
+//! Options are followed in the order of the line, as by qemu-storage-daemon: an export names a node
+//! that was added before it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use cowslip_nodes::json;
-use serde_json::{Map, Value};
+use cowslip::error::system_words;
+use cowslip_qmp::{QmpError, Schema};
+use cowslip_queue::{Listener, Stream};
 
-use super::Args;
 use super::given::Given;
 use super::host::Daemon;
+use super::stdio::Stdio;
 use super::words::complaint;
+use crate::cmd::serve::{Daemonize, SocketName, Verbosity};
 use crate::error::CommandError;
-use crate::options;
+use crate::{open, options};
 
-/// A list of options, or JSON, as arguments of a command. A word without a value is that of
-/// `implied`.
-fn arguments(text: &str, implied: Option<&str>) -> Result<Given, CommandError> {
-    if text.starts_with('{') {
-        return match serde_json::from_str(text) {
-            Ok(Value::Object(members)) => Ok(Given(members)),
-            Ok(_) => Err(CommandError::new("Invalid JSON object given")),
-            Err(error) => Err(CommandError::new(format!("JSON parse error, {error}"))),
-        };
-    }
-    let first = text.split(',').next().unwrap_or_default();
-    let text = match implied {
-        Some(name) if !first.contains('=') => format!("{name}={text}"),
-        _ => text.to_string(),
-    };
-    let pairs = options::split(&text)?;
-    // The text is one that this program has written.
-    let nested: Value = serde_json::from_str(&json::text(&pairs)).unwrap_or_default();
-    match nested {
-        Value::Object(members) => Ok(Given(members)),
-        _ => Ok(Given(Map::new())),
+/// A step that the line asks for, with the value of its option.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// `--object`.
+    Object(String),
+    /// `--blockdev`.
+    Node(String),
+    /// `--nbd-server`.
+    NbdServer(String),
+    /// `--export`.
+    Export(String),
+    /// `--chardev`.
+    Chardev(String),
+    /// `--monitor`.
+    Monitor(String),
+    /// `--control`.
+    Control(PathBuf),
+    /// An argument that is no option.
+    Operand(String),
+}
+
+/// A command line that was read.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+    /// The file for the process number.
+    pub pidfile: Option<PathBuf>,
+    /// Whether to go into the background.
+    pub daemonize: Daemonize,
+    /// The events that are reported.
+    pub verbosity: Verbosity,
+}
+
+/// Ways of clients of the control protocol to the daemon.
+#[derive(Default)]
+pub struct Doors {
+    /// Sockets that are listened on.
+    pub listeners: Vec<Listener>,
+    /// Their names, which vanish with this.
+    pub names: Vec<SocketName>,
+    /// A client that is there already.
+    pub connected: Vec<Stream>,
+    /// Standard input and output, if they are a client.
+    pub stdio: Option<Stdio>,
+    chardevs: Vec<Chardev>,
+}
+
+/// A way for a monitor, by its ID.
+struct Chardev {
+    id: String,
+    way: Way,
+    is_used: bool,
+}
+
+enum Way {
+    Socket(PathBuf),
+    Stdio,
+}
+
+impl Step {
+    /// The option with its value, for messages. Objects have secrets.
+    fn words(&self) -> String {
+        match self {
+            Step::Object(_) => "--object".to_string(),
+            Step::Node(text) => format!("--blockdev {text}"),
+            Step::NbdServer(text) => format!("--nbd-server {text}"),
+            Step::Export(text) => format!("--export {text}"),
+            Step::Chardev(text) => format!("--chardev {text}"),
+            Step::Monitor(text) => format!("--monitor {text}"),
+            Step::Control(path) => format!("--control {}", path.display()),
+            Step::Operand(text) => text.clone(),
+        }
     }
 }
 
-/// The sockets on which clients are listened for: those that `--monitor` names.
+/// Arguments of a type from the text of an option.
+fn arguments(kind: &str, implied: Option<&str>, text: &str) -> Result<Given, CommandError> {
+    let members = Schema::of_daemon().object_of_text(kind, implied, text);
+    members
+        .map(Given)
+        .map_err(|error: QmpError| complaint(&error))
+}
+
+/// Follows a line. Clients can connect from then on.
 ///
 /// # Errors
-/// A monitor without a socket; one of a kind that is not supported.
-pub fn sockets(chardevs: &[String], monitors: &[String]) -> Result<Vec<PathBuf>, CommandError> {
-    let chardevs: Result<Vec<Given>, CommandError> = chardevs
-        .iter()
-        .map(|text| arguments(text, Some("backend")))
-        .collect();
-    let chardevs = chardevs?;
-    let mut paths = Vec::new();
-    for monitor in monitors {
-        let monitor = arguments(monitor, Some("chardev"))?;
-        let id = monitor
-            .required("chardev")
-            .map_err(|error| complaint(&error))?;
-        if monitor.text("mode").is_some_and(|mode| mode != "control") {
-            let text = "--monitor: only mode=control is supported";
-            return Err(CommandError::new(text));
-        }
-        let found = chardevs
-            .iter()
-            .find(|chardev| chardev.text("id") == Some(id));
-        let Some(chardev) = found else {
-            return Err(CommandError::new(format!("Chardev '{id}' not found")));
+/// The first step that cannot be done.
+pub async fn follow(daemon: &Rc<Daemon>, line: &Line) -> Result<Doors, CommandError> {
+    let mut doors = Doors::default();
+    for step in &line.steps {
+        let done = match step {
+            Step::Object(text) => open::object::define(text),
+            Step::Node(text) => {
+                let kind = ("BlockdevOptions", Some("driver"));
+                execute(daemon, "blockdev-add", kind, text).await
+            }
+            Step::NbdServer(text) => {
+                execute(daemon, "nbd-server-start", ("NbdServerOptions", None), text).await
+            }
+            Step::Export(text) => {
+                let kind = ("BlockExportOptions", Some("type"));
+                execute(daemon, "block-export-add", kind, text).await
+            }
+            Step::Chardev(text) => doors.define(text, line.daemonize),
+            Step::Monitor(text) => doors.open_monitor(text),
+            Step::Control(path) => doors.listen(path),
+            Step::Operand(_) => Err(CommandError::new("Unexpected argument")),
         };
-        let is_server = matches!(chardev.text("server"), Some("on" | "yes" | "true" | "y"));
-        match (chardev.text("backend"), chardev.text("path"), is_server) {
-            (Some("socket"), Some(path), true) => paths.push(PathBuf::from(path)),
-            _ => {
-                return Err(CommandError::new(format!(
-                    "--chardev: '{id}' has to be socket,id={id},path=PATH,server=on,wait=off"
-                )));
+        done.map_err(|why| CommandError::new(format!("{}: {why}", step.words())))?;
+    }
+    Ok(doors)
+}
+
+async fn execute(
+    daemon: &Rc<Daemon>,
+    command: &str,
+    (kind, implied): (&str, Option<&str>),
+    text: &str,
+) -> Result<(), CommandError> {
+    let given = arguments(kind, implied, text)?;
+    let done = daemon.change(command, &given).await;
+    done.map(drop).map_err(|error| complaint(&error))
+}
+
+impl Doors {
+    fn listen(&mut self, path: &Path) -> Result<(), CommandError> {
+        let (listener, name) = SocketName::bind(path)?;
+        self.listeners.push(listener);
+        self.names.push(name);
+        Ok(())
+    }
+
+    fn define(&mut self, text: &str, daemonize: Daemonize) -> Result<(), CommandError> {
+        let refuse = |text: String| Err(CommandError::new(text));
+        let (id, way) = chardev(text)?;
+        if self.chardevs.iter().any(|other| other.id == id) {
+            return refuse(format!("Duplicate ID '{id}' for chardev"));
+        }
+        if matches!(way, Way::Stdio) {
+            if daemonize == Daemonize::Yes {
+                return refuse("cannot use stdio with --daemonize".to_string());
+            }
+            let is_stdio = |other: &Chardev| matches!(other.way, Way::Stdio);
+            if self.chardevs.iter().any(is_stdio) {
+                return refuse("cannot use stdio by multiple character devices".to_string());
+            }
+        }
+        let is_used = false;
+        self.chardevs.push(Chardev { id, way, is_used });
+        Ok(())
+    }
+
+    fn open_monitor(&mut self, text: &str) -> Result<(), CommandError> {
+        let refuse = |text: String| Err(CommandError::new(text));
+        let given = arguments("MonitorOptions", Some("chardev"), text)?;
+        let id = given.text("chardev").unwrap_or_default();
+        let found = self.chardevs.iter_mut().find(|it| it.id == id);
+        let Some(chardev) = found else {
+            return refuse(format!("chardev \"{id}\" not found"));
+        };
+        if given.text("mode").is_some_and(|mode| mode != "control") {
+            return refuse("only mode=control is supported".to_string());
+        }
+        if std::mem::replace(&mut chardev.is_used, true) {
+            return refuse(format!("Device '{id}' is in use"));
+        }
+        match &chardev.way {
+            Way::Socket(path) => {
+                let path = path.clone();
+                self.listen(&path)
+            }
+            Way::Stdio => {
+                let connected = Stdio::connect();
+                let (stream, stdio) =
+                    connected.map_err(|error| CommandError::new(system_words(&error)))?;
+                self.connected.push(stream);
+                self.stdio = Some(stdio);
+                Ok(())
             }
         }
     }
-    Ok(paths)
 }
 
-/// Does what the command line asks for: nodes first, then the NBD server, then exports.
-///
-/// # Errors
-/// The first that cannot be done.
-pub async fn execute(daemon: &Rc<Daemon>, args: &Args) -> Result<(), CommandError> {
-    let nodes = args
-        .blockdev
-        .iter()
-        .map(|text| ("blockdev-add", text, Some("driver")));
-    let server = args
-        .nbd_server
-        .iter()
-        .map(|text| ("nbd-server-start", text, None));
-    let exports = args
-        .export
-        .iter()
-        .map(|text| ("block-export-add", text, Some("type")));
-    for (command, text, implied) in nodes.chain(server).chain(exports) {
-        let given = arguments(text, implied)?;
-        let done = daemon.change(command, &given).await;
-        done.map_err(|error| complaint(&error))?;
+/// Reads `socket,id=ID,path=PATH,server=on,wait=off` or `stdio,id=ID`.
+fn chardev(text: &str) -> Result<(String, Way), CommandError> {
+    let refuse = |text: String| Err(CommandError::new(text));
+    let first = text.split(',').next().unwrap_or_default();
+    let text = match first.contains('=') {
+        true => text.to_string(),
+        false => format!("backend={text}"),
+    };
+    let pairs = options::split(&text)?;
+    let value = |name| options::value(&pairs, name);
+    let Some(id) = value("id") else {
+        return refuse("chardev: no id specified".to_string());
+    };
+    let known: &[&str] = match value("backend") {
+        None => return refuse(format!("chardev: \"{id}\" missing backend")),
+        Some("socket") => &["path", "server", "wait"],
+        Some("stdio") => &["signal"],
+        Some(other) => {
+            return refuse(format!(
+                "chardevs of type '{other}' are not supported; socket and stdio are"
+            ));
+        }
+    };
+    let is_known = |name: &str| ["id", "backend"].contains(&name) || known.contains(&name);
+    if let Some((name, _)) = pairs.iter().find(|(name, _)| !is_known(name)) {
+        return refuse(format!("Invalid parameter '{name}'"));
     }
-    Ok(())
+    for name in ["server", "wait", "signal"] {
+        if let Some(text) = value(name) {
+            options::switch(name, text)?;
+        }
+    }
+    if value("backend") == Some("stdio") {
+        return Ok((id.to_string(), Way::Stdio));
+    }
+    let is_server = value("server").map(|text| options::switch("server", text));
+    let is_server = is_server.transpose()?.unwrap_or(false);
+    match (value("path"), is_server) {
+        (Some(path), true) => Ok((id.to_string(), Way::Socket(PathBuf::from(path)))),
+        _ => refuse(format!(
+            "it has to be socket,id={id},path=PATH,server=on,wait=off"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_and_standard_streams_are_chardevs() {
+        let (id, way) = chardev("socket,path=/run/a,,b,server=on,wait=off,id=c").unwrap();
+        assert!(matches!(way, Way::Socket(path) if path == Path::new("/run/a,b")));
+        assert_eq!(id, "c");
+        // In the older way.
+        let (_, way) = chardev("socket,id=c,path=/run/a,server,nowait").unwrap();
+        assert!(matches!(way, Way::Socket(_)));
+        let (id, way) = chardev("stdio,id=s,signal=off").unwrap();
+        assert!(matches!(way, Way::Stdio));
+        assert_eq!(id, "s");
+    }
+
+    #[test]
+    fn other_chardevs_are_refused() {
+        for (text, why) in [
+            ("socket,path=/run/a,server=on", "no id"),
+            ("path=/run/a,id=c", "missing backend"),
+            ("socket,path=/run/a,id=c", "server=on"),
+            ("socket,path=/run/a,server=off,id=c", "server=on"),
+            ("socket,server=on,id=c", "path=PATH"),
+            ("socket,path=/run/a,server=maybe,id=c", "server"),
+            ("socket,host=::,port=1,server=on,id=c", "'host'"),
+            ("pty,id=c", "'pty'"),
+            ("socket,,id=c", "no id"),
+        ] {
+            let error = chardev(text).err().expect(text).to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
 }

@@ -21,7 +21,7 @@ use cowslip_qmp::QmpError;
 use serde_json::{Map, Value, json};
 
 use super::bitmap::Bitmap;
-use super::words::failed;
+use super::words::{failed, not_opened};
 use crate::open;
 
 /// Options of a node, as they came.
@@ -352,7 +352,7 @@ impl Nodes {
             ..open::settings()
         };
         let image = open_source(&source, &settings).await;
-        let image = image.map_err(|error| failed(cowslip::Error::from(error)))?;
+        let image = image.map_err(not_opened)?;
         let settings = OpenSettings {
             backing: BackingChoice::None,
             ..settings
@@ -587,7 +587,7 @@ impl Nodes {
             self.replace(node, image, held)?;
         }
         // Else it answers reads as it did.
-        Err(failed(error))
+        Err(not_opened(error))
     }
 
     /// Notes that a node's image was frozen: it is open to be read.

@@ -11,6 +11,11 @@ pub fn failed(error: impl Display) -> QmpError {
     QmpError::generic(error.to_string())
 }
 
+/// The reason why an image cannot be opened: as in QEMU's daemon, without the attempt before it.
+pub fn not_opened(error: impl Into<cowslip::Error>) -> QmpError {
+    failed(CommandError::from(error.into()).reason_not_to_open())
+}
+
 /// A refusal.
 pub fn refused(text: &str) -> QmpError {
     QmpError::generic(text)
