@@ -6,7 +6,7 @@
 //! | `host.rs` | the state of a daemon |
 //! | `nodes.rs` | disks by name, and their chains |
 //! | `export.rs`, `exports.rs` | disks for clients, by the protocols of `serve` |
-//! | `snapshots.rs` | overlays over disks in use, transactions |
+//! | `snapshots.rs`, `internal.rs` | overlays over disks in use, transactions; internal snapshots |
 //! | `job.rs`, `jobs.rs` | jobs, and the commands that control them |
 //! | `copies.rs`, `create.rs` | the work of jobs: copies of disks in use, new images |
 //! | `bitmap.rs`, `bitmaps.rs`, `queries.rs` | dirty bitmaps; descriptions |
@@ -38,6 +38,7 @@ mod export;
 mod exports;
 mod given;
 mod host;
+mod internal;
 mod job;
 mod jobs;
 mod line;
@@ -104,7 +105,7 @@ impl Daemon {
             "query-jobs" => return Ok(self.query_jobs()),
             "query-block-jobs" => return Ok(self.query_block_jobs()),
             "query-block-exports" => return Ok(self.query_block_exports()),
-            "query-named-block-nodes" => return Ok(self.query_named_block_nodes()),
+            "query-named-block-nodes" => return Ok(self.query_named_block_nodes().await),
             "query-block" => return Ok(Value::Array(Vec::new())),
             "query-blockstats" => {
                 let of_nodes = given.switch("query-nodes")?.unwrap_or(false);
@@ -150,11 +151,15 @@ impl Daemon {
             "blockdev-mirror" => self.blockdev_mirror(given).await,
             "blockdev-backup" => self.blockdev_backup(given).await,
             "transaction" => self.transaction(given).await,
+            "blockdev-snapshot-internal-sync" => self.internal_snapshot(given).await,
+            "blockdev-snapshot-delete-internal-sync" => self.delete_internal_snapshot(given).await,
+            "change-backing-file" => self.change_backing_file(given).await,
             "object-add" => {
                 let text = Value::from(given.0.clone()).to_string();
                 open::object::define(&text).map_err(failed)?;
                 Ok(json!({}))
             }
+            "object-del" => self.object_del(given.required("id")?),
             _ => match name.strip_prefix("block-dirty-bitmap-") {
                 Some(verb) => self.bitmap_command(verb, given).await,
                 None => {
@@ -162,6 +167,19 @@ impl Daemon {
                     Err(QmpError::generic(text))
                 }
             },
+        }
+    }
+
+    /// `object-del`.
+    fn object_del(&self, id: &str) -> Result<Value, QmpError> {
+        let is_needed = |node: &Rc<nodes::Node>| node.needs_object(id);
+        if self.nodes.all().iter().any(is_needed) {
+            let text = format!("object '{id}' is in use, can not be deleted");
+            return Err(QmpError::generic(text));
+        }
+        match open::object::remove(id) {
+            true => Ok(json!({})),
+            false => Err(QmpError::generic(format!("object '{id}' not found"))),
         }
     }
 

@@ -35,6 +35,9 @@ enum Object {
     Secret(Bytes),
     Credentials(Credentials),
     Authorization(Authorization),
+    /// Threads for requests, by QEMU's name. Servers choose theirs themselves, so it is a name and
+    /// nothing else.
+    Threads,
 }
 
 /// Constructor of an object of one type from its options.
@@ -70,6 +73,16 @@ pub fn define(definition: &str) -> Result<(), CommandError> {
     }
     objects.insert(id, object);
     Ok(())
+}
+
+/// Removes an object. What was made by it stays as it is. Returns whether there was one.
+pub fn remove(id: &str) -> bool {
+    objects().remove(id).is_some()
+}
+
+/// Whether there are threads of this ID.
+pub fn has_threads(id: &str) -> bool {
+    matches!(objects().get(id), Some(Object::Threads))
 }
 
 /// The secret of this ID, as what opens an encrypted image.
@@ -181,6 +194,7 @@ fn parse(definition: &str) -> Result<(String, Object), CommandError> {
         "tls-creds-x509" => |pairs| tls::credentials(pairs).map(Object::Credentials),
         "authz-simple" => |pairs| tls::authorize_one(pairs).map(Object::Authorization),
         "authz-list" => |pairs| tls::authorize_list(pairs).map(Object::Authorization),
+        "iothread" => |_| Ok(Object::Threads),
         other => {
             return refuse(worded(
                 format!("Parameter 'qom-type' does not accept value '{other}'"),

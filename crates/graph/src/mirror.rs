@@ -34,15 +34,18 @@ pub enum CopyMode {
 pub struct Mirror {
     copier: Arc<Copier>,
     tap: Arc<dyn Tap>,
-    mode: CopyMode,
+    /// Changes reach the copy before their requests are answered.
+    blocks: Arc<AtomicBool>,
     is_ready: AtomicBool,
+    /// It was so, and the copy was equal.
+    was_synced: AtomicBool,
     completes: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Follower {
     copier: Arc<Copier>,
-    mode: CopyMode,
+    blocks: Arc<AtomicBool>,
 }
 
 impl Tap for Follower {
@@ -52,9 +55,9 @@ impl Tap for Follower {
     }
 
     fn after(&self, range: Range<u64>) -> Wait<'_> {
-        match self.mode {
-            CopyMode::Background => Box::pin(std::future::ready(())),
-            CopyMode::WriteBlocking => Box::pin(self.copier.settle(range)),
+        match self.blocks.load(Ordering::Acquire) {
+            false => Box::pin(std::future::ready(())),
+            true => Box::pin(self.copier.settle(range)),
         }
     }
 
@@ -73,16 +76,18 @@ impl Mirror {
     ) -> Mirror {
         let drained = source.drain().await;
         let copier = Arc::new(Copier::new(source, target, chunk_bytes));
+        let blocks = Arc::new(AtomicBool::new(mode == CopyMode::WriteBlocking));
         let tap: Arc<dyn Tap> = Arc::new(Follower {
             copier: Arc::clone(&copier),
-            mode,
+            blocks: Arc::clone(&blocks),
         });
         drained.add(Arc::clone(&tap));
         Mirror {
             copier,
             tap,
-            mode,
+            blocks,
             is_ready: AtomicBool::new(false),
+            was_synced: AtomicBool::new(false),
             completes: AtomicBool::new(false),
         }
     }
@@ -102,7 +107,28 @@ impl Mirror {
 
     /// Whether requests have been copied before they are answered since the copy was equal.
     pub fn is_synced(&self) -> bool {
-        self.mode == CopyMode::WriteBlocking && self.is_ready()
+        if !self.blocks.load(Ordering::Acquire) || !self.is_ready() {
+            return false;
+        }
+        // Once so, the rest is that of requests that have not been answered.
+        if self.rest_bytes() == 0 {
+            self.was_synced.store(true, Ordering::Release);
+        }
+        self.was_synced.load(Ordering::Acquire)
+    }
+
+    /// When changes reach the copy.
+    pub fn mode(&self) -> CopyMode {
+        match self.blocks.load(Ordering::Acquire) {
+            false => CopyMode::Background,
+            true => CopyMode::WriteBlocking,
+        }
+    }
+
+    /// Has changes reach the copy before their requests are answered, from now on.
+    pub fn block_writes(&self) {
+        self.blocks.store(true, Ordering::Release);
+        self.copier.wake();
     }
 
     /// Bytes that are still to be copied.

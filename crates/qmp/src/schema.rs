@@ -158,7 +158,32 @@ const FILES: &[(&str, &str)] = &[
     ("objects.schema", include_str!("../schema/objects.schema")),
 ];
 
+/// What the protocol has besides, for servers of other disks.
+const FURTHER: &[(&str, &str)] = &[
+    (
+        "descriptors.schema",
+        include_str!("../schema/descriptors.schema"),
+    ),
+    ("errors.schema", include_str!("../schema/errors.schema")),
+];
+
 impl Schema {
+    /// The schema of the daemon, with commands for descriptors and with events about errors: the
+    /// server knows them, and a handler may.
+    ///
+    /// # Panics
+    /// As [`Schema::of_daemon`].
+    pub fn with_further() -> &'static Schema {
+        static SCHEMA: OnceLock<Schema> = OnceLock::new();
+        SCHEMA.get_or_init(|| {
+            let files: Vec<_> = FILES.iter().chain(FURTHER).copied().collect();
+            match Schema::read(&files) {
+                Ok(schema) => schema,
+                Err(error) => panic!("the schema is part of the program: {error}"),
+            }
+        })
+    }
+
     /// The schema of the daemon.
     ///
     /// # Panics

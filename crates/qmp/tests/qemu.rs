@@ -274,9 +274,9 @@ blockdev-add {"driver":"nbd","node-name":"n","server":{"type":"unix"}}
 blockdev-add {"driver":"nbd","node-name":"n","server":{"type":"tcp"}}
 blockdev-add {"driver":"nbd","node-name":"n","server":"x"}
 blockdev-add {"driver":"nbd","node-name":"n","server":{"type":"unix","path":"p"},"open-timeout":-1}
-blockdev-reopen {"options":[{"driver":"x"}]}
-blockdev-reopen {"options":[{}]}
-blockdev-reopen {"options":{}}
+object-add {"qom-type":"authz-list","id":"a","rules":[{"match":"x","policy":"y"}]}
+object-add {"qom-type":"authz-list","id":"a","rules":[{}]}
+object-add {"qom-type":"authz-list","id":"a","rules":{}}
 blockdev-del {}
 block-dirty-bitmap-add {"node":"n","name":"b","granularity":4294967296}
 block-dirty-bitmap-add {"node":"n","name":"b","granularity":-1}
@@ -309,7 +309,6 @@ block-stream {"device":"d","speed":"fast"}
 block-export-add {"type":"nbd"}
 block-export-add {"type":"nbd","id":"e"}
 block-export-add {"type":"ftp","id":"e"}
-block-export-add {"type":"nbd","id":"e","node-name":"n","bitmaps":[{}]}
 block-export-add {"type":"nbd","id":"e","node-name":"n","mountpoint":"m"}
 block-export-add {"type":"vhost-user-blk","id":"e","node-name":"n","addr":{"type":"unix"}}
 block-export-add {"type":"vhost-user-blk","id":"e","node-name":"n","addr":{"type":"unix","path":"p"},"num-queues":70000}
@@ -324,14 +323,12 @@ nbd-server-add {"name":"x"}
 nbd-server-remove {}
 blockdev-create {"job-id":"j","options":{"driver":"file","filename":"f","size":18446744073709551616}}
 blockdev-create {"job-id":"j","options":{"driver":"file","filename":"f"}}
-blockdev-create {"job-id":"j","options":{"driver":"raw","filename":"f","size":1}}
+blockdev-create {"job-id":"j","options":{"driver":"file","file":"f","filename":"f","size":1}}
 blockdev-create {"job-id":"j","options":{"driver":"qcow2","file":"n","size":1,"version":"v4"}}
-blockdev-create {"job-id":"j","options":{"driver":"qcow2","file":"n","size":1,"encrypt":{"format":"luks","iter-time":"x"}}}
 blockdev-create {"options":{"driver":"qcow2","file":"n","size":1}}
 blockdev-mirror {"device":"x","target":"y","sync":"z"}
 blockdev-mirror {"device":"x","target":"y","sync":"full","copy-mode":"z"}
 blockdev-mirror {"device":"x","target":"y","sync":"full","granularity":4294967296}
-blockdev-backup {"device":"x","target":"y","sync":"full","x-perf":{"max-workers":"many"}}
 blockdev-snapshot {"node":"n"}
 blockdev-snapshot-sync {"snapshot-file":"x","mode":"y"}
 blockdev-snapshot-internal-sync {"device":"d"}

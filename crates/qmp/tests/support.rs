@@ -64,7 +64,7 @@ impl Small {
             let length = std::fs::File::from(file).metadata().unwrap().len();
             return Err(QmpError::generic(format!("{length} bytes")));
         }
-        let command = Schema::of_daemon().command(call.name).unwrap();
+        let command = Schema::with_further().command(call.name).unwrap();
         match &command.returns {
             None => Ok(json!({})),
             Some(Type::List(_)) => Ok(json!([])),
@@ -92,7 +92,7 @@ impl Served {
         let path = dir.path().join("qmp");
         let listener = Listener::unix(&path).unwrap();
         let thread = std::thread::spawn(move || {
-            let server = Server::new(Schema::of_daemon(), options);
+            let server = Server::new(Schema::with_further(), options);
             let handler = Rc::new(Small {
                 handle: server.handle(),
                 calls: RefCell::default(),

@@ -96,9 +96,10 @@ export nbd,id=e
 export foo
 export id=e
 export nbd,id=e,node-name=n,writable.x=1
-export nbd,id=e,node-name=n,bitmaps.0=a,bitmaps.1.node=x
-export nbd,id=e,node-name=n,bitmaps=a
-export nbd,id=e,node-name=n,bitmaps.0=a,bitmaps.x=b
+blockdev blkdebug,node-name=n,image=m,set-state.0.event=none,set-state.0.new_state=1,set-state.1.event=x
+blockdev blkdebug,node-name=n,image=m,set-state.0.event=none,set-state.0.new_state=1,set-state.1.event=none
+blockdev blkdebug,node-name=n,image=m,set-state=a
+blockdev blkdebug,node-name=n,image=m,set-state.0.event=none,set-state.x=b
 export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=p,logical-block-size=x
 export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=p,logical-block-size=-1
 export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=p,logical-block-size=1.5
@@ -193,18 +194,22 @@ fn options_become_values_of_their_types() {
         ),
         (
             "export",
-            "vhost-user-blk,id=e,node-name=n,addr.type=fd,addr.str=3,logical-block-size=1.5k",
+            "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=3,logical-block-size=1.5k",
             json!({
                 "type": "vhost-user-blk", "id": "e", "node-name": "n",
-                "addr": {"type": "fd", "str": "3"}, "logical-block-size": 1536,
+                "addr": {"type": "unix", "path": "3"}, "logical-block-size": 1536,
             }),
         ),
         (
-            "export",
-            "nbd,id=e,node-name=n,bitmaps.0=a,bitmaps.1.node=b,bitmaps.1.name=c",
+            "blockdev",
+            "blkdebug,node-name=n,image=m,set-state.1.event=read_aio,set-state.1.new_state=2,\
+             set-state.0.event=none,set-state.0.new_state=0x10",
             json!({
-                "type": "nbd", "id": "e", "node-name": "n",
-                "bitmaps": ["a", {"node": "b", "name": "c"}],
+                "driver": "blkdebug", "node-name": "n", "image": "m",
+                "set-state": [
+                    {"event": "none", "new_state": 16},
+                    {"event": "read_aio", "new_state": 2},
+                ],
             }),
         ),
         (

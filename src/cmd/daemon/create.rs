@@ -44,13 +44,6 @@ impl Daemon {
         if node.is_used() || !self.nodes.parents(&node).is_empty() {
             return Err(QmpError::generic(format!("Node {} is in use", node.name)));
         }
-        for unsupported in ["encrypt", "data-file", "data-file-raw"] {
-            if given.0.contains_key(unsupported) {
-                return Err(QmpError::generic(format!(
-                    "'{unsupported}' is not supported here; 'cowslip create' has it"
-                )));
-            }
-        }
         let options = options_of(given)?;
         let host = HostOptions {
             writable: true,

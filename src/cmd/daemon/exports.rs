@@ -24,6 +24,7 @@ use super::words::{failed, missing, refused};
 use crate::cmd::serve::{
     Endpoint, Fuse, Listening, Served, Transport, VhostUser, nbd_tls, report_nbd,
 };
+use crate::open::object;
 
 /// Clients of the NBD server at a time, if nothing else is asked for.
 const CONNECTIONS_MAX: usize = 100;
@@ -96,6 +97,12 @@ impl Daemon {
             )));
         }
         let node = self.nodes.named(given.required("node-name")?)?;
+        if let Some(threads) = given.text("iothread")
+            && !object::has_threads(threads)
+        {
+            let text = format!("iothread \"{threads}\" not found");
+            return Err(QmpError::generic(text));
+        }
         let is_writable = given.switch("writable")?.unwrap_or(false);
         let kind = given.required("type")?.to_string();
         if is_writable && node.is_read_only {
@@ -174,11 +181,6 @@ impl Daemon {
         given: &Given,
         disk: (&Rc<Node>, &Arc<LiveDisk>),
     ) -> Result<(&'static str, Way), QmpError> {
-        if given.switch("growable")?.unwrap_or(false) {
-            return Err(refused(
-                "growable is not supported here; block_resize changes the size of the file",
-            ));
-        }
         let transport = Fuse {
             file: PathBuf::from(given.required("mountpoint")?),
             is_growable: false,

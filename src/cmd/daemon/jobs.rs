@@ -8,13 +8,14 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use cowslip::Error;
+use cowslip_graph::CopyMode;
 use cowslip_qmp::{ErrorClass, QmpError};
 use serde_json::{Value, json};
 
 use super::given::Given;
 use super::host::Daemon;
 use super::job::{Job, JobOptions, Status};
-use super::words::failed;
+use super::words::{failed, refused};
 
 impl Daemon {
     fn change_status(&self, job: &Job, status: Status) {
@@ -170,6 +171,7 @@ impl Daemon {
                 let speed = given.number("speed")?.unwrap_or(0);
                 job.pace.speed.store(speed, Ordering::Release);
             }
+            "change" => change(&job, given)?,
             _ => return Err(QmpError::command_not_found(command)),
         }
         Ok(json!({}))
@@ -273,5 +275,28 @@ impl Daemon {
         let jobs = self.jobs.all();
         let jobs = jobs.iter().filter(|job| job.is_of_a_disk());
         jobs.map(describe).collect()
+    }
+}
+
+/// `block-job-change`: a mirror in the background becomes one that blocks writes.
+fn change(job: &Job, given: &Given) -> Result<(), QmpError> {
+    let may = [Status::Created, Status::Running, Status::Paused];
+    let ready = [Status::Ready, Status::Standby];
+    job.refuses("change", &[&may[..], &ready].concat())?;
+    let mirror = job.mirror.borrow();
+    let Some(mirror) = mirror.as_ref().filter(|_| job.kind == "mirror") else {
+        return Err(refused("Job type does not support change"));
+    };
+    let wanted = given.required("copy-mode")?;
+    match (wanted, mirror.mode()) {
+        ("background", CopyMode::Background) => Ok(()),
+        ("write-blocking", _) => {
+            mirror.block_writes();
+            Ok(())
+        }
+        _ => {
+            let text = format!("Change to copy mode '{wanted}' is not implemented");
+            Err(QmpError::generic(text))
+        }
     }
 }

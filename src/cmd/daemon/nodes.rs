@@ -91,6 +91,20 @@ impl Node {
         self.settings.borrow().access
     }
 
+    /// Whether its options name this object: it is opened again by them.
+    pub fn needs_object(&self, id: &str) -> bool {
+        let mut waiting: Vec<&Value> = self.options.values().collect();
+        while let Some(value) = waiting.pop() {
+            match value {
+                Value::String(text) if text == id => return true,
+                Value::Object(members) => waiting.extend(members.values()),
+                Value::Array(elements) => waiting.extend(elements),
+                _ => {}
+            }
+        }
+        false
+    }
+
     /// The name of its driver.
     pub fn driver(&self) -> &'static str {
         self.image().layers()[0].format.name()

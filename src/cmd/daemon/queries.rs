@@ -5,16 +5,20 @@ use std::rc::Rc;
 use serde_json::{Map, Value, json};
 
 use super::host::Daemon;
+use super::internal::describe_snapshots;
 use super::nodes::Node;
 
 impl Daemon {
     /// `query-named-block-nodes`, the last node first.
-    pub fn query_named_block_nodes(&self) -> Value {
-        let nodes = self.nodes.all();
-        nodes.iter().rev().map(|node| self.describe(node)).collect()
+    pub async fn query_named_block_nodes(&self) -> Value {
+        let mut found = Vec::new();
+        for node in self.nodes.all().iter().rev() {
+            found.push(self.describe(node).await);
+        }
+        found.into()
     }
 
-    fn describe(&self, node: &Rc<Node>) -> Value {
+    async fn describe(&self, node: &Rc<Node>) -> Value {
         let chain = node.chain();
         let backing = chain.get(1);
         let flag = |group: &str, name: &str| {
@@ -26,7 +30,7 @@ impl Daemon {
             "iops_rd": 0,
             "detect_zeroes": node.options.get("detect-zeroes").cloned().unwrap_or("off".into()),
             "active": true,
-            "image": self.describe_image(node),
+            "image": self.describe_image(node).await,
             "iops_wr": 0,
             "ro": node.is_read_only,
             "node-name": node.name,
@@ -54,7 +58,7 @@ impl Daemon {
         found
     }
 
-    fn describe_image(&self, node: &Rc<Node>) -> Value {
+    async fn describe_image(&self, node: &Rc<Node>) -> Value {
         let image = node.image();
         let layer = image.layers().swap_remove(0);
         let mut found = json!({
@@ -71,6 +75,10 @@ impl Daemon {
             if let Some(format) = &header.extensions.backing_format {
                 found["backing-filename-format"] = format.as_str().into();
             }
+        }
+        let snapshots = describe_snapshots(&image).await;
+        if !snapshots.is_empty() {
+            found["snapshots"] = snapshots.into();
         }
         if let Ok(metadata) = std::fs::metadata(node.filename()) {
             use std::os::unix::fs::MetadataExt;
