@@ -34,12 +34,18 @@ struct Served {
 
 impl Served {
     fn start(image: &Path, socket: &Path, options: &[&str]) -> Served {
+        let options = [&["-f", "qcow2"], options].concat();
+        Served::start_named(image.to_str().unwrap(), socket, &options)
+    }
+
+    /// Serves an image of any name, with all options that it needs.
+    fn start_named(name: &str, socket: &Path, options: &[&str]) -> Served {
         let child = cowslip()
-            .args(["serve", "-v", "-f", "qcow2"])
+            .args(["serve", "-v"])
             .args(options)
             .arg("--vhost-user")
             .arg(socket)
-            .arg(image)
+            .arg(name)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

@@ -32,7 +32,7 @@ type Bytes = Zeroizing<Vec<u8>>;
 /// Object that was defined.
 #[derive(Clone)]
 enum Object {
-    Secret(Bytes),
+    Secret(Passphrase),
     Credentials(Credentials),
     Authorization(Authorization),
     /// Threads for requests, by QEMU's name. Servers choose theirs themselves, so it is a name and
@@ -91,9 +91,10 @@ pub fn has_threads(id: &str) -> bool {
 /// There is none, or it is no text.
 pub fn passphrase(id: &str) -> Result<Passphrase, CommandError> {
     let objects = objects();
-    let Some(Object::Secret(bytes)) = objects.get(id) else {
+    let Some(Object::Secret(secret)) = objects.get(id) else {
         return Err(CommandError::new(format!("No secret with id '{id}'")));
     };
+    let bytes = secret.bytes();
     if std::str::from_utf8(bytes).is_err() {
         let text = format!("Data from secret {id} is not valid UTF-8");
         return Err(CommandError::new(text));
@@ -103,7 +104,13 @@ pub fn passphrase(id: &str) -> Result<Passphrase, CommandError> {
         let text = format!("Data from secret {id} contains a zero byte");
         return Err(CommandError::new(text));
     }
-    Ok(Passphrase::new(bytes.to_vec()))
+    Ok(secret.clone())
+}
+
+/// Whether there are secrets, which open encrypted images.
+pub fn has_secrets() -> bool {
+    let is_secret = |object: &Object| matches!(object, Object::Secret(_));
+    objects().values().any(is_secret)
 }
 
 /// The server's credentials of this ID.
@@ -130,6 +137,10 @@ pub fn client_credentials(id: &str) -> Result<ClientCredentials, CommandError> {
             "Expected TLS credentials for a client endpoint",
         )),
     }
+}
+
+fn secret_of(bytes: &Bytes) -> Object {
+    Object::Secret(Passphrase::new(bytes.to_vec()))
 }
 
 /// Objects that were defined, for images that name them.
@@ -189,7 +200,7 @@ fn parse(definition: &str) -> Result<(String, Object), CommandError> {
         return refuse(format!("Objects of type '{kind}' are not supported{why}"));
     }
     let make: Make = match kind {
-        "secret" => |pairs| secret(pairs).map(Object::Secret),
+        "secret" => |pairs| secret(pairs).map(|bytes| secret_of(&bytes)),
         "tls-creds-psk" => |pairs| psk::credentials(pairs).map(Object::Credentials),
         "tls-creds-x509" => |pairs| tls::credentials(pairs).map(Object::Credentials),
         "authz-simple" => |pairs| tls::authorize_one(pairs).map(Object::Authorization),
@@ -345,7 +356,7 @@ mod tests {
     fn secret(definition: &str) -> Result<(String, Vec<u8>), String> {
         let (id, object) = parse(definition).map_err(|error| error.to_string())?;
         match object {
-            Object::Secret(bytes) => Ok((id, bytes.to_vec())),
+            Object::Secret(secret) => Ok((id, secret.bytes().to_vec())),
             Object::Credentials(_) | Object::Authorization(_) => Err("no secret".to_string()),
         }
     }

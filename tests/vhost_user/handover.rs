@@ -5,10 +5,13 @@ use std::process::ExitStatus;
 
 use super::*;
 
+mod images;
+
 /// A front end at work, with its server.
 struct Rig {
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
     image: PathBuf,
+    disk: Disk,
     socket: PathBuf,
     memory: OwnedFd,
     features: u64,
@@ -21,6 +24,27 @@ struct Rig {
     gap: Duration,
 }
 
+/// The disk as servers are asked for it: the image's name, and options.
+#[derive(Clone)]
+struct Disk {
+    name: String,
+    options: Vec<String>,
+}
+
+impl Disk {
+    fn of_file(image: &Path) -> Disk {
+        Disk {
+            name: image.display().to_string(),
+            options: ["-f", "qcow2"].map(str::to_string).to_vec(),
+        }
+    }
+
+    fn serve(&self, socket: &Path, options: &[&str]) -> Served {
+        let options = [&words(&self.options)[..], options].concat();
+        Served::start_named(&self.name, socket, &options)
+    }
+}
+
 const DEPTH: usize = 32;
 const FEATURES: u64 = VERSION_1 | EVENT_IDX | FLUSH;
 
@@ -31,11 +55,24 @@ impl Rig {
 
     fn with(features: u64, options: impl FnOnce(&Path) -> Vec<String>) -> Rig {
         let dir = tempfile::tempdir().unwrap();
-        let (image, socket) = (image(dir.path()), dir.path().join("socket"));
+        let image = image(dir.path());
+        let options = options(dir.path());
+        let disk = Disk::of_file(&image);
+        Rig::of(features, (dir, image), (disk, &words(&options)))
+    }
+
+    /// A rig of a disk in a directory, which is in this image.
+    fn of(
+        features: u64,
+        (dir, image): (tempfile::TempDir, PathBuf),
+        (disk, options): (Disk, &[&str]),
+    ) -> Rig {
+        let socket = dir.path().join("socket");
         let mut rig = Rig {
-            served: Served::start(&image, &socket, &words(&options(dir.path()))),
-            _dir: dir,
+            served: disk.serve(&socket, options),
+            dir,
             image,
+            disk,
             socket,
             memory: memory_file(front::MEMORY_BYTES),
             features,
@@ -88,7 +125,7 @@ impl Rig {
     }
 
     fn successor(&self) -> Served {
-        Served::start(&self.image, &self.socket, &["--handover"])
+        self.disk.serve(&self.socket, &["--handover"])
     }
 
     /// Hands over to a new server under load. Returns the longest time without a completion.
@@ -106,8 +143,15 @@ impl Rig {
         self.gap
     }
 
-    /// Completes all, compares every byte, and ends the server.
-    fn finish(mut self) {
+    /// Completes all, compares every byte, ends the server and checks the image.
+    fn finish(self) {
+        let image = self.image.clone();
+        let _dir = self.finish_unchecked();
+        check(&image);
+    }
+
+    /// The same without a check. Returns the directory.
+    fn finish_unchecked(mut self) -> tempfile::TempDir {
         let queue = self.queue.as_mut().unwrap();
         self.load.drain(queue);
         self.load.read_all(queue);
@@ -119,7 +163,7 @@ impl Rig {
             !door.exists() && !self.socket.exists(),
             "the names are removed"
         );
-        check(&self.image);
+        self.dir
     }
 }
 

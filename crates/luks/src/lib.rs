@@ -64,9 +64,15 @@ pub async fn unlock(
     (passphrase, workers): (&Passphrase, &Workers),
 ) -> Result<(Header, SectorCipher)> {
     let volume = Volume::read(file, place).await?;
-    let key = volume
-        .unlock(passphrase, (workers, &Job::default()))
-        .await?;
+    let key = match passphrase.key_of(&volume.header) {
+        Some(key) => key,
+        None => {
+            let with = (workers, &Job::default());
+            let key = volume.unlock(passphrase, with).await?;
+            passphrase.keep(&volume.header, &key);
+            key
+        }
+    };
     let cipher = SectorCipher::new(volume.header.spec, &key);
     Ok((volume.header, cipher))
 }

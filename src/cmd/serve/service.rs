@@ -26,7 +26,7 @@ use super::transport::{
     AtRest, Endpoint, LocalFuture, Log, Names, Outcome, Served, Severity, Transport, Verbosity,
 };
 use crate::error::CommandError;
-use crate::open::{self, Access, ImageSpec, OpenSettings, read_only};
+use crate::open::{self, Access, ImageSpec, OpenSettings, object, read_only};
 use crate::output::{Program, is_called_as_qemu};
 use crate::text_file;
 
@@ -172,7 +172,25 @@ impl Service {
         let door = handover::door_path(transports).ok_or_else(|| {
             CommandError::new("--handover needs --vhost-user or --socket".to_string())
         })?;
-        Taken::from(&door, &self.terms(transports)?).await
+        let terms = self.terms(transports)?;
+        if object::has_secrets() {
+            self.derive_keys().await?;
+        }
+        Taken::from(&door, &terms).await
+    }
+
+    /// Opens the image for reading beside the running server: its passphrases keep the keys, which
+    /// take seconds to derive, and guests do not wait for that.
+    async fn derive_keys(&self) -> Result<(), CommandError> {
+        let settings = OpenSettings {
+            access: Access::Read,
+            sharing: Sharing::Forced,
+            ..self.settings.clone()
+        };
+        let image = open::open_image(&self.spec, &settings).await;
+        let image = image.map_err(|error| self.not_opened(error))?;
+        let closed = image.close().await;
+        closed.map_err(|error| self.not_opened(error.into()))
     }
 
     fn terms(&self, transports: &[&dyn Transport]) -> Result<Terms, CommandError> {
@@ -334,25 +352,30 @@ impl Service {
         }
     }
 
+    fn refused(&self, why: &str) -> CommandError {
+        let filename = &self.spec.filename;
+        match is_called_as_qemu() {
+            true => CommandError::new(format!("Failed to blk_new_open '{filename}': {why}")),
+            false => CommandError::opening(filename, why),
+        }
+    }
+
+    fn not_opened(&self, error: CommandError) -> CommandError {
+        match error.is_of_snapshot() {
+            true => error,
+            false => self.refused(&error.reason_not_to_open()),
+        }
+    }
+
     async fn open(&self, settings: &OpenSettings) -> Result<Image, CommandError> {
-        let spec = &self.spec;
-        let failed = |why: &str| match is_called_as_qemu() {
-            true => CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename)),
-            false => CommandError::opening(&spec.filename, why),
-        };
-        let image = open::open_image(spec, settings).await;
-        let image = image.map_err(|error| {
-            if error.is_of_snapshot() {
-                return error;
-            }
-            failed(&error.reason_not_to_open())
-        })?;
+        let image = open::open_image(&self.spec, settings).await;
+        let image = image.map_err(|error| self.not_opened(error))?;
         if self.settings.access != Access::Write {
             return Ok(image);
         }
-        let source = spec.resolve()?;
+        let source = self.spec.resolve()?;
         if source.common.read_only {
-            return Err(failed(&read_only()));
+            return Err(self.refused(&read_only()));
         }
         if source.format.is_none() && image.layers()[0].format == Format::Raw {
             eprint!("{}", open::guessed_raw(&source.filename));
