@@ -1,4 +1,5 @@
 //! `cowslip ctl`: the commands of a daemon as verbs, tables, waits for jobs, and exit codes.
+#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};

@@ -357,7 +357,9 @@ mod tests {
         let (id, object) = parse(definition).map_err(|error| error.to_string())?;
         match object {
             Object::Secret(secret) => Ok((id, secret.bytes().to_vec())),
-            Object::Credentials(_) | Object::Authorization(_) => Err("no secret".to_string()),
+            Object::Credentials(_) | Object::Authorization(_) | Object::Threads => {
+                Err("no secret".to_string())
+            }
         }
     }
 

@@ -123,6 +123,29 @@ fn refill(request: &Request) -> Request {
     }
 }
 
+/// Runs requests in rounds, and reads the disk in the end.
+fn rounds(run: &mut dyn FnMut(&[Request], &mut Expected)) -> Expected {
+    let mut rng = Rng::new(5);
+    let mut expected = Expected(vec![0; IMAGE_BYTES as usize]);
+    for _ in 0..150 {
+        let requests = round(&mut rng);
+        run(&requests, &mut expected);
+        let discarded = requests.iter().filter(|request| request.kind == 11);
+        run(&discarded.map(refill).collect::<Vec<_>>(), &mut expected);
+    }
+    let everything = (0..SECTORS / 128).map(|index| Request {
+        kind: IN,
+        sector: index * 128,
+        bytes: 128 * 512,
+        content: 0,
+        may_unmap: false,
+    });
+    for some in everything.collect::<Vec<_>>().chunks(SLOTS as usize) {
+        run(some, &mut expected);
+    }
+    expected
+}
+
 /// Makes requests by libblkio's driver, on several queues, and compares what is read. Returns the
 /// disk at the end.
 fn driven_by_libblkio(socket: &Path, features: VirtioFeatureFlags, queues: usize) -> Vec<u8> {
@@ -195,24 +218,7 @@ fn driven_by_libblkio(socket: &Path, features: VirtioFeatureFlags, queues: usize
             std::thread::yield_now();
         }
     };
-    let mut rng = Rng::new(5);
-    let mut expected = Expected(vec![0; IMAGE_BYTES as usize]);
-    for _ in 0..150 {
-        let requests = round(&mut rng);
-        run(&requests, &mut expected);
-        let discarded = requests.iter().filter(|request| request.kind == 11);
-        run(&discarded.map(refill).collect::<Vec<_>>(), &mut expected);
-    }
-    let everything = (0..SECTORS / 128).map(|index| Request {
-        kind: IN,
-        sector: index * 128,
-        bytes: 128 * 512,
-        content: 0,
-        may_unmap: false,
-    });
-    for some in everything.collect::<Vec<_>>().chunks(SLOTS as usize) {
-        run(some, &mut expected);
-    }
+    let expected = rounds(&mut run);
     drop((working, calls));
     expected.0
 }

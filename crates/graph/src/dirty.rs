@@ -275,12 +275,12 @@ mod tests {
     fn a_run_has_a_length_and_ends_with_the_disk() {
         let map = DirtyMap::new(1000, 64);
         map.mark(100..1000);
-        assert_eq!(all(&map), [64..1000]);
+        assert!(matches!(&all(&map)[..], [run] if *run == (64..1000)));
         assert_eq!(map.next(0, 130), Some(64..192));
         assert_eq!(map.next(200, 1), Some(192..256));
         let other = DirtyMap::new(1000, 512);
         other.merge(&map);
-        assert_eq!(all(&other), [0..1000]);
+        assert!(matches!(&all(&other)[..], [run] if *run == (0..1000)));
         map.clear();
         assert_eq!((map.next(0, 1), map.dirty_bytes()), (None, 0));
         map.enable(false);

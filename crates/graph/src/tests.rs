@@ -218,7 +218,7 @@ fn an_incremental_backup_copies_what_has_changed_and_nothing_else() {
     let (live, seen) = (Arc::clone(&disk), Arc::clone(&map));
     let task: Task = Box::pin(async move {
         let write = |at: u64, byte: u8| {
-            let data = Buf::copy_of(&vec![byte; 100]);
+            let data = Buf::copy_of(&[byte; 100]);
             live.write(at, data.into(), Durability::Cached)
         };
         write(CHUNK, 1).await.unwrap();
