@@ -1,8 +1,9 @@
 //! A volume's passphrase: wiped from memory when it is dropped, shown by no output.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use cowslip_block::sync::{Mutex, lock};
 use zeroize::Zeroizing;
 
 use super::header::Header;
@@ -38,16 +39,14 @@ impl Passphrase {
 
     /// The master key of a volume with exactly this header, if it has opened that.
     pub(super) fn key_of(&self, header: &Header) -> Option<Key> {
-        let opened = self.0.opened.lock();
-        let opened = opened.unwrap_or_else(PoisonError::into_inner);
+        let opened = lock(&self.0.opened);
         let mut found = opened.iter().filter(|(known, _)| known == header);
         found.next().map(|(_, key)| key.clone())
     }
 
     /// Keeps the master key of a volume that it has opened.
     pub(super) fn keep(&self, header: &Header, key: &Key) {
-        let opened = self.0.opened.lock();
-        let mut opened = opened.unwrap_or_else(PoisonError::into_inner);
+        let mut opened = lock(&self.0.opened);
         if opened.len() < OPENED_MAX {
             opened.push((header.clone(), key.clone()));
         }

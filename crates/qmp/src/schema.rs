@@ -158,7 +158,7 @@ const FILES: &[(&str, &str)] = &[
     ("objects.schema", include_str!("../schema/objects.schema")),
 ];
 
-/// What the protocol has besides, for servers of other disks.
+/// Commands that the protocol has besides, for other servers.
 const FURTHER: &[(&str, &str)] = &[
     (
         "descriptors.schema",
