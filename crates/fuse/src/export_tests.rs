@@ -138,3 +138,31 @@ fn results_have_the_lengths_of_the_protocol() {
     let unknown = perform(&export, Operation::Unsupported { opcode: 22 });
     assert_eq!(errno(&unknown), ENOSYS);
 }
+
+#[test]
+fn the_ring_is_agreed_on_where_both_sides_have_it() {
+    for (has_ring, offered) in [(true, true), (true, false), (false, true)] {
+        let disk = Arc::new(MemoryDisk::new("disk", SIZE));
+        let export = Export::new(disk, Options::default(), has_ring);
+        let flags = if offered {
+            u64::MAX
+        } else {
+            !init::OVER_IO_URING
+        };
+        let offer = Init {
+            major: 7,
+            minor: 45,
+            readahead_max: 0,
+            flags,
+        };
+        let answer = match perform(&export, Operation::Init(offer)) {
+            Answer::Fields(fields) => fields.bytes().to_vec(),
+            other => panic!("{other:?}"),
+        };
+        // The upper half of the flags.
+        let high = u32::from_ne_bytes(answer[32..36].try_into().unwrap());
+        let is_agreed = u64::from(high) << 32 & init::OVER_IO_URING != 0;
+        assert_eq!(is_agreed, has_ring && offered);
+        assert_eq!(export.uses_ring(), is_agreed);
+    }
+}
