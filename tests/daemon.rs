@@ -402,3 +402,55 @@ fn thirty_three_snapshots_are_flattened_twice_under_load() {
     let info = run(cowslip().current_dir(dir).args(["info", "s33.qcow2"]));
     assert!(info.contains("backing file: n0.qcow2"), "{info}");
 }
+
+#[test]
+fn what_would_change_a_disk_under_another_use_is_refused() {
+    let dir = crate::support::scratch();
+    let dir = dir.path();
+    create(dir, "base.qcow2 1M");
+    create(dir, "-b base.qcow2 -F qcow2 over.qcow2");
+    create(dir, "alone.qcow2 1M");
+    let mut daemon = Daemon::start(dir);
+    daemon.add("base", "base.qcow2");
+    let file = json!({"driver": "file", "filename": "over.qcow2"});
+    let over = json!({"driver": "qcow2", "node-name": "over", "backing": "base", "file": file});
+    daemon.done("blockdev-add", over);
+    daemon.add("alone", "alone.qcow2");
+    daemon.serve("alone");
+    let mut refused = |command: &str, arguments: Value, why: &str| {
+        let error = daemon.ask(command, arguments).unwrap_err();
+        assert!(error.contains(why), "{command}: {error}");
+    };
+    let export = |node: &str| json!({"type": "nbd", "id": format!("of-{node}"), "node-name": node, "writable": true});
+    refused(
+        "block-export-add",
+        export("base"),
+        "used as backing hd of 'over'",
+    );
+    let file = json!({"driver": "file", "filename": "over.qcow2"});
+    let second = json!({"driver": "qcow2", "node-name": "o2", "backing": "alone", "file": file});
+    refused("blockdev-add", second, "it is being written");
+    let backup = |target: &str| json!({"device": "over", "target": target, "sync": "full"});
+    refused("blockdev-backup", backup("alone"), "in use");
+    refused(
+        "blockdev-backup",
+        backup("base"),
+        "used as backing hd of 'over'",
+    );
+    refused(
+        "block_resize",
+        json!({"node-name": "base", "size": 2 << 20}),
+        "backing hd",
+    );
+    let reader = json!({"type": "nbd", "id": "r", "node-name": "base", "name": "r"});
+    daemon.done("block-export-add", reader);
+    let commit = json!({"device": "over", "base-node": "base", "job-id": "c"});
+    let error = daemon.ask("block-commit", commit.clone()).unwrap_err();
+    assert!(error.contains("Node 'base' is in use"), "{error}");
+    daemon.done("block-export-del", json!({"id": "r"}));
+    daemon.done("block-commit", commit);
+    daemon.wait_for("c", "ready").unwrap();
+    daemon.done("job-complete", json!({"id": "c"}));
+    daemon.wait_for("c", "null").unwrap();
+    daemon.quit();
+}

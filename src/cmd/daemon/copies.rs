@@ -160,6 +160,7 @@ impl Daemon {
         let entered = Rc::clone(&node);
         let started = self.start_job(("stream", options), |daemon, job| async move {
             let streamed = daemon.stream(&job, &part, &given).await;
+            let _turn = daemon.turn.take().await;
             drop(reserved);
             let left = daemon.nodes.leave(&part.chain[0], true).await;
             daemon.nodes.drop_unused(&part.chain[1..]).await;
@@ -196,6 +197,7 @@ impl Daemon {
         }
         drop(image);
         self.finalize(job).await?;
+        let _turn = self.turn.take().await;
         if layers > 0 || given.text("backing-file").is_some() {
             let base = part.base().cloned();
             self.put_over(node, (base.as_ref(), given), job).await?;
@@ -251,8 +253,9 @@ impl Daemon {
             self.nodes.is_root(&node)?;
         }
         let options = JobOptions::of(given, Some(&node.name))?;
-        let reserved = Reserved::new(chain.clone(), options.id())?;
         let part = Part { chain, top, base };
+        self.check_committed(&part)?;
+        let reserved = Reserved::new(part.chain.clone(), options.id())?;
         let target = Rc::clone(&part.chain[base]);
         self.nodes.enter(&target, true).await?;
         let (given, entered) = (given.clone(), Rc::clone(&target));
@@ -261,6 +264,7 @@ impl Daemon {
                 0 => daemon.commit_active(&job, &part).await,
                 _ => daemon.commit_below(&job, &part, &given).await,
             };
+            let _turn = daemon.turn.take().await;
             drop(reserved);
             let left = daemon.nodes.leave(&target, true).await;
             daemon.nodes.drop_unused(&part.chain).await;
@@ -298,6 +302,7 @@ impl Daemon {
         let base = &part.chain[part.base];
         base.image().flush().await.map_err(failed)?;
         self.finalize(job).await?;
+        let _turn = self.turn.take().await;
         let above = &part.chain[part.top - 1];
         self.put_over(above, (Some(base), given), job).await
     }
@@ -420,6 +425,7 @@ impl Daemon {
         let started = self.start_job(("mirror", options), |daemon, job| async move {
             let wanted = (layers, chunk, mode);
             let mirrored = daemon.mirror(&job, (&node, &target), wanted).await;
+            let _turn = daemon.turn.take().await;
             drop(reserved);
             let left = daemon.nodes.leave(&target, true).await;
             mirrored.and(left)
@@ -439,7 +445,32 @@ impl Daemon {
                  bytes)"
             )));
         }
+        if target.is_used() {
+            let text = format!("Node '{}' is in use", target.name);
+            return Err(QmpError::generic(text));
+        }
         self.nodes.is_root(target)
+    }
+
+    /// Refuses a commit that would change what clients, or nodes besides the chain, see: those of
+    /// the images below its top.
+    fn check_committed(&self, part: &Part) -> Result<(), QmpError> {
+        for place in part.top + 1..=part.base {
+            let node = &part.chain[place];
+            let above = &part.chain[place - 1];
+            if node.is_used() {
+                let text = format!("Node '{}' is in use", node.name);
+                return Err(QmpError::generic(text));
+            }
+            let parents = self.nodes.parents(node);
+            if let Some(other) = parents.iter().find(|it| !Rc::ptr_eq(it, above)) {
+                return Err(QmpError::generic(format!(
+                    "Node '{}' is busy: node is used as backing hd of '{}'",
+                    node.name, other.name
+                )));
+            }
+        }
+        Ok(())
     }
 
     async fn mirror(
@@ -576,6 +607,7 @@ impl Daemon {
                 if let (Err(_), Some((bitmap, Some(taken), false))) = (&outcome, &taken) {
                     bitmap.map.merge(taken);
                 }
+                let _turn = daemon.turn.take().await;
                 let left = daemon.nodes.leave(&target, true).await;
                 let _source = node;
                 outcome.and(left)

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use cowslip::file::Claim;
-use cowslip::file::host::{CreateMode, HostOptions, open_host_file};
+use cowslip::file::host::{CreateMode, FlushPolicy, HostOptions, open_host_file};
+use cowslip::file::{Claim, ReadAs, ReadSet, Sharing};
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create_as_job, create_raw};
 use cowslip::qcow2::header::CompressionType;
-use cowslip_nodes::Access;
+use cowslip_nodes::{Access, Destination};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
@@ -15,6 +15,7 @@ use super::given::Given;
 use super::host::Daemon;
 use super::job::{Job, JobOptions};
 use super::words::{failed, missing};
+use crate::cmd::create::NewFile;
 
 impl Daemon {
     /// `blockdev-create`.
@@ -26,7 +27,7 @@ impl Daemon {
         let of_job = JobOptions::of(given, None)?;
         self.start_job(("create", of_job), |daemon, job| async move {
             let made = match options.required("driver")? {
-                "file" => make_file(&options, &job).await,
+                "file" => daemon.make_file(&options, &job).await,
                 "qcow2" => daemon.make_qcow2(&options, &job).await,
                 other => Err(QmpError::generic(format!(
                     "Driver '{other}' does not support blockdev-create here"
@@ -36,6 +37,24 @@ impl Daemon {
             daemon.finalize(&job).await
         })?;
         Ok(json!({}))
+    }
+
+    async fn make_file(&self, given: &Given, job: &Job) -> Result<(), QmpError> {
+        let size = given.number("size")?.ok_or_else(|| missing("size"))?;
+        let preallocation = preallocation(given)?;
+        let mut read = ReadSet::default();
+        for node in self.nodes.all() {
+            node.image().add_to(&mut read, ReadAs::Image);
+        }
+        let destination = Destination::Host(given.required("filename")?.to_string());
+        let claim = Claim::raw(true, Sharing::Frozen);
+        let made = NewFile::create(&destination, &read, claim, FlushPolicy::Honour).await;
+        let (new, file) = made.map_err(failed)?;
+        let made = create_raw(file.clone(), size, preallocation, &job.work).await;
+        drop(file.claim(Claim::NONE));
+        made.map_err(failed)?;
+        new.finished();
+        Ok(())
     }
 
     async fn make_qcow2(&self, given: &Given, job: &Job) -> Result<(), QmpError> {
@@ -58,20 +77,6 @@ impl Daemon {
         let held = self.nodes.hold(&[Rc::clone(&node)]).await;
         self.nodes.open_held(&node, Access::Read, &held).await
     }
-}
-
-async fn make_file(given: &Given, job: &Job) -> Result<(), QmpError> {
-    let name = given.required("filename")?;
-    let host = HostOptions {
-        writable: true,
-        create: CreateMode::Truncate,
-        ..HostOptions::default()
-    };
-    let size = given.number("size")?.ok_or_else(|| missing("size"))?;
-    let file = open_host_file(Path::new(name), &host).map_err(failed)?;
-    let made = create_raw(file.clone(), size, preallocation(given)?, &job.work).await;
-    drop(file.claim(Claim::NONE));
-    made.map_err(failed)
 }
 
 fn preallocation(given: &Given) -> Result<Preallocation, QmpError> {

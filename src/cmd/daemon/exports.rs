@@ -108,6 +108,9 @@ impl Daemon {
         if is_writable && node.is_read_only {
             return Err(refused("Cannot export read-only node as writable"));
         }
+        if is_writable {
+            self.nodes.is_root(&node)?;
+        }
         self.nodes.enter(&node, is_writable).await?;
         let port = LiveDisk::new(id.clone(), disk_of(&node, is_writable));
         let way = match kind.as_str() {

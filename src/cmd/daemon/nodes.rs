@@ -350,6 +350,13 @@ impl Nodes {
         (options, place): (Options, Place),
         (below, files): (Below, Vec<Rc<Node>>),
     ) -> Result<Rc<Node>, QmpError> {
+        if let Below::Node(node) = &below
+            && node.writers.get() > 0
+        {
+            // It would change under the new node.
+            let text = format!("Node '{}' is busy: it is being written", node.name);
+            return Err(QmpError::generic(text));
+        }
         let text = Value::from(options.clone()).to_string();
         let registry = drivers::standard();
         let pairs = json::pairs(&text).map_err(failed)?;
