@@ -103,7 +103,7 @@ fn words_and_json_are_the_same_arguments() {
     let nodes: Value = serde_json::from_str(&daemon.output("nodes --json")).unwrap();
     let bitmaps = nodes[1]["dirty-bitmaps"].as_array().unwrap();
     let names: Vec<&Value> = bitmaps.iter().map(|it| &it["name"]).collect();
-    assert_eq!(names, ["x", "y"]);
+    assert_eq!(names, ["y", "x"]);
     assert!(bitmaps.iter().all(|it| it["granularity"] == 4096));
 }
 

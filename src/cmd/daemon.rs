@@ -52,7 +52,7 @@ mod words;
 use given::Given;
 use host::Daemon;
 use line::{Doors, Line, Step};
-use words::{failed, missing};
+use words::{failed, refused};
 
 /// Serve disks that are added, changed and removed over a control socket (QMP)
 #[derive(clap::Args)]
@@ -105,7 +105,10 @@ impl Daemon {
             "query-jobs" => return Ok(self.query_jobs()),
             "query-block-jobs" => return Ok(self.query_block_jobs()),
             "query-block-exports" => return Ok(self.query_block_exports()),
-            "query-named-block-nodes" => return Ok(self.query_named_block_nodes().await),
+            "query-named-block-nodes" => {
+                let is_flat = given.switch("flat")?.unwrap_or(false);
+                return Ok(self.query_named_block_nodes(is_flat).await);
+            }
             "query-block" => return Ok(Value::Array(Vec::new())),
             "query-blockstats" => {
                 let of_nodes = given.switch("query-nodes")?.unwrap_or(false);
@@ -156,8 +159,11 @@ impl Daemon {
             "change-backing-file" => self.change_backing_file(given).await,
             "object-add" => {
                 let text = Value::from(given.0.clone()).to_string();
-                open::object::define(&text).map_err(failed)?;
-                Ok(json!({}))
+                match open::object::define(&text) {
+                    Ok(()) => Ok(json!({})),
+                    // Hints are for people.
+                    Err(error) => Err(refused(error.to_string().lines().next().unwrap_or(""))),
+                }
             }
             "object-del" => self.object_del(given.required("id")?),
             _ => match name.strip_prefix("block-dirty-bitmap-") {
@@ -185,10 +191,13 @@ impl Daemon {
 
     /// `block_resize`.
     async fn block_resize(&self, given: &Given) -> Result<Value, QmpError> {
-        let by_name = given.text("node-name").or(given.text("device"));
-        let node = self.nodes.named(by_name.unwrap_or_default())?;
-        let size = given.number("size")?.ok_or_else(|| missing("size"))?;
+        let node = self.nodes.of_device_or_name(given)?;
+        let size = given.0.get("size").and_then(Value::as_u64);
+        let size = size.ok_or_else(|| refused("Parameter 'size' expects a >0 size"))?;
         node.may_change()?;
+        if node.is_read_only {
+            return Err(refused("Image is read-only"));
+        }
         self.nodes.is_root(&node)?;
         self.nodes.enter(&node, true).await?;
         let resized = node.image().resize(size).await.map_err(failed);

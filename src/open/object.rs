@@ -292,7 +292,8 @@ fn pairs(definition: &str) -> Result<Vec<(String, String)>, CommandError> {
     Ok(pairs)
 }
 
-fn is_identifier(id: &str) -> bool {
+/// Whether a text can be an ID.
+pub fn is_identifier(id: &str) -> bool {
     let mut letters = id.chars();
     letters
         .next()

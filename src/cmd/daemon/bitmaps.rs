@@ -35,7 +35,7 @@ impl Daemon {
     /// # Errors
     /// No such node or bitmap; what cannot be.
     pub async fn bitmap_command(&self, verb: &str, given: &Given) -> Result<Value, QmpError> {
-        let node = self.nodes.named(given.required("node")?)?;
+        let node = self.nodes.referred(given.required("node")?)?;
         match verb {
             "add" => self.add_bitmap(&node, given).await?,
             "merge" => self.merge_bitmaps(&node, given)?,
@@ -105,7 +105,7 @@ impl Daemon {
                 Value::String(name) => self.bitmap(node, name)?,
                 Value::Object(other) => {
                     let other = Given(other.clone());
-                    let node = self.nodes.named(other.required("node")?)?;
+                    let node = self.nodes.referred(other.required("node")?)?;
                     self.bitmap(&node, other.required("name")?)?
                 }
                 _ => return Err(missing("bitmaps")),
@@ -130,6 +130,7 @@ impl Daemon {
                 "count": bitmap.map.dirty_bytes(),
             })
         };
-        node.bitmaps.borrow().iter().map(describe).collect()
+        // The last one first, as in QEMU.
+        node.bitmaps.borrow().iter().rev().map(describe).collect()
     }
 }

@@ -39,10 +39,10 @@ impl Reserved {
     ///
     /// # Errors
     /// Another job has one of them.
-    fn new(nodes: Vec<Rc<Node>>, job: &str) -> Result<Reserved, QmpError> {
+    fn new(nodes: Vec<Rc<Node>>, kind: &str) -> Result<Reserved, QmpError> {
         nodes.iter().try_for_each(|node| node.may_change())?;
         for node in &nodes {
-            node.job.replace(Some(job.to_string()));
+            node.job.replace(Some(kind.to_string()));
         }
         Ok(Reserved(nodes))
     }
@@ -131,6 +131,12 @@ impl Daemon {
         self.nodes.referred(given.required("device")?)
     }
 
+    /// Refuses names of nodes that are not there.
+    fn are_there(&self, given: &Given, members: &[&str]) -> Result<(), QmpError> {
+        let named = members.iter().filter_map(|member| given.text(member));
+        named.map(|name| self.nodes.named(name).map(drop)).collect()
+    }
+
     /// `block-stream`.
     ///
     /// # Errors
@@ -138,6 +144,7 @@ impl Daemon {
     pub async fn block_stream(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
         let node = self.device(given)?;
         let chain = node.chain();
+        self.are_there(given, &["bottom", "base-node"])?;
         let base = match place_in(&chain, given, ("bottom", ""))? {
             Some(bottom) => bottom + 1,
             None => place_in(&chain, given, ("base-node", "base"))?.unwrap_or(chain.len()),
@@ -147,7 +154,7 @@ impl Daemon {
             return Err(QmpError::generic(text));
         }
         let options = JobOptions::of(given, Some(&node.name))?;
-        let reserved = Reserved::new(chain.clone(), options.id())?;
+        let reserved = Reserved::new(chain.clone(), "stream")?;
         self.nodes.enter(&node, true).await?;
         let (given, part) = (
             given.clone(),
@@ -237,6 +244,7 @@ impl Daemon {
             return Err(QmpError::new(ErrorClass::DeviceNotFound, text));
         };
         let chain = node.chain();
+        self.are_there(given, &["top-node", "base-node"])?;
         let top = place_in(&chain, given, ("top-node", "top"))?.unwrap_or(0);
         let base = place_in(&chain, given, ("base-node", "base"))?;
         let base = base.unwrap_or(chain.len() - 1);
@@ -244,10 +252,9 @@ impl Daemon {
             return Err(refused("cannot commit an image into itself"));
         }
         if base < top {
-            return Err(QmpError::generic(format!(
-                "'{}' is not in the backing chain of '{}'",
-                chain[base].name, chain[top].name
-            )));
+            let name = &chain[base].name;
+            let text = format!("'{name}' is not in this backing file chain");
+            return Err(QmpError::generic(text));
         }
         if top == 0 {
             self.nodes.is_root(&node)?;
@@ -255,7 +262,7 @@ impl Daemon {
         let options = JobOptions::of(given, Some(&node.name))?;
         let part = Part { chain, top, base };
         self.check_committed(&part)?;
-        let reserved = Reserved::new(part.chain.clone(), options.id())?;
+        let reserved = Reserved::new(part.chain.clone(), "commit")?;
         let target = Rc::clone(&part.chain[base]);
         self.nodes.enter(&target, true).await?;
         let (given, entered) = (given.clone(), Rc::clone(&target));
@@ -397,11 +404,13 @@ impl Daemon {
     pub async fn blockdev_mirror(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
         let node = self.device(given)?;
         let target = self.nodes.referred(given.required("target")?)?;
+        if Rc::ptr_eq(&node, &target) {
+            return Err(refused("Can't mirror node into itself"));
+        }
         if !self.nodes.parents(&node).is_empty() {
             return Err(refused("Need a root block node"));
         }
         let options = JobOptions::of(given, Some(&node.name))?;
-        self.check_pair(&node, &target)?;
         let layers = match given.required("sync")? {
             "full" => u32::MAX,
             "top" => 1,
@@ -415,11 +424,17 @@ impl Daemon {
             Some("write-blocking") => CopyMode::WriteBlocking,
             _ => CopyMode::Background,
         };
-        let chunk = given.number("granularity")?.unwrap_or(CHUNK_BYTES);
-        if !chunk.is_power_of_two() || !(512..=64 << 20).contains(&chunk) {
-            return Err(refused("Granularity must be power of 2"));
+        let chunk = given.number("granularity")?.filter(|chunk| *chunk > 0);
+        let chunk = chunk.unwrap_or(CHUNK_BYTES);
+        if !(512..=64 << 20).contains(&chunk) {
+            let text = "Parameter 'granularity' expects a value in range [512B, 64MB]";
+            return Err(refused(text));
         }
-        let reserved = Reserved::new(vec![Rc::clone(&node), Rc::clone(&target)], options.id())?;
+        if !chunk.is_power_of_two() {
+            return Err(refused("Parameter 'granularity' expects a power of 2"));
+        }
+        self.check_pair(&node, &target)?;
+        let reserved = Reserved::new(vec![Rc::clone(&node), Rc::clone(&target)], "mirror")?;
         self.nodes.enter(&target, true).await?;
         let entered = Rc::clone(&target);
         let started = self.start_job(("mirror", options), |daemon, job| async move {
@@ -438,12 +453,8 @@ impl Daemon {
         if Rc::ptr_eq(node, target) {
             return Err(refused("Source and target cannot be the same"));
         }
-        let (source_bytes, target_bytes) = (node.live.size(), target.live.size());
-        if source_bytes != target_bytes {
-            return Err(QmpError::generic(format!(
-                "Source and target image have different sizes ({source_bytes} and {target_bytes} \
-                 bytes)"
-            )));
+        if node.live.size() != target.live.size() {
+            return Err(refused("Source and target image have different sizes"));
         }
         if target.is_used() {
             let text = format!("Node '{}' is in use", target.name);
@@ -523,7 +534,11 @@ impl Daemon {
         let sync = given.required("sync")?.to_string();
         let bitmap = match (sync.as_str(), given.text("bitmap")) {
             ("full" | "top", None) => None,
-            ("incremental" | "bitmap", Some(name)) => Some(self.bitmap(&node, name)?),
+            ("incremental" | "bitmap", Some(name)) => {
+                let found = self.bitmap(&node, name);
+                let missing = |_| failed(format_args!("Bitmap '{name}' could not be found"));
+                Some(found.map_err(missing)?)
+            }
             ("incremental" | "bitmap", None) => {
                 let text = format!("must provide a valid bitmap name for '{sync}' sync mode");
                 return Err(QmpError::generic(text));
@@ -538,8 +553,20 @@ impl Daemon {
             }
         };
         let keeps = given.text("bitmap-mode");
-        let both = vec![Rc::clone(&node), Rc::clone(&target)];
-        let reserved = Reserved::new(both, options.id())?;
+        match (sync.as_str(), keeps) {
+            ("incremental", Some("never" | "always")) => {
+                return Err(refused(
+                    "Bitmap sync mode must be 'on-success' when using sync mode 'incremental'",
+                ));
+            }
+            ("bitmap", None) => {
+                let text = "Bitmap sync mode must be given when providing a bitmap";
+                return Err(refused(text));
+            }
+            _ => {}
+        }
+        let both = vec![Rc::clone(&target), Rc::clone(&node)];
+        let reserved = Reserved::new(both, "backup")?;
         self.nodes.enter(&target, true).await?;
         let disk: Arc<dyn Disk> = Arc::clone(&target.live) as _;
         Ok(Prepared {

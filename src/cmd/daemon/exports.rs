@@ -24,7 +24,7 @@ use super::words::{failed, missing, refused};
 use crate::cmd::serve::{
     Endpoint, Fuse, Listening, Served, Transport, VhostUser, nbd_tls, report_nbd,
 };
-use crate::open::object;
+use crate::open::object::{self, is_identifier};
 
 /// Clients of the NBD server at a time, if nothing else is asked for.
 const CONNECTIONS_MAX: usize = 100;
@@ -91,6 +91,9 @@ impl Daemon {
     /// The ID is in use; no such node; the node or the transport refuses.
     pub async fn block_export_add(&self, given: &Given) -> Result<Value, QmpError> {
         let id = given.required("id")?.to_string();
+        if !is_identifier(&id) {
+            return Err(refused("Invalid block export id"));
+        }
         if self.exports.find(&id).is_some() {
             return Err(QmpError::generic(format!(
                 "Block export id '{id}' is already in use"
@@ -158,17 +161,27 @@ impl Daemon {
     ) -> Result<(&'static str, Way), QmpError> {
         let address = given.group("addr").ok_or_else(|| missing("addr"))?;
         let Address::Unix(socket) = address_of(&address)? else {
-            return Err(refused("Only a Unix socket is supported by vhost-user-blk"));
+            return Err(refused(
+                "Only socket addresses of type 'unix' are supported",
+            ));
         };
         let mut options = cowslip_vhost_user::Options::default();
         if let Some(queues) = given.number("num-queues")? {
+            if queues == 0 {
+                return Err(refused("num-queues must be greater than 0"));
+            }
             let queues = u16::try_from(queues)
                 .ok()
                 .filter(|queues| (1..=256).contains(queues));
             options.queues = queues.ok_or_else(|| refused("num-queues must be 1 to 256"))?;
         }
         if let Some(bytes) = given.number("logical-block-size")? {
-            if ![512, 1024, 2048, 4096].contains(&bytes) {
+            if !bytes.is_power_of_two() || !(512..=2 << 20).contains(&bytes) {
+                return Err(refused(
+                    "parameter logical-block-size must be a power of 2 between 512 and 2097152",
+                ));
+            }
+            if bytes > 4096 {
                 return Err(refused(
                     "logical-block-size must be 512, 1024, 2048 or 4096 bytes",
                 ));
@@ -256,6 +269,7 @@ impl Daemon {
     /// As for [`Daemon::block_export_add`].
     pub async fn nbd_server_add(&self, given: &Given) -> Result<Value, QmpError> {
         let device = given.required("device")?;
+        self.nodes.referred(device)?;
         let name = given.text("name").unwrap_or(device);
         let mut export = given.clone();
         for (member, value) in [("type", "nbd"), ("id", name), ("node-name", device)] {

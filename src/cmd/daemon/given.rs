@@ -44,7 +44,10 @@ impl Given {
             None => Ok(None),
             Some(value) => match value.as_u64() {
                 Some(number) => Ok(Some(number)),
-                None => Err(wrong(name, "a non-negative number")),
+                None => {
+                    let text = format!("Parameter '{name}' expects a non-negative value");
+                    Err(QmpError::generic(text))
+                }
             },
         }
     }

@@ -17,6 +17,15 @@ use super::host::Daemon;
 use super::job::{Job, JobOptions, Status};
 use super::words::{failed, refused};
 
+/// States in which a job moves data, or will again.
+const IN_WORK: [Status; 5] = [
+    Status::Created,
+    Status::Running,
+    Status::Paused,
+    Status::Ready,
+    Status::Standby,
+];
+
 impl Daemon {
     fn change_status(&self, job: &Job, status: Status) {
         job.status.set(status);
@@ -168,6 +177,7 @@ impl Daemon {
                 self.dismiss(&job);
             }
             "set-speed" => {
+                job.refuses(verb, &IN_WORK)?;
                 let speed = given.number("speed")?.unwrap_or(0);
                 job.pace.speed.store(speed, Ordering::Release);
             }
@@ -280,9 +290,7 @@ impl Daemon {
 
 /// `block-job-change`: a mirror in the background becomes one that blocks writes.
 fn change(job: &Job, given: &Given) -> Result<(), QmpError> {
-    let may = [Status::Created, Status::Running, Status::Paused];
-    let ready = [Status::Ready, Status::Standby];
-    job.refuses("change", &[&may[..], &ready].concat())?;
+    job.refuses("change", &IN_WORK)?;
     let mirror = job.mirror.borrow();
     let Some(mirror) = mirror.as_ref().filter(|_| job.kind == "mirror") else {
         return Err(refused("Job type does not support change"));

@@ -21,8 +21,12 @@ use cowslip_qmp::QmpError;
 use serde_json::{Map, Value, json};
 
 use super::bitmap::Bitmap;
+use super::given::Given;
 use super::words::{failed, not_opened};
 use crate::open;
+
+/// Longest name of a node, as in QEMU.
+const NAME_MAX: usize = 31;
 
 /// Options of a node, as they came.
 pub type Options = Map<String, Value>;
@@ -43,7 +47,7 @@ pub struct Node {
     pub live: Arc<LiveDisk>,
     /// The bitmaps that follow its changes.
     pub bitmaps: RefCell<Vec<Rc<Bitmap>>>,
-    /// The job that keeps everybody from changing its place.
+    /// The kind of the job that keeps everybody from changing its place.
     pub job: RefCell<Option<String>>,
     source: Source,
     settings: RefCell<OpenSettings>,
@@ -205,6 +209,19 @@ impl Nodes {
         })
     }
 
+    /// The node of a command that names a device or a node. A daemon has no devices.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn of_device_or_name(&self, given: &Given) -> Result<Rc<Node>, QmpError> {
+        let device = given.text("device").unwrap_or_default();
+        let name = given.text("node-name").unwrap_or_default();
+        self.find(name).ok_or_else(|| {
+            let text = format!("Cannot find device='{device}' nor node-name='{name}'");
+            QmpError::generic(text)
+        })
+    }
+
     /// The nodes right above one.
     pub fn parents(&self, node: &Rc<Node>) -> Vec<Rc<Node>> {
         let is_parent = |other: &&Rc<Node>| {
@@ -280,6 +297,9 @@ impl Nodes {
         if !is_well_formed(&name) {
             return Err(QmpError::generic(format!("Invalid node-name: '{name}'")));
         }
+        if name.len() > NAME_MAX {
+            return Err(QmpError::generic("Node name too long"));
+        }
         match self.find(&name) {
             None => Ok(name),
             Some(_) => Err(QmpError::generic(format!(
@@ -323,7 +343,12 @@ impl Nodes {
             let name = self.name_for(&mut options, place)?;
             let below = match options.remove("backing") {
                 None => Below::AsNamed,
-                Some(Value::String(name)) if !name.is_empty() => Below::Node(self.referred(&name)?),
+                Some(Value::String(name)) if !name.is_empty() => {
+                    let found = self.referred(&name).map_err(|error| {
+                        failed(format_args!("Could not open backing file: {error}"))
+                    })?;
+                    Below::Node(found)
+                }
                 Some(Value::Object(inner)) => Below::Node(self.add_at(inner, Place::Below).await?),
                 Some(_) => Below::Nothing,
             };
@@ -466,9 +491,15 @@ impl Nodes {
             let text = format!("Failed to find node with node-name='{name}'");
             return Err(QmpError::generic(text));
         };
-        node.may_change()?;
+        if let Some("commit" | "stream") = node.job.borrow().as_deref() {
+            node.may_change()?;
+        }
         if node.users.get() > 0 {
             return Err(QmpError::generic(format!("Node {name} is in use")));
+        }
+        if node.job.borrow().is_some() {
+            let text = format!("Block device {name} is in use");
+            return Err(QmpError::generic(text));
         }
         if node.is_implicit {
             let text = format!("Node {name} is not owned by the monitor");
@@ -682,9 +713,9 @@ fn maintain(image: &Image) {
     }
 }
 
-/// As QEMU has identifiers, and nodes have 31 signs at most.
+/// As QEMU has identifiers.
 fn is_well_formed(name: &str) -> bool {
     let signs = |sign: char| sign.is_ascii_alphanumeric() || "-._".contains(sign);
     let starts = name.starts_with(|sign: char| sign.is_ascii_alphabetic());
-    starts && name.len() < 32 && name.chars().all(signs)
+    starts && name.chars().all(signs)
 }

@@ -10,10 +10,15 @@ use super::nodes::Node;
 
 impl Daemon {
     /// `query-named-block-nodes`, the last node first.
-    pub async fn query_named_block_nodes(&self) -> Value {
+    pub async fn query_named_block_nodes(&self, is_flat: bool) -> Value {
         let mut found = Vec::new();
         for node in self.nodes.all().iter().rev() {
-            found.push(self.describe(node).await);
+            let mut described = self.describe(node).await;
+            if is_flat {
+                // QEMU counts the images that it describes below.
+                described["backing_file_depth"] = 0.into();
+            }
+            found.push(described);
         }
         found.into()
     }
@@ -21,6 +26,7 @@ impl Daemon {
     async fn describe(&self, node: &Rc<Node>) -> Value {
         let chain = node.chain();
         let backing = chain.get(1);
+        let driver = driver(node);
         let flag = |group: &str, name: &str| {
             let group = node.options.get(group).and_then(Value::as_object);
             let value = group.and_then(|group| group.get(name));
@@ -35,7 +41,7 @@ impl Daemon {
             "ro": node.is_read_only,
             "node-name": node.name,
             "backing_file_depth": chain.len() - 1,
-            "drv": node.driver(),
+            "drv": driver,
             "iops": 0,
             "bps_wr": 0,
             "write_threshold": 0,
@@ -64,7 +70,7 @@ impl Daemon {
         let mut found = json!({
             "virtual-size": node.live_size(),
             "filename": node.filename(),
-            "format": layer.format.name(),
+            "format": driver(node),
         });
         if let Some(header) = &layer.header {
             found["cluster-size"] = (1_u64 << header.cluster_bits).into();
@@ -137,6 +143,12 @@ impl Daemon {
         }
         json!({"edges": edges, "nodes": described})
     }
+}
+
+/// The driver by which a node was added: that of a protocol, whose images are raw, or of a format.
+fn driver(node: &Node) -> &str {
+    let named = node.options.get("driver").and_then(Value::as_str);
+    named.unwrap_or(node.driver())
 }
 
 /// The figures of a node's requests, as the protocol has them.

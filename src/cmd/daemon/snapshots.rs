@@ -65,8 +65,8 @@ impl Daemon {
     }
 
     async fn overlay_of(&self, given: &Given) -> Result<Overlay, QmpError> {
-        let node = self.nodes.named(given.required("node")?)?;
-        let overlay = self.nodes.named(given.required("overlay")?)?;
+        let node = self.nodes.referred(given.required("node")?)?;
+        let overlay = self.nodes.referred(given.required("overlay")?)?;
         self.overlay(node, overlay, false).await
     }
 
@@ -114,14 +114,12 @@ impl Daemon {
 
     /// Makes an overlay, and opens it.
     async fn new_overlay_of(&self, given: &Given) -> Result<Overlay, QmpError> {
-        let by_name = given.text("node-name").or(given.text("device"));
-        let node = self.nodes.named(by_name.unwrap_or_default())?;
+        let node = self.nodes.of_device_or_name(given)?;
         let Some(name) = given.text("snapshot-node-name") else {
             return Err(refused("New overlay node-name missing"));
         };
         if self.nodes.find(name).is_some() {
-            let text = format!("New overlay node-name already in use: '{name}'");
-            return Err(QmpError::generic(text));
+            return Err(refused("New overlay node-name already in use"));
         }
         node.may_change()?;
         self.nodes.is_root(&node)?;
@@ -302,7 +300,7 @@ impl Daemon {
     fn check_bitmaps(&self, actions: &[Action]) -> Result<(), QmpError> {
         for action in actions {
             if let Action::Bitmap(verb, given) = action {
-                let node = self.nodes.named(given.required("node")?)?;
+                let node = self.nodes.referred(given.required("node")?)?;
                 match verb.as_str() {
                     "add" => {
                         let name = given.required("name")?;
