@@ -80,7 +80,8 @@ impl Outcome {
     }
 }
 
-/// The images of a script: `a` with data in its first half, `b` over it, `c`, and `r`, which is raw.
+/// The images of a script: `a` with data in its first half, `b` over it, `c` and others that are
+/// empty, and `r`, which is raw.
 fn make_images(dir: &Path) {
     for words in [
         &["create", "-q", "-f", "qcow2", "a.qcow2", "8M"][..],
@@ -190,8 +191,8 @@ fn comparable(command: &str, mut result: Value) -> Value {
             for name in ["busy", "io-status", "offset", "current-progress"] {
                 job.as_object_mut().unwrap().remove(name);
             }
-            // The work of making an image is a step in QEMU, and bytes here; a commit is long as the
-            // disk there, and as what is copied here.
+            // The work of making an image is a step in QEMU, and bytes here; a commit is as long as
+            // the disk there, and as what is copied here.
             if job["type"] == "create" || job["type"] == "commit" {
                 job.as_object_mut().unwrap().remove("total-progress");
                 job.as_object_mut().unwrap().remove("len");

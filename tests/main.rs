@@ -16,6 +16,7 @@ mod create_info;
 mod ctl;
 mod daemon;
 mod daemon_line;
+mod daemon_metrics;
 mod daemon_protocol;
 mod damaged;
 mod demo;

@@ -10,6 +10,7 @@
 //! | `job.rs`, `jobs.rs` | jobs, and the commands that control them |
 //! | `copies.rs`, `create.rs` | the work of jobs: copies of disks in use, new images |
 //! | `bitmap.rs`, `bitmaps.rs`, `queries.rs` | dirty bitmaps; descriptions |
+//! | `metrics.rs`, `http.rs` | figures for Prometheus, and the way to them |
 //! | `line.rs`, `as_qemu.rs`, `stdio.rs` | the command line, also QEMU's; the doors for clients |
 //!
 //! All of it is on the thread of the daemon's queue. A command that changes the graph has the turn
@@ -38,10 +39,12 @@ mod export;
 mod exports;
 mod given;
 mod host;
+mod http;
 mod internal;
 mod job;
 mod jobs;
 mod line;
+mod metrics;
 mod nodes;
 mod queries;
 mod snapshots;
@@ -70,6 +73,9 @@ pub struct Args {
     /// type=fuse,…
     #[arg(long, value_name = "OPTIONS")]
     export: Vec<String>,
+    /// Answer to GET /metrics with figures for Prometheus; HOST:PORT, or the path of a Unix socket
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Vec<String>,
     /// Listen for clients of the control protocol on a --chardev: chardev=ID
     #[arg(long, value_name = "OPTIONS")]
     monitor: Vec<String>,
@@ -230,6 +236,7 @@ impl Args {
         steps.extend(self.chardev.into_iter().map(Step::Chardev));
         steps.extend(self.monitor.into_iter().map(Step::Monitor));
         steps.extend(self.control.into_iter().map(Step::Control));
+        steps.extend(self.metrics.into_iter().map(Step::Metrics));
         steps.extend(self.blockdev.into_iter().map(Step::Node));
         steps.extend(self.nbd_server.into_iter().map(Step::NbdServer));
         steps.extend(self.export.into_iter().map(Step::Export));

@@ -29,6 +29,7 @@ const LONGS: &[Long] = &[
 /// Options of our own. No shortened name stands for them.
 const OWN: &[Long] = &[
     long("control", None, Value::Required),
+    long("metrics", None, Value::Required),
     long("verbose", None, Value::None),
 ];
 
@@ -109,6 +110,7 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, CommandError> {
             Name::Long("chardev") => Step::Chardev(value),
             Name::Long("control") => Step::Control(PathBuf::from(value)),
             Name::Long("export") => Step::Export(value),
+            Name::Long("metrics") => Step::Metrics(value),
             Name::Long("monitor") => Step::Monitor(value),
             Name::Long("nbd-server") => Step::NbdServer(value),
             Name::Long("object") => Step::Object(value),
@@ -162,6 +164,7 @@ At any place:
   -V, --version                show the version
   -T, --trace PATTERN          accepted for compatibility; there are no trace points
   --control PATH               ours: the same as a socket chardev and a monitor
+  --metrics ADDRESS            ours: figures for Prometheus at http://ADDRESS/metrics
   --verbose                    ours: report events on standard error
 "
     )

@@ -133,8 +133,8 @@ impl Daemon {
 
     /// Refuses names of nodes that are not there.
     fn are_there(&self, given: &Given, members: &[&str]) -> Result<(), QmpError> {
-        let named = members.iter().filter_map(|member| given.text(member));
-        named.map(|name| self.nodes.named(name).map(drop)).collect()
+        let mut named = members.iter().filter_map(|member| given.text(member));
+        named.try_for_each(|name| self.nodes.named(name).map(drop))
     }
 
     /// `block-stream`.

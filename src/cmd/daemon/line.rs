@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use cowslip::error::system_words;
+use cowslip_nbd::remote::Address;
 use cowslip_qmp::{QmpError, Schema};
 use cowslip_queue::{Listener, Stream};
 
 use super::given::Given;
 use super::host::Daemon;
+use super::http::{self, Figures};
 use super::stdio::Stdio;
 use super::words::complaint;
-use crate::cmd::serve::{Daemonize, SocketName, Verbosity};
+use crate::cmd::serve::{Daemonize, Listening, SocketName, Verbosity};
 use crate::error::CommandError;
 use crate::{open, options};
 
@@ -35,6 +37,8 @@ pub enum Step {
     Monitor(String),
     /// `--control`.
     Control(PathBuf),
+    /// `--metrics`.
+    Metrics(String),
     /// An argument that is no option.
     Operand(String),
 }
@@ -89,6 +93,7 @@ impl Step {
             Step::Chardev(text) => format!("--chardev {text}"),
             Step::Monitor(text) => format!("--monitor {text}"),
             Step::Control(path) => format!("--control {}", path.display()),
+            Step::Metrics(text) => format!("--metrics {text}"),
             Step::Operand(text) => text.clone(),
         }
     }
@@ -125,6 +130,7 @@ pub async fn follow(daemon: &Rc<Daemon>, line: &Line) -> Result<Doors, CommandEr
             Step::Chardev(text) => doors.define(text, line.daemonize),
             Step::Monitor(text) => doors.open_monitor(text),
             Step::Control(path) => doors.listen(path),
+            Step::Metrics(text) => doors.show_metrics(daemon, text),
             Step::Operand(_) => Err(CommandError::new("Unexpected argument")),
         };
         done.map_err(|why| CommandError::new(format!("{}: {why}", step.words())))?;
@@ -148,6 +154,15 @@ impl Doors {
         let (listener, name) = SocketName::bind(path)?;
         self.listeners.push(listener);
         self.names.push(name);
+        Ok(())
+    }
+
+    fn show_metrics(&mut self, daemon: &Rc<Daemon>, text: &str) -> Result<(), CommandError> {
+        let Listening { listener, name } = Listening::on(&metrics_address(text)?)?;
+        self.names.extend(name);
+        let daemon = Rc::clone(daemon);
+        let figures: Figures = Rc::new(move || daemon.metrics());
+        cowslip_queue::spawn(http::serve(listener, figures));
         Ok(())
     }
 
@@ -200,6 +215,25 @@ impl Doors {
             }
         }
     }
+}
+
+/// Reads `HOST:PORT`, or the path of a Unix socket.
+fn metrics_address(text: &str) -> Result<Address, CommandError> {
+    if text.contains('/') {
+        return Ok(Address::Unix(PathBuf::from(text)));
+    }
+    let Some((host, port)) = text.rsplit_once(':') else {
+        let text = "it has to be HOST:PORT, or the path of a Unix socket with a slash";
+        return Err(CommandError::new(text));
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Ok(Address::Tcp {
+        host: match host {
+            "" => "localhost".to_string(),
+            host => host.to_string(),
+        },
+        port: port.to_string(),
+    })
 }
 
 /// Reads `socket,id=ID,path=PATH,server=on,wait=off` or `stdio,id=ID`.

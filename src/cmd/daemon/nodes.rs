@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use cowslip::Image;
-use cowslip::image::BackingChoice;
+use cowslip::image::{BackingChoice, CacheStatistics};
 use cowslip_graph::{Drained, LiveDisk};
 use cowslip_nodes::{Access, OpenSettings, Source, drivers, json, open_source, reopen_source};
 use cowslip_qmp::QmpError;
@@ -117,6 +117,12 @@ impl Node {
     /// The file that its image is in.
     pub fn filename(&self) -> String {
         self.source.filename.clone()
+    }
+
+    /// The cache of the image's own tables, without those below.
+    pub fn own_cache(&self) -> CacheStatistics {
+        let alone = self.alone();
+        alone.map_or_else(|_| CacheStatistics::default(), |it| it.cache_statistics())
     }
 
     /// The image's own layer, without those below.
