@@ -187,6 +187,69 @@ fn a_mirror_is_equal_when_it_takes_over() {
 }
 
 #[test]
+fn a_mirror_that_comes_to_block_writes_has_each_write_before_its_answer() {
+    for seed in 0..200 {
+        let mut random = Rng::with_seed(seed);
+        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
+        let disk = LiveDisk::new("disk", source.clone());
+        let mut tasks = guests(&disk, &mut random, 60);
+        // The last part is that of the test.
+        tasks.truncate(2);
+        let pauses = SlowDisk::new(random.u64(..));
+        let mirror: Rc<RefCell<Option<Rc<Mirror>>>> = Rc::default();
+        let begun = Rc::clone(&mirror);
+        let live = Arc::clone(&disk);
+        let copy = target.clone();
+        tasks.push(Box::pin(async move {
+            let job = Job::default();
+            let modes = (CHUNK, CopyMode::Background);
+            let mirror = Rc::new(Mirror::begin(live, copy, modes).await);
+            *begun.borrow_mut() = Some(Rc::clone(&mirror));
+            mirror.mark(&job, |_| true).await.unwrap();
+            mirror.follow(&job, || ()).await.unwrap();
+            drop(mirror.finish(&job).await.unwrap());
+        }));
+        let turns = random.u64(..40);
+        tasks.push(Box::pin(async move {
+            for _ in 0..turns {
+                pauses.pause().await;
+            }
+            let mirror = loop {
+                let begun = mirror.borrow().clone();
+                match begun {
+                    Some(mirror) => break mirror,
+                    None => pauses.pause().await,
+                }
+            };
+            assert_eq!(mirror.mode(), CopyMode::Background);
+            assert!(!mirror.is_synced());
+            mirror.block_writes();
+            assert_eq!(mirror.mode(), CopyMode::WriteBlocking);
+            while !mirror.is_synced() {
+                pauses.pause().await;
+            }
+            for value in 1..5 {
+                let at = SIZE - CHUNK;
+                let write = disk.write(
+                    at,
+                    Buf::copy_of(&[value; CHUNK as usize]).into(),
+                    Durability::Cached,
+                );
+                write.await.unwrap();
+                let bytes = target.bytes();
+                assert!(
+                    bytes[at as usize..].iter().all(|byte| *byte == value),
+                    "seed {seed}"
+                );
+                assert!(mirror.is_synced());
+            }
+            mirror.complete();
+        }));
+        run(random, tasks);
+    }
+}
+
+#[test]
 fn a_backup_has_the_bytes_of_its_moment() {
     for seed in 0..400 {
         let mut random = Rng::with_seed(seed);
