@@ -381,7 +381,12 @@ fn the_table_of_guests_has_equal_operations_in_each() {
             .arg(dir.path()),
     );
     assert_eq!(table["conditions"]["guest"]["accelerator"], "TCG");
-    let expected = ["cowslip", "qemu driver", "raw written"];
+    let expected = [
+        "cowslip",
+        "cowslip vhost-user",
+        "qemu driver",
+        "raw written",
+    ];
     assert_eq!(contestants(&table, "64K/2K, backed, depth 32"), expected);
     for row in table["rows"].as_array().unwrap() {
         let run = &row["runs"][0];

@@ -14,6 +14,8 @@ pub enum Contestant {
     CowslipZeroing(&'static str),
     /// Cowslip, with this memory for tables.
     CowslipCached(CacheBudget),
+    /// Cowslip, as a vhost-user-blk device of a guest; the others are its NBD export there.
+    CowslipVhostUser,
     /// `qemu-img bench`, on an image that `qemu-img create` made.
     QemuImg,
     /// `qemu-img bench`, with this memory for tables.
@@ -84,6 +86,7 @@ impl Contestant {
             Contestant::Cowslip(policy) => format!("cowslip {policy}"),
             Contestant::CowslipZeroing(method) => format!("cowslip {method}"),
             Contestant::CowslipCached(budget) => format!("cowslip {}", budget.name()),
+            Contestant::CowslipVhostUser => "cowslip vhost-user".to_string(),
             Contestant::QemuImg => "qemu-img".to_string(),
             Contestant::QemuImgCached(budget) => format!("qemu-img {}", budget.name()),
             Contestant::QemuServer(kind) => kind.name().to_string(),
@@ -106,8 +109,11 @@ impl Contestant {
 
     /// Whether it is we, on an image.
     pub fn is_cowslip(self) -> bool {
-        use Contestant::{Cowslip, CowslipCached, CowslipZeroing};
-        matches!(self, Cowslip(_) | CowslipZeroing(_) | CowslipCached(_))
+        use Contestant::{Cowslip, CowslipCached, CowslipVhostUser, CowslipZeroing};
+        matches!(
+            self,
+            Cowslip(_) | CowslipZeroing(_) | CowslipCached(_) | CowslipVhostUser
+        )
     }
 
     /// Whether it is QEMU under the conditions of ours. With a limited cache it is not: it is timed

@@ -1,6 +1,6 @@
 //! `bench guest`: what a guest sees. A small Linux in QEMU has the disk as virtio-blk and takes the
-//! load inside: our NBD export, which QEMU attaches with its own client; QEMU's own qcow2 driver on
-//! the image; and a raw file that is written throughout.
+//! load inside: our NBD export, which QEMU attaches with its own client; our vhost-user-blk device;
+//! QEMU's own qcow2 driver on the image; and a raw file that is written throughout.
 //!
 //! The guest ([`crate::machine`]) runs this program's `bench` on the raw disk that it sees, with
 //! the same words for each contestant, so that operations, their order and places are equal. Each
@@ -64,7 +64,11 @@ fn cells(scale: &Scale) -> Vec<Cell> {
         for backing in [Backing::None, Backing::Raw] {
             for (cluster_bytes, subclusters) in [(64 << 10, Off), (64 << 10, On), (1 << 20, On)] {
                 let ours = scale.policies.iter().map(|p| Contestant::Cowslip(p));
-                let others = [Contestant::QemuDriver, Contestant::Raw(RawFile::Written)];
+                let others = [
+                    Contestant::CowslipVhostUser,
+                    Contestant::QemuDriver,
+                    Contestant::Raw(RawFile::Written),
+                ];
                 cells.push(Cell {
                     shape: Shape::new(cluster_bytes, subclusters, backing),
                     load: scale.writes(*depth, REQUEST_BYTES),
@@ -90,8 +94,18 @@ fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, Co
     let socket = server
         .as_ref()
         .map(|server| RemovedOnInterrupt::new(server.socket()));
-    let disk = disk(stage, cell, (contestant, file.path()), server.as_ref());
-    let mut guest = Guest::boot(machine, &GuestDisk::Block(disk), BOOT_WITHIN)?;
+    let disk = match (contestant, &server) {
+        (Contestant::CowslipVhostUser, Some(server)) => {
+            GuestDisk::VhostUser(server.socket().to_path_buf())
+        }
+        _ => GuestDisk::Block(disk(
+            stage,
+            cell,
+            (contestant, file.path()),
+            server.as_ref(),
+        )),
+    };
+    let mut guest = Guest::boot(machine, &disk, BOOT_WITHIN)?;
     let cpu_seconds = |guest: &Guest| -> Result<f64, CommandError> {
         let server = server.as_ref().map(|server| server.cost_so_far());
         let server = server.transpose()?.map_or(0.0, |cost| cost.cpu_seconds);

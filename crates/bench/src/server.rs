@@ -18,6 +18,8 @@ use crate::run::Running;
 pub enum Kind {
     /// `cowslip serve`.
     Cowslip,
+    /// The same, as a vhost-user-blk device.
+    CowslipVhostUser,
     /// qemu-storage-daemon.
     StorageDaemon,
     /// qemu-nbd.
@@ -84,7 +86,7 @@ impl Kind {
     /// Its name in the table.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Cowslip => "cowslip",
+            Kind::Cowslip | Kind::CowslipVhostUser => "cowslip",
             Kind::StorageDaemon => "qemu-storage-daemon",
             Kind::QemuNbd => "qemu-nbd",
         }
@@ -110,10 +112,14 @@ impl Kind {
         let cache = format!("--cache={}", page_cache.cache_mode());
         let aio_option = format!("--aio={}", aio.name());
         match self {
-            Kind::Cowslip => {
+            Kind::Cowslip | Kind::CowslipVhostUser => {
+                let transport = match self {
+                    Kind::CowslipVhostUser => "--vhost-user",
+                    _ => "--socket",
+                };
                 let mut command = Command::new(crate::run::own_path()?);
                 command.args(["serve", "--format=qcow2", &cache, "--discard=unmap"]);
-                command.arg("--socket").arg(socket).arg(image);
+                command.arg(transport).arg(socket).arg(image);
                 Ok(command)
             }
             Kind::QemuNbd => {
@@ -169,7 +175,7 @@ impl Server {
         let with = |aio| Server::start_with(kind, image, &socket, (page_cache, aio));
         match with(Aio::Uring) {
             // QEMU without io_uring, or a kernel that forbids it.
-            Err(_) if kind != Kind::Cowslip => with(Aio::Threads),
+            Err(_) if !matches!(kind, Kind::Cowslip | Kind::CowslipVhostUser) => with(Aio::Threads),
             outcome => outcome,
         }
     }

@@ -232,7 +232,9 @@ impl<'a> Stage<'a> {
             Contestant::Raw(RawFile::Clone) => self.can_clone(),
             Contestant::Raw(RawFile::Hinted(bytes)) => self.can_hint(bytes),
             Contestant::Raw(_) | Contestant::CowslipCached(_) => true,
-            Contestant::Cowslip(_) | Contestant::CowslipZeroing(_) => match cell.shape.before {
+            Contestant::Cowslip(_)
+            | Contestant::CowslipZeroing(_)
+            | Contestant::CowslipVhostUser => match cell.shape.before {
                 Before::Preallocated(_) => self.can_create(&cell.shape),
                 Before::Fresh | Before::Filled | Before::Trimmed | Before::Laid(_) => true,
             },
@@ -301,7 +303,7 @@ impl<'a> Stage<'a> {
                 }
                 self.create(Command::new(&self.cowslip), &cell.shape, &options)?
             }
-            Contestant::CowslipZeroing(_) => {
+            Contestant::CowslipZeroing(_) | Contestant::CowslipVhostUser => {
                 let create = Command::new(&self.cowslip);
                 self.create(create, &cell.shape, &cell.shape.options())?
             }
@@ -499,6 +501,7 @@ impl<'a> Stage<'a> {
     pub fn serve(&self, contestant: Contestant, image: &Path) -> Result<Server, CommandError> {
         let kind = match contestant {
             Contestant::QemuServer(kind) => kind,
+            Contestant::CowslipVhostUser => Kind::CowslipVhostUser,
             _ => Kind::Cowslip,
         };
         let page_cache = PageCache::probe(self.directory())?;
