@@ -61,7 +61,10 @@ fn start(dir: &Path) -> Server {
         "--export",
         "nbd,id=e,node-name=a,writable=on",
     ]);
-    Server::start(&mut command, &dir.join("control"))
+    let server = Server::start(&mut command, &dir.join("control"));
+    // It answers once all that its command line asks for is there.
+    ctl(dir, &["query-block-exports"]);
+    server
 }
 
 #[test]

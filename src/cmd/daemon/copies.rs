@@ -261,8 +261,8 @@ impl Daemon {
         }
         let options = JobOptions::of(given, Some(&node.name))?;
         let part = Part { chain, top, base };
-        self.check_committed(&part)?;
         let reserved = Reserved::new(part.chain.clone(), "commit")?;
+        self.check_committed(&part)?;
         let target = Rc::clone(&part.chain[base]);
         self.nodes.enter(&target, true).await?;
         let (given, entered) = (given.clone(), Rc::clone(&target));
@@ -456,6 +456,8 @@ impl Daemon {
         if node.live.size() != target.live.size() {
             return Err(refused("Source and target image have different sizes"));
         }
+        target.may_change()?;
+        node.may_change()?;
         if target.is_used() {
             let text = format!("Node '{}' is in use", target.name);
             return Err(QmpError::generic(text));
@@ -473,12 +475,16 @@ impl Daemon {
                 let text = format!("Node '{}' is in use", node.name);
                 return Err(QmpError::generic(text));
             }
-            let parents = self.nodes.parents(node);
-            if let Some(other) = parents.iter().find(|it| !Rc::ptr_eq(it, above)) {
-                return Err(QmpError::generic(format!(
-                    "Node '{}' is busy: node is used as backing hd of '{}'",
-                    node.name, other.name
-                )));
+            let others = self.nodes.parents(node);
+            let others = others.iter().filter(|it| !Rc::ptr_eq(it, above));
+            for other in others {
+                // One that nothing uses may show another disk afterwards, as in QEMU.
+                if self.nodes.with_above(other).iter().any(|it| it.is_used()) {
+                    return Err(QmpError::generic(format!(
+                        "Node '{}' is busy: node is used as backing hd of '{}'",
+                        node.name, other.name
+                    )));
+                }
             }
         }
         Ok(())
