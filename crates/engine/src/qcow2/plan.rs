@@ -500,8 +500,8 @@ pub enum Preallocated {
 }
 
 /// Decides what becomes of a cluster that gets its space before anything is written to it: what the
-/// guest reads there stays.
-pub fn preallocated(format: &EntryFormat, view: &View) -> Preallocated {
+/// guest reads there stays. The disk has `size` bytes so far.
+pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocated {
     let L2Entry::Standard(entry) = &view.entry else {
         return Preallocated::Nothing;
     };
@@ -513,8 +513,8 @@ pub fn preallocated(format: &EntryFormat, view: &View) -> Preallocated {
         false if entry.zeroes != 0 => Preallocated::Entry(*entry),
         // Where a layer below shows something.
         false if view.below_end > 0 => Preallocated::Write,
-        // The data file may hold anything there.
-        false if format.data_file => Preallocated::Entry(Standard {
+        // The data file may hold anything there; what a resize adds has been filled.
+        false if format.data_file && view.start < size => Preallocated::Entry(Standard {
             zeroes: 1,
             ..*entry
         }),

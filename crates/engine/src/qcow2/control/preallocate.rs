@@ -351,7 +351,8 @@ impl Qcow2 {
         for part in crate::units::pieces(piece.start, piece.end - piece.start, unit) {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
-            let new = match preallocated(&self.format, &view) {
+            let size = state.committed.header.size;
+            let new = match preallocated(&self.format, &view, size) {
                 Preallocated::Nothing => {
                     if let L2Entry::Standard(Standard {
                         host: Some(host), ..

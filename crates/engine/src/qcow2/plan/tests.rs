@@ -764,30 +764,32 @@ fn preallocated_clusters_read_as_before() {
         let mut views = views(&format);
         views.retain(|view| view.joined.is_none());
         for view in views {
-            for is_filled in [false, true] {
+            for (is_filled, size) in [(false, START), (false, START + 1), (true, START)] {
                 let view = View {
                     is_filled,
                     ..view.clone()
                 };
-                check_preallocated(&patterns, format, &view);
+                check_preallocated(&patterns, format, &view, size);
             }
         }
     }
 }
 
-fn check_preallocated(patterns: &Patterns, format: EntryFormat, view: &View) {
-    let what = format!("{view:?}, {format:?}");
-    // Space comes as zeroes; what a data file holds may be anything.
-    let (host, fresh) = match format.data_file {
-        true => (HostOffset(START), 0),
-        false => (TAKEN, format.geometry.all_subclusters()),
+fn check_preallocated(patterns: &Patterns, format: EntryFormat, view: &View, size: u64) {
+    let what = format!("{view:?} in a disk of {size} bytes, {format:?}");
+    // Space comes as zeroes; what a data file holds where the disk is may be anything.
+    let all = format.geometry.all_subclusters();
+    let (host, fresh) = match (format.data_file, view.start >= size) {
+        (true, true) => (HostOffset(START), all),
+        (true, false) => (HostOffset(START), 0),
+        (false, _) => (TAKEN, all),
     };
     let world = World::new(patterns, format, view, Some(Space { host, fresh }));
     let has_space = match view.entry {
         L2Entry::Standard(entry) => entry.host.is_some() || view.is_filled,
         L2Entry::Compressed(_) => true,
     };
-    match preallocated(&format, view) {
+    match preallocated(&format, view, size) {
         Preallocated::Nothing => assert!(has_space, "{what}"),
         Preallocated::Write => {
             assert!(!has_space && !format.geometry.extended_l2(), "{what}");
