@@ -136,13 +136,13 @@ impl Mirror {
         self.copier.todo.dirty_bytes()
     }
 
-    /// Asks [`Mirror::run`] to end with a copy that is equal.
+    /// Asks [`Mirror::follow`] to end with a copy that is equal.
     pub fn complete(&self) {
         self.completes.store(true, Ordering::Release);
         self.copier.wake();
     }
 
-    /// Lets [`Mirror::run`] look at whether its job was cancelled.
+    /// Lets [`Mirror::follow`] look at whether its job was cancelled.
     pub fn wake(&self) {
         self.copier.wake();
     }

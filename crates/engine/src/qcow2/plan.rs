@@ -495,8 +495,15 @@ pub enum Preallocated {
     Entry(Standard),
     /// It has its space.
     Nothing,
-    /// It has to be written, since it shows a layer below.
+    /// It has to be written: it shows a layer below, or the disk ends in it and a data file holds
+    /// what may be anything.
     Write,
+}
+
+/// Whether the end of a disk of `size` bytes lies within a cluster.
+fn ends_in(format: &EntryFormat, view: &View, size: u64) -> bool {
+    let end = view.start + format.geometry.cluster_bytes();
+    view.start < size && size < end
 }
 
 /// Decides what becomes of a cluster that gets its space before anything is written to it: what the
@@ -513,7 +520,8 @@ pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocate
         false if entry.zeroes != 0 => Preallocated::Entry(*entry),
         // Where a layer below shows something.
         false if view.below_end > 0 => Preallocated::Write,
-        // The data file may hold anything there; what a resize adds has been filled.
+        // The data file may hold anything there, but not in what a resize adds, which was filled.
+        false if format.data_file && ends_in(format, view, size) => Preallocated::Write,
         false if format.data_file && view.start < size => Preallocated::Entry(Standard {
             zeroes: 1,
             ..*entry
