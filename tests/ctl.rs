@@ -13,7 +13,7 @@ use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 /// A directory with two disks of 64 MiB of which the first is full, and a daemon that has both.
 struct Daemon {
     dir: tempfile::TempDir,
-    _server: Server,
+    server: Server,
 }
 
 impl Daemon {
@@ -32,7 +32,7 @@ impl Daemon {
         let server = Server::start(command.current_dir(dir.path()).args(words), &socket);
         let daemon = Daemon {
             dir,
-            _server: server,
+            server,
         };
         for name in ["a", "b"] {
             let line = format!(
@@ -261,7 +261,7 @@ fn an_interruption_cancels_the_job_unless_it_is_to_go_on() {
 
 #[test]
 fn events_are_lines_until_the_daemon_has_gone() {
-    let daemon = Daemon::ours();
+    let mut daemon = Daemon::ours();
     let mut follower = daemon
         .command("events JOB_STATUS_CHANGE --json")
         .stdout(Stdio::piped())
@@ -284,5 +284,6 @@ fn events_are_lines_until_the_daemon_has_gone() {
     assert_eq!(event["data"]["id"], "k");
     daemon.output("quit");
     assert_eq!(follower.wait().unwrap().code(), Some(2));
+    daemon.server.wait();
     assert!(!daemon.dir.path().join("control").exists());
 }

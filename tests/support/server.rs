@@ -38,6 +38,11 @@ impl Server {
         Server::start(command.args(words).arg(file), socket)
     }
 
+    /// Waits until it has ended by itself.
+    pub fn wait(&mut self) {
+        self.child.wait().unwrap();
+    }
+
     /// The address of its only export.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
