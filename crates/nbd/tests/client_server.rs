@@ -25,6 +25,9 @@ const ZEROES: ZeroOptions = ZeroOptions {
     fast_only: false,
 };
 
+/// Time that clients have to take their replies.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Runs a test on each pair of queues: the server's and the client's are of one kind.
 fn on_both_backends(test: impl Fn(Backend, &cowslip_queue::Queue)) {
     for backend in BACKENDS {
@@ -623,7 +626,7 @@ fn exports_come_and_go_while_the_server_runs() {
             assert_eq!(handle.export("second").unwrap().clients(), 1);
 
             let withdrawn = handle.withdraw("second").unwrap();
-            handle.gone(&withdrawn).await;
+            handle.gone(&withdrawn, PATIENCE).await;
             assert!(client.read(0, BufMut::zeroed(512)).await.is_err());
             assert!(connect("second").await.is_err());
             assert!(handle.withdraw("second").is_none());
@@ -657,8 +660,38 @@ fn an_export_is_gone_when_its_last_request_has_ended() {
             sleep(Duration::from_millis(20)).await;
             assert_eq!(withdrawn.clients(), 1, "its request is under way");
             disk.open();
-            handle.gone(&withdrawn).await;
+            handle.gone(&withdrawn, PATIENCE).await;
         });
+        running.stop();
+    });
+}
+
+#[test]
+fn a_client_that_takes_no_replies_holds_no_withdrawal_up() {
+    on_both_backends(|backend, queue| {
+        let running = Running::with_export(backend, Arc::new(MemoryDisk::new("memory", 64 << 20)));
+        let handle = running.handle.clone();
+        let mut client = RawClient::transmitting(&running.path);
+        for _ in 0..8 {
+            // Far more than a socket holds.
+            client.request(Command::Read, 0, 4 << 20);
+        }
+        queue.block_on(async {
+            let offered = handle.export("").unwrap();
+            while offered.clients() == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            let withdrawn = handle.withdraw("").unwrap();
+            let gone = handle.gone(&withdrawn, Duration::from_millis(50));
+            let mut gone = std::pin::pin!(gone);
+            let limit = std::pin::pin!(sleep(Duration::from_secs(10)));
+            let ended = futures_util::future::select(gone.as_mut(), limit).await;
+            assert!(
+                matches!(ended, futures_util::future::Either::Left(_)),
+                "it waits for ever"
+            );
+        });
+        drop(client);
         running.stop();
     });
 }

@@ -13,6 +13,8 @@ pub struct Offered {
     clients: AtomicUsize,
     /// Its clients are disconnected.
     is_withdrawn: AtomicBool,
+    /// Its clients have had their time to take replies.
+    is_cut_off: AtomicBool,
 }
 
 impl Offered {
@@ -23,6 +25,14 @@ impl Offered {
 
     pub(super) fn is_withdrawn(&self) -> bool {
         self.is_withdrawn.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.is_cut_off.load(Ordering::Acquire)
+    }
+
+    pub(super) fn cut_off(&self) {
+        self.is_cut_off.store(true, Ordering::Release);
     }
 
     pub(super) fn leave(&self) {
@@ -69,6 +79,7 @@ impl Exports {
                 export: Arc::new(export),
                 clients: AtomicUsize::new(0),
                 is_withdrawn: AtomicBool::new(false),
+                is_cut_off: AtomicBool::new(false),
             }));
         }
         is_free

@@ -184,6 +184,12 @@ impl Control {
         self.changed.until(is_unread).await;
     }
 
+    /// Waits until nothing more is sent to clients of an export.
+    async fn until_unsent(&self, offered: &Offered) {
+        let is_unsent = || offered.is_cut_off() || self.reached(Phase::Aborting);
+        self.changed.until(is_unsent).await;
+    }
+
     /// Waits until the server is in `phase` or beyond.
     async fn until(&self, phase: Phase) {
         self.changed.until(|| self.reached(phase)).await;
@@ -239,9 +245,15 @@ impl ServerHandle {
     }
 
     /// Waits until an export that was withdrawn has no client any more: then no request uses its
-    /// disk. A client that does not take its replies does not hold that up: its requests end.
-    pub async fn gone(&self, offered: &Offered) {
-        self.control.changed.until(|| offered.clients() == 0).await;
+    /// disk. Clients that do not take their replies within `patience` are cut off. Runs on a queue.
+    pub async fn gone(&self, offered: &Offered, patience: Duration) {
+        let is_gone = || offered.clients() == 0;
+        if let First::Right(()) = first(self.control.changed.until(is_gone), sleep(patience)).await
+        {
+            offered.cut_off();
+            self.control.changed.notify();
+            self.control.changed.until(is_gone).await;
+        }
     }
 
     /// Connections that are open now.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use cowslip_queue::{Buf, BufMut, spawn};
 
 use super::handshake::{Chosen, Context, ReplyStyle};
-use super::{Phase, ServerEvent, Shared, describe};
+use super::{ServerEvent, Shared, describe};
 use crate::event::{Event, First, first};
 use crate::export::{Access, Durability, ExportError, Space, StatusExtent, ZeroOptions};
 use crate::inbox::{Ended, Inbox};
@@ -659,7 +659,8 @@ async fn send(connection: &Connection, batch: Vec<Buf>) {
     if connection.failed.borrow().is_some() {
         return;
     }
-    let aborted = connection.shared.control.until(Phase::Aborting);
+    let control = &connection.shared.control;
+    let aborted = control.until_unsent(&connection.chosen.offered);
     let reason = match first(aborted, connection.wire.write_all(batch)).await {
         First::Right(Ok(())) => return,
         First::Right(Err(error)) => describe(&error),
