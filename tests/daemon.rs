@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use cowslip_qmp::client::Client;
@@ -234,17 +234,24 @@ impl Chain {
 /// and their locks, until the system has ended it.
 fn bytes_of(dir: &Path, image: &str) -> Vec<u8> {
     let raw = dir.join("check.raw");
-    let words = ["convert", "-q", "-f", "qcow2", "-O", "raw", image];
+    let words = ["convert", "-q", "-f", "qcow2", "-O", "raw", image, "check.raw"];
+    let outcome = without_lock(dir, &words);
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    assert!(outcome.status.success(), "{image}: {said}");
+    std::fs::read(raw).unwrap()
+}
+
+/// The outcome of a command when no image of it is locked: the locks of a process that was killed
+/// end some milliseconds after it.
+fn without_lock(dir: &Path, words: &[&str]) -> Output {
     for _ in 0..200 {
-        let outcome = outcome(cowslip().current_dir(dir).args(words).arg(&raw));
-        if outcome.status.success() {
-            return std::fs::read(raw).unwrap();
+        let outcome = outcome(cowslip().current_dir(dir).args(words));
+        if !String::from_utf8_lossy(&outcome.stderr).contains(" lock") {
+            return outcome;
         }
-        let said = String::from_utf8_lossy(&outcome.stderr);
-        assert!(said.contains("lock"), "{image}: {said}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("the locks of '{image}' are not released");
+    panic!("locks are not released: {words:?}");
 }
 
 #[test]
@@ -336,9 +343,8 @@ fn a_killed_daemon_leaves_the_disk_in_the_image_that_it_was_in() {
         drop(guest.stop());
         // An overlay that was not finished is no image yet.
         let is_image = |name: &String| {
-            let words = ["info", "-f", "qcow2", &format!("{name}.qcow2")].map(str::to_string);
-            let info = cowslip().current_dir(dir).args(words).output().unwrap();
-            info.status.success()
+            let words = ["info", "-f", "qcow2", &format!("{name}.qcow2")];
+            without_lock(dir, &words).status.success()
         };
         if !is_image(&chain.top()) {
             assert!(matches!(lost, Some((Deed::Snapshot, _))), "{lost:?}");
@@ -351,9 +357,8 @@ fn a_killed_daemon_leaves_the_disk_in_the_image_that_it_was_in() {
         }
         let top = format!("{}.qcow2", chain.top());
         model.check_after_kill(&bytes_of(dir, &top), &context);
-        run(cowslip()
-            .current_dir(dir)
-            .args(["check", "-q", "-r", "leaks", &top]));
+        let checked = without_lock(dir, &["check", "-q", "-r", "leaks", &top]);
+        assert!(checked.status.success(), "{context}");
     }
 }
 
@@ -410,6 +415,7 @@ fn what_would_change_a_disk_under_another_use_is_refused() {
     create(dir, "base.qcow2 1M");
     create(dir, "-b base.qcow2 -F qcow2 over.qcow2");
     create(dir, "alone.qcow2 1M");
+    create(dir, "spare.qcow2 1M");
     let mut daemon = Daemon::start(dir);
     daemon.add("base", "base.qcow2");
     let file = json!({"driver": "file", "filename": "over.qcow2"});
@@ -450,7 +456,26 @@ fn what_would_change_a_disk_under_another_use_is_refused() {
     daemon.done("block-export-del", json!({"id": "r"}));
     daemon.done("block-commit", commit);
     daemon.wait_for("c", "ready").unwrap();
+    let late = json!({"type": "nbd", "id": "late", "node-name": "base", "name": "late"});
+    let error = daemon.ask("block-export-add", late).unwrap_err();
+    assert!(error.contains("in use by block job: commit"), "{error}");
     daemon.done("job-complete", json!({"id": "c"}));
     daemon.wait_for("c", "null").unwrap();
+    let file = json!({"driver": "file", "filename": "over.qcow2"});
+    let inner = json!({"driver": "qcow2", "node-name": "twice", "backing": null, "file": file});
+    let outer = json!({"driver": "qcow2", "node-name": "twice", "backing": inner,
+        "file": {"driver": "file", "filename": "spare.qcow2"}});
+    let error = daemon.ask("blockdev-add", outer).unwrap_err();
+    assert!(
+        error.contains("Duplicate nodes with node-name='twice'"),
+        "{error}"
+    );
+    let error = daemon
+        .ask("blockdev-del", json!({"node-name": "twice"}))
+        .unwrap_err();
+    assert!(
+        error.contains("Failed to find node"),
+        "nothing is added: {error}"
+    );
     daemon.quit();
 }

@@ -46,12 +46,19 @@ impl Reserved {
         }
         Ok(Reserved(nodes))
     }
+
+    /// Keeps clients from these nodes, whose contents the job changes.
+    fn filling(self, nodes: &[Rc<Node>]) -> Reserved {
+        nodes.iter().for_each(|node| node.is_filled.set(true));
+        self
+    }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
         for node in &self.0 {
             node.job.take();
+            node.is_filled.set(false);
         }
     }
 }
@@ -263,6 +270,7 @@ impl Daemon {
         let part = Part { chain, top, base };
         let reserved = Reserved::new(part.chain.clone(), "commit")?;
         self.check_committed(&part)?;
+        let reserved = reserved.filling(&part.chain[part.top + 1..=part.base]);
         let target = Rc::clone(&part.chain[base]);
         self.nodes.enter(&target, true).await?;
         let (given, entered) = (given.clone(), Rc::clone(&target));
@@ -434,7 +442,8 @@ impl Daemon {
             return Err(refused("Parameter 'granularity' expects a power of 2"));
         }
         self.check_pair(&node, &target)?;
-        let reserved = Reserved::new(vec![Rc::clone(&node), Rc::clone(&target)], "mirror")?;
+        let both = vec![Rc::clone(&node), Rc::clone(&target)];
+        let reserved = Reserved::new(both, "mirror")?.filling(&[Rc::clone(&target)]);
         self.nodes.enter(&target, true).await?;
         let entered = Rc::clone(&target);
         let started = self.start_job(("mirror", options), |daemon, job| async move {
@@ -572,7 +581,7 @@ impl Daemon {
             _ => {}
         }
         let both = vec![Rc::clone(&target), Rc::clone(&node)];
-        let reserved = Reserved::new(both, "backup")?;
+        let reserved = Reserved::new(both, "backup")?.filling(&[Rc::clone(&target)]);
         self.nodes.enter(&target, true).await?;
         let disk: Arc<dyn Disk> = Arc::clone(&target.live) as _;
         Ok(Prepared {

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cowslip::error::system_words;
 use cowslip_graph::LiveDisk;
@@ -28,6 +29,8 @@ use crate::open::object::{self, is_identifier};
 
 /// Clients of the NBD server at a time, if nothing else is asked for.
 const CONNECTIONS_MAX: usize = 100;
+/// How long clients of an export that is removed may take for their replies.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Daemon {
     /// `nbd-server-start`.
@@ -50,8 +53,8 @@ impl Daemon {
             connections_max: Some(connections).filter(|most| *most > 0),
             handshake_timeout: match seconds {
                 None => defaults.handshake_timeout,
-                Some(0) => std::time::Duration::MAX,
-                Some(seconds) => std::time::Duration::from_secs(seconds),
+                Some(0) => Duration::MAX,
+                Some(seconds) => Duration::from_secs(seconds),
             },
             tls: tls.map_err(failed)?,
             ..defaults
@@ -110,6 +113,9 @@ impl Daemon {
         let kind = given.required("type")?.to_string();
         if is_writable && node.is_read_only {
             return Err(refused("Cannot export read-only node as writable"));
+        }
+        if node.is_filled.get() {
+            node.may_change()?;
         }
         if is_writable {
             self.nodes.is_root(&node)?;
@@ -299,7 +305,7 @@ impl Daemon {
                 if let Ok(server) = self.exports.nbd()
                     && let Some(offered) = server.withdraw(name)
                 {
-                    server.gone(&offered).await;
+                    server.gone(&offered, PATIENCE).await;
                 }
             }
             Way::Own { stop, ended, .. } => {

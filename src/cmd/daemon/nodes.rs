@@ -49,6 +49,8 @@ pub struct Node {
     pub bitmaps: RefCell<Vec<Rc<Bitmap>>>,
     /// The kind of the job that keeps everybody from changing its place.
     pub job: RefCell<Option<String>>,
+    /// The job changes what it shows, so that clients cannot come meanwhile.
+    pub is_filled: Cell<bool>,
     source: Source,
     settings: RefCell<OpenSettings>,
     image: RefCell<Arc<Image>>,
@@ -418,6 +420,11 @@ impl Nodes {
             Some(backing) => image.above(&backing.image().stack()).map_err(failed)?,
             None => image,
         };
+        // A node below may have got the name in the same command.
+        if self.find(&name).is_some() {
+            let text = format!("Duplicate nodes with node-name='{name}'");
+            return Err(QmpError::generic(text));
+        }
         let is_read_only = source.common.read_only;
         let node = Self::node((name, place), options, (image, source, settings));
         let node = Rc::new(Node {
@@ -444,6 +451,7 @@ impl Nodes {
             is_read_only: false,
             bitmaps: RefCell::default(),
             job: RefCell::default(),
+            is_filled: Cell::new(false),
             source,
             settings: RefCell::new(settings),
             image: RefCell::new(image),
