@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::given::Given;
 use super::host::Daemon;
 use super::job::{Job, JobOptions};
+use super::nodes::Node;
 use super::words::{failed, missing};
 use crate::cmd::create::NewFile;
 
@@ -64,19 +65,29 @@ impl Daemon {
             return Err(QmpError::generic(format!("Node {} is in use", node.name)));
         }
         let options = options_of(given)?;
-        let host = HostOptions {
-            writable: true,
-            create: CreateMode::OpenExisting,
-            ..HostOptions::default()
-        };
-        let file = open_host_file(Path::new(&node.filename()), &host).map_err(failed)?;
-        let made = create_as_job(file.clone(), None, &options, &job.work).await;
-        drop(file.claim(Claim::NONE));
-        made.map_err(failed)?;
+        // It stays while the image is made.
+        self.nodes.enter(&node, false).await?;
+        let made = format(&node, &options, job).await;
+        let _turn = self.turn.take().await;
+        self.nodes.leave(&node, false).await?;
+        made?;
         // Its file has another length.
-        let held = self.nodes.hold(&[Rc::clone(&node)]).await;
+        let held = self.nodes.hold(&self.nodes.with_above(&node)).await;
         self.nodes.open_held(&node, Access::Read, &held).await
     }
+}
+
+/// Makes an image in the file of a node.
+async fn format(node: &Node, options: &CreateOptions, job: &Job) -> Result<(), QmpError> {
+    let host = HostOptions {
+        writable: true,
+        create: CreateMode::OpenExisting,
+        ..HostOptions::default()
+    };
+    let file = open_host_file(Path::new(&node.filename()), &host).map_err(failed)?;
+    let made = create_as_job(file.clone(), None, options, &job.work).await;
+    drop(file.claim(Claim::NONE));
+    made.map_err(failed)
 }
 
 fn preallocation(given: &Given) -> Result<Preallocation, QmpError> {
