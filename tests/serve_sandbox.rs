@@ -149,11 +149,13 @@ fn a_confined_server_does_everything_on_a_ring() {
     }
     serve_everything(&["--aio", "io_uring"], true);
     serve_everything(&["--aio", "io_uring", "--cache", "none"], true);
+    serve_everything(&["--aio", "io_uring", "--threads", "3"], true);
 }
 
 #[test]
 fn a_confined_server_does_everything_on_threads() {
     serve_everything(&["--aio", "threads"], true);
+    serve_everything(&["--aio", "threads", "--threads", "3"], true);
 }
 
 #[test]

@@ -57,8 +57,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 8, requires = "vhost_user")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     queues: u16,
-    /// Threads that its queues, or the requests of --fuse, are spread over; if not given, one for
-    /// each processor, and one for --fuse
+    /// Threads that its queues, the connections of NBD, or the requests of --fuse are spread over;
+    /// if not given, one for each processor, and one for NBD and for --fuse
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
@@ -256,6 +256,7 @@ impl Args {
         };
         let nbd = Nbd {
             address,
+            threads: self.threads.map_or(1, usize::from),
             export_name: self.export_name,
             description: self.description,
             has_depth_context: self.allocation_depth,

@@ -380,9 +380,9 @@ fn no_server_is_no_handover() {
 fn the_whole_sandbox_nbd_and_the_process_number_go_with_it() {
     let options = |dir: &Path| {
         let path = |name| dir.join(name).display().to_string();
-        let fixed = ["--sandbox", "on", "--socket"].map(str::to_string);
+        let fixed = ["--sandbox", "on", "--threads", "2", "--socket"].map(str::to_string);
         let files = [path("nbd"), "--pid-file".to_string(), path("pid")];
-        [fixed, files].concat()
+        [&fixed[..], &files].concat()
     };
     let mut rig = Rig::with(FEATURES, options);
     let options = options(rig.socket.parent().unwrap());
@@ -402,8 +402,11 @@ fn the_whole_sandbox_nbd_and_the_process_number_go_with_it() {
         assert_eq!(number, format!("{}\n", rig.served.child.id()));
         let uri = format!("nbd+unix:///?socket={}", nbd.display());
         let words = ["io", "-f", "raw", "-r", "-c", "read 0 4k", &uri];
-        let io = cowslip().args(words).output().unwrap();
-        assert!(io.status.success(), "{io:?}");
+        // One on each thread.
+        for _ in 0..2 {
+            let io = cowslip().args(words).output().unwrap();
+            assert!(io.status.success(), "{io:?}");
+        }
     }
     rig.finish();
     assert!(!nbd.exists());

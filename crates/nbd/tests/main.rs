@@ -11,4 +11,5 @@ mod peers;
 mod plain_servers;
 #[cfg(feature = "psk")]
 mod psk;
+mod threads;
 mod tls;

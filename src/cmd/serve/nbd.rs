@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cowslip::error::system_words;
 use cowslip_nbd::remote::Address;
-use cowslip_nbd::server::{Lifetime, ServerHandle};
+use cowslip_nbd::server::{Lifetime, ServerHandle, Workers};
 use cowslip_nbd::tls::ServerTls;
 use cowslip_nbd::{Export, Server, ServerEvent, ServerOptions};
 use cowslip_queue::Listener;
@@ -53,6 +53,8 @@ pub struct Nbd {
     pub handshake_timeout: Duration,
     /// Credentials; `None` serves in the clear.
     pub tls: Option<ServerTls>,
+    /// Threads that connections are spread over; at least one.
+    pub threads: usize,
 }
 
 impl Default for Nbd {
@@ -71,6 +73,7 @@ impl Default for Nbd {
             lifetime: Lifetime::UntilLastClient,
             handshake_timeout: Duration::from_secs(10),
             tls: None,
+            threads: 1,
         }
     }
 }
@@ -104,7 +107,8 @@ impl Transport for Nbd {
             let name = self
                 .door()
                 .map(|path| SocketName::adopt(&path, &part.ownership));
-            self.endpoint(served, Listening { listener, name }).await
+            let listening = Listening { listener, name };
+            self.endpoint((served, self.workers(served)?), listening).await
         })
     }
 
@@ -115,45 +119,51 @@ impl Transport for Nbd {
         Box::pin(async move {
             let export = export_of(served, self).await?;
             let Listening { listener, name } = Listening::on(&self.address)?;
-            Ok(self.socket((export, served), Listening { listener, name }))
+            let listening = Listening { listener, name };
+            Ok(self.socket((export, self.workers(served)?), listening, &served.log))
         })
     }
 }
 
 impl Nbd {
+    /// Threads besides the one that serves.
+    fn workers(&self, served: &Served) -> Result<Workers, CommandError> {
+        Workers::new(self.threads.saturating_sub(1), served.poll)
+            .map_err(|error| CommandError::new(system_words(&error)))
+    }
+
     async fn endpoint(
         &self,
-        served: &Served,
+        (served, workers): (&Served, Workers),
         listening: Listening,
     ) -> Result<Box<dyn Endpoint>, CommandError> {
         let export = export_of(served, self).await?;
-        Ok(self.socket((export, served), listening))
+        Ok(self.socket((export, workers), listening, &served.log))
     }
 
     fn socket(
         &self,
-        (export, served): (Export, &Served),
+        (export, workers): (Export, Workers),
         listening: Listening,
+        log: &Log,
     ) -> Box<dyn Endpoint> {
-        Box::new(Socket {
-            server: self.server(export, &served.log),
-            listening,
-            nbd: self.clone(),
-            rests: Rc::default(),
-        })
-    }
-
-    fn server(&self, export: Export, log: &Log) -> Server {
         let mut server = Server::new(ServerOptions {
             connections_max: self.clients_max,
             lifetime: self.lifetime,
             handshake_timeout: self.handshake_timeout,
             tls: self.tls.clone(),
+            workers: workers.clone(),
             ..ServerOptions::default()
         });
         server.add_export(self.export_name.clone(), export);
         report_events(&mut server, log);
-        server
+        Box::new(Socket {
+            server,
+            listening,
+            nbd: self.clone(),
+            workers,
+            rests: Rc::default(),
+        })
     }
 }
 
@@ -168,6 +178,7 @@ struct Socket {
     server: Server,
     listening: Listening,
     nbd: Nbd,
+    workers: Workers,
     /// Whether it was asked to come to rest.
     rests: Rc<Cell<bool>>,
 }
@@ -176,6 +187,7 @@ struct Socket {
 struct Resting {
     listening: Listening,
     nbd: Nbd,
+    workers: Workers,
 }
 
 impl AtRest for Resting {
@@ -191,7 +203,12 @@ impl AtRest for Resting {
         self: Box<Self>,
         served: &'a Served,
     ) -> LocalFuture<'a, Result<Box<dyn Endpoint>, CommandError>> {
-        Box::pin(async move { self.nbd.endpoint(served, self.listening).await })
+        let Resting {
+            listening,
+            nbd,
+            workers,
+        } = *self;
+        Box::pin(async move { nbd.endpoint((served, workers), listening).await })
     }
 
     fn leave(self: Box<Self>) {
@@ -208,10 +225,15 @@ const REST_PATIENCE: Duration = Duration::from_millis(5);
 impl Endpoint for Socket {
     fn rights(&self) -> Rights {
         let path = self.listening.name.as_ref().map(SocketName::path);
+        // Connections are accepted; new ones cannot be made.
+        let mut calls = [&[libc::SYS_accept4], socket_name::REMOVING].concat();
+        if self.nbd.threads > 1 {
+            // Threads start the rings that were made for them.
+            calls.push(libc::SYS_io_uring_register);
+        }
         Rights {
             removed: path.map(ToOwned::to_owned).into_iter().collect(),
-            // Connections are accepted; new ones cannot be made.
-            calls: [&[libc::SYS_accept4], socket_name::REMOVING].concat(),
+            calls,
         }
     }
 
@@ -246,12 +268,17 @@ impl Endpoint for Socket {
                 server,
                 listening,
                 nbd,
+                workers,
                 rests,
             } = *self;
             let listener = listening.listener.clone();
             server.serve(vec![listener]).await;
             match rests.get() {
-                true => Outcome::AtRest(Box::new(Resting { listening, nbd })),
+                true => Outcome::AtRest(Box::new(Resting {
+                    listening,
+                    nbd,
+                    workers,
+                })),
                 false => Outcome::Ended(listening.name.map(|name| Box::new(name) as _)),
             }
         })

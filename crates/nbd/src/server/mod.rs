@@ -1,9 +1,9 @@
 //! The server: accepts connections, limits and counts them, ends them.
 //!
-//! A connection is a task of the queue that it was accepted on; it can harm no other. It ends when
-//! its client leaves or breaks the protocol, and at the latest when the server stops: then no
-//! further requests are read, those that were started run to their end, and their replies are sent
-//! for as long as [`ServerOptions::drain_timeout`] allows.
+//! A connection is a task of one thread, of [`Workers`] or of the one that serves; it can harm no
+//! other. It ends when its client leaves or breaks the protocol, and at the latest when the server
+//! stops: then no further requests are read, those that were started run to their end, and their
+//! replies are sent for as long as [`ServerOptions::drain_timeout`] allows.
 //!
 //! With [`ServerOptions::tls`] it serves over TLS only. Left out: other ways of authentication.
 
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use cowslip_queue::{Listener, Stream, sleep, spawn};
+use cowslip_queue::{Listener, Stream, sleep};
 
 use crate::event::{Event, First, first};
 use crate::export::{Export, ExportError};
@@ -26,9 +26,11 @@ use crate::wire::Wire;
 mod exports;
 mod handshake;
 mod transmission;
+mod workers;
 
 use exports::Exports;
 pub use exports::Offered;
+pub use workers::Workers;
 
 /// When a server stops by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +60,8 @@ pub struct ServerOptions {
     pub bytes_in_flight_max: usize,
     /// Serve over TLS, and nobody without it. `None` is a server in the clear.
     pub tls: Option<ServerTls>,
+    /// Threads that connections are spread over, besides the one that serves.
+    pub workers: Workers,
 }
 
 impl Default for ServerOptions {
@@ -73,6 +77,7 @@ impl Default for ServerOptions {
             // Two payloads of the maximum size, or 256 requests of 256 KiB.
             bytes_in_flight_max: 64 << 20,
             tls: None,
+            workers: Workers::default(),
         }
     }
 }
@@ -321,7 +326,7 @@ impl Server {
         let control = &shared.control;
         for listener in listeners {
             control.acceptors.fetch_add(1, Ordering::AcqRel);
-            spawn(accept(Arc::clone(&shared), listener));
+            cowslip_queue::spawn(accept(Arc::clone(&shared), listener));
         }
         control.until(Phase::Draining).await;
         let drained = control
@@ -357,10 +362,7 @@ async fn accept(shared: Arc<Shared>, listener: Listener) {
         room.await;
         match first(control.until(Phase::Draining), listener.accept()).await {
             First::Left(()) => break,
-            First::Right(Ok(stream)) => {
-                let number = open_connection(&shared);
-                spawn(connection(Arc::clone(&shared), stream, number));
-            }
+            First::Right(Ok(stream)) => begin(&shared, stream),
             First::Right(Err(error)) => {
                 shared.notify(|| ServerEvent::AcceptFailed {
                     reason: error.to_string(),
@@ -371,6 +373,18 @@ async fn accept(shared: Arc<Shared>, listener: Listener) {
     }
     control.acceptors.fetch_sub(1, Ordering::AcqRel);
     control.changed.notify();
+}
+
+/// Starts the task of a connection on the thread whose turn it is.
+fn begin(shared: &Arc<Shared>, stream: Stream) {
+    let number = open_connection(shared);
+    let task = {
+        let shared = Arc::clone(shared);
+        move || connection(shared, stream, number)
+    };
+    if let Err(error) = shared.options.workers.run(number, task) {
+        close_connection(shared, number, Some(error.to_string()));
+    }
 }
 
 /// Counts a new connection and returns its number.
@@ -413,16 +427,18 @@ async fn connection(shared: Arc<Shared>, stream: Stream, number: u64) {
     };
     first(shared.control.until(Phase::Aborting), wire.farewell()).await;
     stream.shutdown();
-    shared.notify(|| ServerEvent::Disconnected {
-        connection: number,
-        reason,
-    });
-    let control = &shared.control;
-    let left = control.connections.fetch_sub(1, Ordering::AcqRel) - 1;
+    let left = close_connection(&shared, number, reason);
     if chosen && left == 0 && shared.options.lifetime == Lifetime::UntilLastClient {
-        control.advance(Phase::Draining);
+        shared.control.advance(Phase::Draining);
     }
-    control.changed.notify();
+}
+
+/// Counts a connection that has ended. Returns how many there are yet.
+fn close_connection(shared: &Shared, connection: u64, reason: Option<String>) -> usize {
+    shared.notify(|| ServerEvent::Disconnected { connection, reason });
+    let left = shared.control.connections.fetch_sub(1, Ordering::AcqRel) - 1;
+    shared.control.changed.notify();
+    left
 }
 
 /// Runs the handshake for as long as it may take; else the left side says why it was cut off.
