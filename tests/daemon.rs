@@ -479,3 +479,41 @@ fn what_would_change_a_disk_under_another_use_is_refused() {
     );
     daemon.quit();
 }
+
+/// A backup takes the marks out of its bitmap before its job has an ID.
+#[test]
+fn a_backup_that_cannot_begin_leaves_its_bitmap_as_it_was() {
+    let dir = crate::support::scratch();
+    let dir = dir.path();
+    for name in ["n0", "copy"] {
+        create(dir, &format!("{name}.qcow2 {DISK_BYTES}"));
+    }
+    let mut daemon = Daemon::start(dir);
+    daemon.add("n0", "n0.qcow2");
+    daemon.add("copy", "copy.qcow2");
+    daemon.serve("n0");
+    daemon.done("block-dirty-bitmap-add", json!({"node": "n0", "name": "b"}));
+    let guest = Guest::start(&dir.join("nbd.sock"), 5, &Model::default());
+    std::thread::sleep(Duration::from_millis(50));
+    guest.stop().unwrap();
+    // A job of this ID has ended, and waits to be dismissed.
+    let file = json!({"driver": "file", "filename": "other", "size": 4096});
+    daemon.done("blockdev-create", json!({"job-id": "j", "options": file}));
+    daemon.wait_for("j", "concluded").unwrap();
+    let dirty = |daemon: &mut Daemon| {
+        let nodes = daemon.done("query-named-block-nodes", json!({"flat": true}));
+        let nodes = nodes.as_array().unwrap().iter();
+        let node = nodes.filter(|node| node["node-name"] == "n0").next_back();
+        node.unwrap()["dirty-bitmaps"][0]["count"].as_u64().unwrap()
+    };
+    let before = dirty(&mut daemon);
+    let error = daemon.ask(
+        "blockdev-backup",
+        json!({"device": "n0", "target": "copy", "sync": "incremental", "bitmap": "b",
+            "job-id": "j"}),
+    );
+    assert!(error.unwrap_err().contains("already in use"));
+    assert_eq!(dirty(&mut daemon), before);
+    assert!(before > 0, "the guest has written");
+    daemon.quit();
+}

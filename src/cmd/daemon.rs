@@ -33,6 +33,7 @@ use crate::text_file;
 pub mod as_qemu;
 mod bitmap;
 mod bitmaps;
+mod changing;
 mod copies;
 mod create;
 mod export;
@@ -52,10 +53,11 @@ mod stdio;
 mod wait;
 mod words;
 
+use changing::Changing;
 use given::Given;
 use host::Daemon;
 use line::{Doors, Line, Step};
-use words::{failed, refused};
+use words::refused;
 
 /// Serve disks that are added, changed and removed over a control socket (QMP)
 #[derive(clap::Args)]
@@ -206,8 +208,8 @@ impl Daemon {
         }
         self.nodes.is_root(&node)?;
         self.nodes.enter(&node, true).await?;
-        let resized = node.image().resize(size).await.map_err(failed);
-        node.live.announce_size();
+        let changing = Changing::by(self, given);
+        let resized = cowslip_graph::resize(&changing, &node, size).await;
         let left = self.nodes.leave(&node, true).await;
         resized?;
         for export in self.exports.of(&node) {

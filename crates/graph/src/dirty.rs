@@ -92,6 +92,14 @@ impl DirtyMap {
         state.dirty = 0;
     }
 
+    /// Takes all marks out of it.
+    pub fn take(&self) -> Arc<DirtyMap> {
+        let taken = DirtyMap::new(self.size(), self.chunk_bytes());
+        taken.merge(self);
+        self.clear();
+        taken
+    }
+
     /// Marks what another map has marked too.
     pub fn merge(&self, other: &DirtyMap) {
         let size = lock(&other.state).size;

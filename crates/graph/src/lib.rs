@@ -5,22 +5,32 @@
 //! ([`LiveDisk::drain`]); taps see what changes: a [`DirtyMap`] notes it, a [`Backup`] copies old
 //! bytes before they are overwritten. A [`Mirror`] copies a disk until the copy is equal.
 //!
+//! Changes of a graph are steps of a [`Host`], which has the images: [`transact`], [`shorten`],
+//! [`resize`], and the jobs [`stream`], [`commit`] and [`mirror`]. The order of their durable steps
+//! is here, for every host.
+//!
 //! May not know: image formats, nodes by name, protocols, threads.
 
 mod backup;
 mod copy;
 mod dirty;
+mod host;
+mod jobs;
 mod live;
 mod mirror;
 mod statistics;
+mod steps;
 
-pub use backup::Backup;
+pub use backup::{Backup, Rotates, Rotation};
 #[doc(no_inline)]
-pub use cowslip_block::sync::Turn;
+pub use cowslip_block::sync::{Turn, TurnGuard};
 pub use dirty::DirtyMap;
+pub use host::{Attended, Held, Host};
+pub use jobs::{CHUNK_BYTES, Committed, Mirroring, commit, mirror, stream};
 pub use live::{Drained, LiveDisk, Tap};
 pub use mirror::{CopyMode, Mirror};
 pub use statistics::{Counted, Statistics};
+pub use steps::{NotDone, resize, shorten, transact};
 
 #[cfg(test)]
 mod tests;

@@ -11,13 +11,3 @@ pub struct Bitmap {
     /// Its bits.
     pub map: Arc<DirtyMap>,
 }
-
-impl Bitmap {
-    /// Takes what is marked out of it.
-    pub fn take(&self) -> Arc<DirtyMap> {
-        let taken = DirtyMap::new(self.map.size(), self.map.chunk_bytes());
-        taken.merge(&self.map);
-        self.map.clear();
-        taken
-    }
-}

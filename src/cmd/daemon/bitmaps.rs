@@ -6,7 +6,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip_graph::DirtyMap;
+use cowslip_graph::{DirtyMap, Drained};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
@@ -36,61 +36,42 @@ impl Daemon {
     /// No such node or bitmap; what cannot be.
     pub async fn bitmap_command(&self, verb: &str, given: &Given) -> Result<Value, QmpError> {
         let node = self.nodes.referred(given.required("node")?)?;
-        match verb {
-            "add" => self.add_bitmap(&node, given).await?,
-            "merge" => self.merge_bitmaps(&node, given)?,
-            _ => {
-                let bitmap = self.bitmap(&node, given.required("name")?)?;
-                match verb {
-                    "remove" => {
-                        let tap = Arc::clone(&bitmap.map) as _;
-                        node.live.remove(&tap);
-                        let is_other = |other: &Rc<Bitmap>| !Rc::ptr_eq(other, &bitmap);
-                        node.bitmaps.borrow_mut().retain(is_other);
-                    }
-                    "clear" => bitmap.map.clear(),
-                    "enable" => bitmap.map.enable(true),
-                    "disable" => bitmap.map.enable(false),
-                    _ => {
-                        let name = format!("block-dirty-bitmap-{verb}");
-                        return Err(QmpError::command_not_found(&name));
-                    }
-                }
-            }
-        }
-        Ok(json!({}))
+        let drained = node.live.drain().await;
+        let changed = self.change_bitmap((verb, &node), given, &drained);
+        changed.map(|()| json!({}))
     }
 
-    async fn add_bitmap(&self, node: &Rc<Node>, given: &Given) -> Result<(), QmpError> {
-        let name = given.required("name")?.to_string();
-        if name.is_empty() {
-            return Err(refused("Bitmap name cannot be empty"));
+    /// The same between two requests of the node.
+    ///
+    /// # Errors
+    /// As for [`Daemon::bitmap_command`].
+    pub fn change_bitmap(
+        &self,
+        (verb, node): (&str, &Rc<Node>),
+        given: &Given,
+        drained: &Drained,
+    ) -> Result<(), QmpError> {
+        match verb {
+            "add" => return add_bitmap(node, given, drained),
+            "merge" => return self.merge_bitmaps(node, given),
+            _ => {}
         }
-        let granularity = given.number("granularity")?.unwrap_or(GRANULARITY);
-        if granularity < 512 || !granularity.is_power_of_two() {
-            return Err(refused("Granularity must be power of 2 and at least 512"));
+        let bitmap = self.bitmap(node, given.required("name")?)?;
+        match verb {
+            "remove" => {
+                let tap = Arc::clone(&bitmap.map) as _;
+                node.live.remove(&tap);
+                let is_other = |other: &Rc<Bitmap>| !Rc::ptr_eq(other, &bitmap);
+                node.bitmaps.borrow_mut().retain(is_other);
+            }
+            "clear" => bitmap.map.clear(),
+            "enable" => bitmap.map.enable(true),
+            "disable" => bitmap.map.enable(false),
+            _ => {
+                let name = format!("block-dirty-bitmap-{verb}");
+                return Err(QmpError::command_not_found(&name));
+            }
         }
-        if given.switch("persistent")?.unwrap_or(false) {
-            return Err(refused(
-                "bitmaps that the image keeps are not supported here; they are made by \
-                 'cowslip bitmap' while nobody uses the image",
-            ));
-        }
-        let map = DirtyMap::new(node.live_size(), granularity);
-        map.enable(!given.switch("disabled")?.unwrap_or(false));
-        let drained = node.live.drain().await;
-        if node
-            .bitmaps
-            .borrow()
-            .iter()
-            .any(|bitmap| bitmap.name == name)
-        {
-            return Err(QmpError::generic(format!("Bitmap already exists: {name}")));
-        }
-        drained.add(Arc::clone(&map) as _);
-        node.bitmaps
-            .borrow_mut()
-            .push(Rc::new(Bitmap { name, map }));
         Ok(())
     }
 
@@ -133,4 +114,30 @@ impl Daemon {
         // The last one first, as in QEMU.
         node.bitmaps.borrow().iter().rev().map(describe).collect()
     }
+}
+
+fn add_bitmap(node: &Rc<Node>, given: &Given, drained: &Drained) -> Result<(), QmpError> {
+    let name = given.required("name")?.to_string();
+    if name.is_empty() {
+        return Err(refused("Bitmap name cannot be empty"));
+    }
+    let granularity = given.number("granularity")?.unwrap_or(GRANULARITY);
+    if granularity < 512 || !granularity.is_power_of_two() {
+        return Err(refused("Granularity must be power of 2 and at least 512"));
+    }
+    if given.switch("persistent")?.unwrap_or(false) {
+        return Err(refused(
+            "bitmaps that the image keeps are not supported here; they are made by \
+             'cowslip bitmap' while nobody uses the image",
+        ));
+    }
+    let mut bitmaps = node.bitmaps.borrow_mut();
+    if bitmaps.iter().any(|bitmap| bitmap.name == name) {
+        return Err(QmpError::generic(format!("Bitmap already exists: {name}")));
+    }
+    let map = DirtyMap::new(node.live_size(), granularity);
+    map.enable(!given.switch("disabled")?.unwrap_or(false));
+    drained.add(Arc::clone(&map) as _);
+    bitmaps.push(Rc::new(Bitmap { name, map }));
+    Ok(())
 }

@@ -1,5 +1,7 @@
 //! Jobs that copy disks in use: stream, commit, mirror, backup.
 //!
+//! Their steps, and what a crash leaves after each, are those of `cowslip_graph`.
+//!
 //! | job | what a crash leaves | the last step, with requests held back |
 //! | --- | --- | --- |
 //! | stream | the disk: what was copied into the image is what its chain shows there | the header names the new backing file |
@@ -8,28 +10,24 @@
 //! | mirror | the disk; a copy that is of no use | clients go to the copy, which is flushed |
 //! | backup | the disk; a copy that is of no use | none |
 
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use cowslip::Disk;
-use cowslip::image::{CopyOnRead, Extent};
-use cowslip::job::Stage;
-use cowslip::qcow2::amend::{Amendment, BackingFile};
-use cowslip_graph::{Backup, CopyMode, Drained, Mirror};
-use cowslip_nodes::Access;
+use cowslip::image::Extent;
+use cowslip_graph::{
+    Backup, CHUNK_BYTES, Committed, CopyMode, Drained, Mirroring, Rotates, commit, mirror, stream,
+};
 use cowslip_qmp::{ErrorClass, QmpError};
 use serde_json::{Value, json};
 
 use super::bitmap::Bitmap;
+use super::changing::{Attending, Changing};
 use super::given::Given;
 use super::host::Daemon;
-use super::job::{Job, JobOptions};
+use super::job::JobOptions;
 use super::nodes::Node;
 use super::words::{failed, refused};
-
-/// Bytes that are copied as a whole, if nothing else is asked for.
-const CHUNK_BYTES: u64 = 64 << 10;
 
 /// Nodes whose places nothing but a job changes, until this is dropped.
 pub struct Reserved(Vec<Rc<Node>>);
@@ -76,6 +74,17 @@ impl Part {
     fn base(&self) -> Option<&Rc<Node>> {
         self.chain.get(self.base)
     }
+
+    /// The part of a commit, which has a base.
+    fn committed(&self) -> Committed<Rc<Node>> {
+        let above = self.top.checked_sub(1);
+        Committed {
+            top: Rc::clone(&self.chain[self.top]),
+            above: above.map(|above| Rc::clone(&self.chain[above])),
+            base: Rc::clone(&self.chain[self.base]),
+            layers: (self.base - self.top) as u32,
+        }
+    }
 }
 
 /// The place of a node in a chain: by its name, or by the name of its file.
@@ -97,39 +106,6 @@ fn place_in(
             "Node '{name}' is not a backing image of '{}'",
             chain[0].name
         ))),
-    }
-}
-
-/// How an image names a node as its backing file.
-fn naming(image: &Node, base: Option<&Rc<Node>>, given: &Given) -> BackingFile {
-    match base {
-        None => BackingFile::None,
-        Some(base) => BackingFile::File {
-            name: match given.text("backing-file") {
-                Some(name) => name.to_string(),
-                None => name_beside(&base.filename(), &image.filename()),
-            },
-            format: base.driver().to_string(),
-        },
-    }
-}
-
-/// The name of a file as an image names it: relative to the image, not to where this process runs.
-pub fn name_beside(file: &str, image: &str) -> String {
-    let (file_path, image_path) = (Path::new(file), Path::new(image));
-    if file_path.is_absolute() || !file_path.exists() {
-        // A path that means the same everywhere, or no file.
-        return file.to_string();
-    }
-    match (
-        file_path.parent() == image_path.parent(),
-        file_path.file_name(),
-    ) {
-        (true, Some(name)) => name.to_string_lossy().into_owned(),
-        _ => match std::path::absolute(file_path) {
-            Ok(path) => path.to_string_lossy().into_owned(),
-            Err(_) => file.to_string(),
-        },
     }
 }
 
@@ -173,7 +149,15 @@ impl Daemon {
         );
         let entered = Rc::clone(&node);
         let started = self.start_job(("stream", options), |daemon, job| async move {
-            let streamed = daemon.stream(&job, &part, &given).await;
+            let changing = Changing::by(&daemon, &given);
+            let (layers, renames) = (part.base - 1, given.text("backing-file").is_some());
+            let streamed = stream(
+                &changing,
+                (&job.work, &Attending(&daemon, &job)),
+                (&part.chain[0], part.base()),
+                (layers as u32, renames),
+            )
+            .await;
             let _turn = daemon.turn.take().await;
             drop(reserved);
             let left = daemon.nodes.leave(&part.chain[0], true).await;
@@ -193,51 +177,6 @@ impl Daemon {
             drop(self.nodes.leave(node, true).await);
         }
         started.map(|()| json!({}))
-    }
-
-    async fn stream(&self, job: &Job, part: &Part, given: &Given) -> Result<(), QmpError> {
-        let node = &part.chain[0];
-        let image = node.image();
-        let layers = part.base - 1;
-        if layers > 0 {
-            job.work.enter(Stage::Copy);
-            job.work.expect(image.size());
-            let what = CopyOnRead::DownTo(layers as u32);
-            let pieces = job.work.run_pieces(0..image.size(), |at, len| {
-                image.populate(at..at + len, what)
-            });
-            pieces.await.map_err(failed)?;
-            image.flush().await.map_err(failed)?;
-        }
-        drop(image);
-        self.finalize(job).await?;
-        let _turn = self.turn.take().await;
-        if layers > 0 || given.text("backing-file").is_some() {
-            let base = part.base().cloned();
-            self.put_over(node, (base.as_ref(), given), job).await?;
-        }
-        Ok(())
-    }
-
-    /// Has an image name another backing file, which shows the same, and puts its node over that.
-    async fn put_over(
-        &self,
-        node: &Rc<Node>,
-        (base, given): (Option<&Rc<Node>>, &Given),
-        job: &Job,
-    ) -> Result<(), QmpError> {
-        let held = self.nodes.hold(&self.nodes.with_above(node)).await;
-        let access = node.access();
-        if access == Access::Read {
-            self.nodes.open_held(node, Access::Write, &held).await?;
-        }
-        let amendment = Amendment::of_backing(naming(node, base, given));
-        let amended = node.image().amend(&amendment, &job.work).await;
-        // The session has ended with it. Both chains show the same.
-        let reopened = self.nodes.open_held(node, access, &held).await;
-        amended.map_err(failed)?;
-        reopened?;
-        self.nodes.set_backing(node, base.cloned(), &held)
     }
 
     /// `block-commit`.
@@ -273,12 +212,16 @@ impl Daemon {
         let reserved = reserved.filling(&part.chain[part.top + 1..=part.base]);
         let target = Rc::clone(&part.chain[base]);
         self.nodes.enter(&target, true).await?;
-        let (given, entered) = (given.clone(), Rc::clone(&target));
+        let given = match part.top {
+            // The image of the clients is emptied, and names what it named.
+            0 => Given::default(),
+            _ => given.clone(),
+        };
+        let entered = Rc::clone(&target);
         let started = self.start_job(("commit", options), |daemon, job| async move {
-            let committed = match part.top {
-                0 => daemon.commit_active(&job, &part).await,
-                _ => daemon.commit_below(&job, &part, &given).await,
-            };
+            let changing = Changing::by(&daemon, &given);
+            let attending = (&job.work, &Attending(&daemon, &job));
+            let committed = commit(&changing, attending, &part.committed()).await;
             let _turn = daemon.turn.take().await;
             drop(reserved);
             let left = daemon.nodes.leave(&target, true).await;
@@ -286,123 +229,6 @@ impl Daemon {
             committed.and(left)
         });
         self.or_leave(started, &entered).await
-    }
-
-    /// Begins to copy into the base what the nodes above it decide.
-    async fn commit_begin(&self, job: &Job, part: &Part) -> Result<Rc<Mirror>, QmpError> {
-        let (top, base) = (&part.chain[part.top], &part.chain[part.base]);
-        if base.live.size() < top.live.size() {
-            base.image().resize(top.live.size()).await.map_err(failed)?;
-            base.live.announce_size();
-        }
-        let target: Arc<dyn Disk> = Arc::clone(&base.live) as _;
-        let modes = (CHUNK_BYTES, CopyMode::Background);
-        let mirror = Rc::new(Mirror::begin(Arc::clone(&top.live), target, modes).await);
-        job.mirror.replace(Some(Rc::clone(&mirror)));
-        let layers = (part.base - part.top) as u32;
-        // A layer that ends before decides, too: behind its end the disk reads as zeroes.
-        let is_decided_above = |extent: &Extent| extent.depth < layers;
-        mirror
-            .mark(&job.work, is_decided_above)
-            .await
-            .map_err(failed)?;
-        Ok(mirror)
-    }
-
-    async fn commit_below(&self, job: &Job, part: &Part, given: &Given) -> Result<(), QmpError> {
-        let mirror = self.commit_begin(job, part).await?;
-        // Nothing changes what is copied from.
-        mirror.complete();
-        mirror.follow(&job.work, || ()).await.map_err(failed)?;
-        let base = &part.chain[part.base];
-        base.image().flush().await.map_err(failed)?;
-        self.finalize(job).await?;
-        let _turn = self.turn.take().await;
-        let above = &part.chain[part.top - 1];
-        self.put_over(above, (Some(base), given), job).await
-    }
-
-    async fn commit_active(&self, job: &Job, part: &Part) -> Result<(), QmpError> {
-        let (top, base) = (&part.chain[0], &part.chain[part.base]);
-        let mirror = self.commit_begin(job, part).await?;
-        let followed = mirror.follow(&job.work, || self.job_is_ready(job)).await;
-        followed.map_err(failed)?;
-        self.finalize(job).await?;
-        let _turn = self.turn.take().await;
-        // A reader of the image alone writes nothing, and it has to be emptied.
-        self.nodes.enter(top, true).await?;
-        let ports = self.hold_ports(top).await;
-        let switched = match mirror.finish(&job.work).await {
-            Ok(drained) => {
-                self.switch_to_base((top, base), (drained, ports), part.base)
-                    .await
-            }
-            Err(error) => Err(failed(error)),
-        };
-        let left = self.nodes.leave(top, true).await;
-        switched?;
-        left
-    }
-
-    /// Empties an image whose data is in the base, and has its clients use the base.
-    async fn switch_to_base(
-        &self,
-        (top, base): (&Rc<Node>, &Rc<Node>),
-        (drained, ports): (Drained, Vec<Drained>),
-        layers: usize,
-    ) -> Result<(), QmpError> {
-        let held = [drained];
-        if layers > 1 {
-            // The images between would show through an empty one.
-            let backing = naming(top, Some(base), &Given::default());
-            let amendment = Amendment::of_backing(backing);
-            let job = cowslip::Job::default();
-            let amended = top.image().amend(&amendment, &job).await;
-            let reopened = self.nodes.open_held(top, Access::Write, &held).await;
-            amended.map_err(failed)?;
-            reopened?;
-            self.nodes.set_backing(top, Some(Rc::clone(base)), &held)?;
-        }
-        let emptied = top.image().empty().await;
-        let reopened = self.nodes.open_held(top, Access::Write, &held).await;
-        emptied.map_err(failed)?;
-        reopened?;
-        self.move_exports((top, base), ports, held).await
-    }
-
-    /// Holds the requests of all clients of a node back.
-    pub async fn hold_ports(&self, node: &Rc<Node>) -> Vec<Drained> {
-        let mut held = Vec::new();
-        for export in self.exports.of(node) {
-            held.push(export.port().drain().await);
-        }
-        held
-    }
-
-    /// Has the clients of a node, whose requests are held back, use another one; then lets requests
-    /// go on.
-    async fn move_exports(
-        &self,
-        (from, to): (&Rc<Node>, &Rc<Node>),
-        ports: Vec<Drained>,
-        held: [Drained; 1],
-    ) -> Result<(), QmpError> {
-        let exports = self.exports.of(from);
-        for export in &exports {
-            // Its image is open for writing already, so this counts and does nothing else.
-            self.nodes.enter(to, export.is_writable()).await?;
-            let port = ports
-                .iter()
-                .find(|it| Arc::ptr_eq(it.live(), export.port()));
-            port.expect("it was held back")
-                .exchange(export.moved_to(to));
-        }
-        drop((ports, held));
-        for export in exports {
-            self.nodes.leave(from, export.is_writable()).await?;
-            export.inform();
-        }
-        Ok(())
     }
 
     /// `blockdev-mirror`.
@@ -447,8 +273,15 @@ impl Daemon {
         self.nodes.enter(&target, true).await?;
         let entered = Rc::clone(&target);
         let started = self.start_job(("mirror", options), |daemon, job| async move {
-            let wanted = (layers, chunk, mode);
-            let mirrored = daemon.mirror(&job, (&node, &target), wanted).await;
+            let how = Mirroring {
+                layers,
+                chunk_bytes: chunk,
+                mode,
+            };
+            let nothing = Given::default();
+            let changing = Changing::by(&daemon, &nothing);
+            let attending = (&job.work, &Attending(&daemon, &job));
+            let mirrored = mirror(&changing, attending, (&node, &target), how).await;
             let _turn = daemon.turn.take().await;
             drop(reserved);
             let left = daemon.nodes.leave(&target, true).await;
@@ -497,32 +330,6 @@ impl Daemon {
             }
         }
         Ok(())
-    }
-
-    async fn mirror(
-        &self,
-        job: &Job,
-        (node, target): (&Rc<Node>, &Rc<Node>),
-        (layers, chunk, mode): (u32, u64, CopyMode),
-    ) -> Result<(), QmpError> {
-        let disk: Arc<dyn Disk> = Arc::clone(&target.live) as _;
-        let mirror = Mirror::begin(Arc::clone(&node.live), disk, (chunk, mode)).await;
-        let mirror = Rc::new(mirror);
-        job.mirror.replace(Some(Rc::clone(&mirror)));
-        if layers > 0 {
-            let is_wanted = |extent: &Extent| layers == u32::MAX || extent.depth < layers;
-            mirror.mark(&job.work, is_wanted).await.map_err(failed)?;
-        }
-        let followed = mirror.follow(&job.work, || self.job_is_ready(job)).await;
-        followed.map_err(failed)?;
-        self.finalize(job).await?;
-        let _turn = self.turn.take().await;
-        let ports = self.hold_ports(node).await;
-        let drained = mirror.finish(&job.work).await.map_err(failed)?;
-        match job.stays() {
-            true => Ok(()),
-            false => self.move_exports((node, target), ports, [drained]).await,
-        }
     }
 
     /// `blockdev-backup`.
@@ -580,13 +387,18 @@ impl Daemon {
             }
             _ => {}
         }
+        let rotates = match keeps {
+            Some("never") => Rotates::Never,
+            Some("always") => Rotates::Always,
+            _ => Rotates::OnSuccess,
+        };
         let both = vec![Rc::clone(&target), Rc::clone(&node)];
         let reserved = Reserved::new(both, "backup")?.filling(&[Rc::clone(&target)]);
         self.nodes.enter(&target, true).await?;
         let disk: Arc<dyn Disk> = Arc::clone(&target.live) as _;
         Ok(Prepared {
             backup: Backup::new(Arc::clone(&node.live), disk, CHUNK_BYTES),
-            bitmap: bitmap.map(|bitmap| (bitmap, keeps == Some("never"), keeps == Some("always"))),
+            bitmap: bitmap.map(|bitmap| (bitmap, rotates)),
             is_top: sync == "top",
             nodes: (node, target),
             options,
@@ -612,48 +424,44 @@ impl Daemon {
             options,
             _reserved: reserved,
         } = prepared;
-        let wanted = match (&bitmap, is_top) {
-            (Some((bitmap, ..)), _) => {
-                backup.want(&bitmap.map);
-                Ok(())
-            }
-            (None, true) => {
-                let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
-                let job = cowslip::Job::default();
-                backup.want_extents(&job, is_own).await.map_err(failed)
-            }
-            (None, false) => {
-                backup.want_all();
-                Ok(())
+        let rotation = match bitmap {
+            Some((bitmap, rotates)) => Some(backup.freeze_since(drained, (&bitmap.map, rotates))),
+            None => {
+                let wanted = match is_top {
+                    true => {
+                        let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
+                        let job = cowslip::Job::default();
+                        backup.want_extents(&job, is_own).await
+                    }
+                    false => {
+                        backup.want_all();
+                        Ok(())
+                    }
+                };
+                if let Err(error) = wanted {
+                    drop(self.nodes.leave(&target, true).await);
+                    return Err(failed(error));
+                }
+                backup.freeze(drained);
+                None
             }
         };
-        if let Err(error) = wanted {
-            drop(self.nodes.leave(&target, true).await);
-            return Err(error);
-        }
-        let taken = bitmap.map(|(bitmap, never, always)| {
-            let taken = (!never).then(|| bitmap.take());
-            (bitmap, taken, always)
-        });
         let entered = Rc::clone(&target);
-        let started = self.start_job(("backup", options), |daemon, job| {
-            backup.freeze(drained);
-            async move {
-                let copied = backup.run(&job.work).await.map_err(failed);
-                drop((backup, reserved));
-                let outcome = match copied {
-                    Ok(()) => daemon.finalize(&job).await,
-                    Err(error) => Err(error),
-                };
-                // A copy that is of no use has none of what the bitmap had.
-                if let (Err(_), Some((bitmap, Some(taken), false))) = (&outcome, &taken) {
-                    bitmap.map.merge(taken);
-                }
-                let _turn = daemon.turn.take().await;
-                let left = daemon.nodes.leave(&target, true).await;
-                let _source = node;
-                outcome.and(left)
+        let started = self.start_job(("backup", options), |daemon, job| async move {
+            let copied = backup.run(&job.work).await.map_err(failed);
+            drop((backup, reserved));
+            let outcome = match copied {
+                Ok(()) => daemon.finalize(&job).await,
+                Err(error) => Err(error),
+            };
+            // A copy that is of no use has none of what the bitmap had.
+            if let (Ok(()), Some(rotation)) = (&outcome, rotation) {
+                rotation.succeeded();
             }
+            let _turn = daemon.turn.take().await;
+            let left = daemon.nodes.leave(&target, true).await;
+            let _source = node;
+            outcome.and(left)
         });
         self.or_leave(started, &entered).await.map(drop)
     }
@@ -662,8 +470,8 @@ impl Daemon {
 /// A backup that is to be started.
 pub struct Prepared {
     backup: Backup,
-    /// The bitmap of what is copied; whether it stays as it is, or is cleared in any case.
-    bitmap: Option<(Rc<Bitmap>, bool, bool)>,
+    /// The bitmap of what is copied, and what becomes of it.
+    bitmap: Option<(Rc<Bitmap>, Rotates)>,
     is_top: bool,
     nodes: (Rc<Node>, Rc<Node>),
     options: JobOptions,

@@ -119,7 +119,7 @@ pub struct Job {
     /// Its progress, for what does the work.
     pub work: Work,
     /// The mirror, while the job follows its disk.
-    pub mirror: RefCell<Option<Rc<Mirror>>>,
+    pub mirror: RefCell<Option<Arc<Mirror>>>,
     pub(super) pace: Arc<Pace>,
     pub(super) status: Cell<Status>,
     pub(super) error: RefCell<Option<String>>,

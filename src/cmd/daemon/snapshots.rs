@@ -15,12 +15,13 @@ use std::sync::Arc;
 use cowslip::file::host::FlushPolicy;
 use cowslip::file::{Claim, ReadAs, ReadSet};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip_graph::Drained;
-use cowslip_nodes::{Access, Destination};
+use cowslip_graph::{Held, NotDone, transact};
+use cowslip_nodes::Destination;
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
-use super::copies::{Prepared, name_beside};
+use super::changing::{Changing, name_beside};
+use super::copies::Prepared;
 use super::export::Export;
 use super::given::Given;
 use super::host::Daemon;
@@ -41,7 +42,7 @@ pub struct Overlay {
 enum Action {
     Overlay(Overlay),
     Backup(Box<Prepared>),
-    Bitmap(String, Given),
+    Bitmap(String, Rc<Node>, Given),
     Abort,
 }
 
@@ -204,7 +205,10 @@ impl Daemon {
             "blockdev-snapshot-sync" => Action::Overlay(self.new_overlay_of(&data).await?),
             "blockdev-backup" => Action::Backup(Box::new(self.backup_of(&data).await?)),
             other => match other.strip_prefix("block-dirty-bitmap-") {
-                Some(verb) => Action::Bitmap(verb.to_string(), data),
+                Some(verb) => {
+                    let node = self.nodes.referred(data.required("node")?)?;
+                    Action::Bitmap(verb.to_string(), node, data)
+                }
                 None => {
                     let text = format!("actions of type '{other}' are not supported");
                     return Err(QmpError::generic(text));
@@ -244,13 +248,34 @@ impl Daemon {
             self.undo(actions).await;
             return Err(error);
         }
-        let (mut ports, mut held) = (Vec::new(), Vec::new());
+        let held = self.hold_all(&actions).await;
+        let nothing = Given::default();
+        let changing = Changing::by(self, &nothing);
+        let overlaid = |action: &Action| match action {
+            Action::Overlay(overlay) => Some(Rc::clone(&overlay.node)),
+            Action::Backup(_) | Action::Bitmap(..) | Action::Abort => None,
+        };
+        let act = async |action| self.act_on(action, &held).await;
+        let done = transact(&changing, (actions, &held), overlaid, act).await;
+        drop(held);
+        match done {
+            Ok(()) => Ok(json!({})),
+            Err(NotDone { actions, error }) => {
+                self.undo(actions).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Holds the requests of all disks of these actions back.
+    async fn hold_all(&self, actions: &[Action]) -> Held {
         let mut nodes: Vec<Rc<Node>> = Vec::new();
-        for action in &actions {
+        for action in actions {
             let of_action = match action {
                 Action::Overlay(overlay) => vec![&overlay.node, &overlay.overlay],
                 Action::Backup(prepared) => vec![prepared.node()],
-                Action::Bitmap(..) | Action::Abort => Vec::new(),
+                Action::Bitmap(_, node, _) => vec![node],
+                Action::Abort => Vec::new(),
             };
             for node in of_action {
                 if !nodes.iter().any(|other| Rc::ptr_eq(other, node)) {
@@ -258,102 +283,59 @@ impl Daemon {
                 }
             }
         }
+        let mut held = Held::default();
         // Clients first: their requests are under way in the nodes.
         for node in &nodes {
-            ports.extend(self.hold_ports(node).await);
+            held.clients.extend(self.hold_ports(node).await);
         }
-        held.extend(self.nodes.hold(&nodes).await);
-        if let Err(error) = self.freeze(&actions, &held).await {
-            drop((ports, held));
-            self.undo(actions).await;
-            return Err(error);
-        }
-        let mut done = Ok(());
-        let mut bitmaps = Vec::new();
-        for action in actions {
-            match action {
-                Action::Overlay(overlay) => {
-                    done = done.and(self.put_on(&overlay, (&ports, &held)));
-                }
-                Action::Backup(prepared) => {
-                    let live = &prepared.node().live;
-                    let drained = held.iter().find(|it| Arc::ptr_eq(it.live(), live));
-                    let drained = drained.expect("it was held back");
-                    done = done.and(self.start_backup(*prepared, drained).await);
-                }
-                Action::Bitmap(verb, given) if verb == "add" => bitmaps.push((verb, given)),
-                Action::Bitmap(verb, given) => {
-                    done = done.and(self.bitmap_command(&verb, &given).await.map(drop));
-                }
-                Action::Abort => unreachable!("it was looked for"),
+        held.disks = self.nodes.hold(&nodes).await;
+        held
+    }
+
+    async fn act_on(self: &Rc<Self>, action: Action, held: &Held) -> Result<(), QmpError> {
+        match action {
+            Action::Overlay(overlay) => self.put_on(&overlay, held),
+            Action::Backup(prepared) => {
+                let drained = held.of(&prepared.node().live);
+                let drained = drained.expect("it was held back");
+                self.start_backup(*prepared, drained).await
             }
+            Action::Bitmap(verb, node, given) => {
+                let drained = held.of(&node.live).expect("it was held back");
+                self.change_bitmap((&verb, &node), &given, drained)
+            }
+            Action::Abort => unreachable!("it was looked for"),
         }
-        drop((ports, held));
-        for (verb, given) in bitmaps {
-            // It waits for the requests of its node.
-            done = done.and(self.bitmap_command(&verb, &given).await.map(drop));
-        }
-        done.map(|()| json!({}))
     }
 
     /// Refuses actions on bitmaps that are not there, before anything is done.
     fn check_bitmaps(&self, actions: &[Action]) -> Result<(), QmpError> {
         for action in actions {
-            if let Action::Bitmap(verb, given) = action {
-                let node = self.nodes.referred(given.required("node")?)?;
+            if let Action::Bitmap(verb, node, given) = action {
                 match verb.as_str() {
                     "add" => {
                         let name = given.required("name")?;
-                        if self.bitmap(&node, name).is_ok() {
+                        if self.bitmap(node, name).is_ok() {
                             let text = format!("Bitmap already exists: {name}");
                             return Err(QmpError::generic(text));
                         }
                     }
-                    "merge" => drop(self.bitmap(&node, given.required("target")?)?),
-                    _ => drop(self.bitmap(&node, given.required("name")?)?),
+                    "merge" => drop(self.bitmap(node, given.required("target")?)?),
+                    _ => drop(self.bitmap(node, given.required("name")?)?),
                 }
-            }
-        }
-        Ok(())
-    }
-
-    /// Freezes all disks that get overlays. After a failure those that were frozen are opened
-    /// again.
-    async fn freeze(&self, actions: &[Action], held: &[Drained]) -> Result<(), QmpError> {
-        let mut frozen = Vec::new();
-        for action in actions {
-            let Action::Overlay(Overlay { node, .. }) = action else {
-                continue;
-            };
-            if node.access() == Access::Read {
-                continue;
-            }
-            frozen.push(Rc::clone(node));
-            if let Err(error) = node.image().freeze().await {
-                for node in frozen {
-                    // One that cannot be opened for writing refuses what would change it.
-                    drop(self.nodes.open_held(&node, Access::Write, held).await);
-                }
-                return Err(failed(error));
             }
         }
         Ok(())
     }
 
     /// Puts an overlay over its disk, and has the clients use it.
-    fn put_on(
-        &self,
-        overlay: &Overlay,
-        (ports, held): (&[Drained], &[Drained]),
-    ) -> Result<(), QmpError> {
+    fn put_on(&self, overlay: &Overlay, held: &Held) -> Result<(), QmpError> {
         let below = Some(Rc::clone(&overlay.node));
         self.nodes.is_frozen(&overlay.node);
-        self.nodes.set_backing(&overlay.overlay, below, held)?;
+        self.nodes
+            .set_backing(&overlay.overlay, below, &held.disks)?;
         for export in &overlay.exports {
-            let port = ports
-                .iter()
-                .find(|it| Arc::ptr_eq(it.live(), export.port()));
-            let port = port.expect("it was held back");
+            let port = held.of(export.port()).expect("it was held back");
             port.exchange(export.moved_to(&overlay.overlay));
             self.nodes.count_out(&overlay.node, export.is_writable());
         }

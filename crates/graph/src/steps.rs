@@ -1,0 +1,128 @@
+//! The steps of a change of a graph, in the order that a crash, or a failure, allows at each.
+//!
+//! | change | steps, with requests held back | after each, this image shows the disk |
+//! | --- | --- | --- |
+//! | [`transact`] | the disks are frozen, then all is done | the disk, and from the first on its overlay, which is empty, as well |
+//! | [`shorten`] | the header names the new base, the image is opened again | the image: both chains show the same |
+//! | [`give_to_base`] | what lies between leaves the chain, then the image is emptied, then clients go to the base | the image, and the base, which is equal |
+//! | [`resize`] | the image has its new size, then those who observe the disk | the image |
+
+use crate::host::{Held, Host, NodeOf};
+use crate::live::Drained;
+
+/// Actions that were not done, and why.
+#[derive(Debug)]
+pub struct NotDone<A, E> {
+    /// The actions; none if they were done as far as possible.
+    pub actions: Vec<A>,
+    /// The first error.
+    pub error: E,
+}
+
+/// Does several things at one moment, at which no request to their disks is under way. First those
+/// disks are frozen that `overlaid` names, for the actions that put an overlay over one: what they
+/// have is durable then. If one of them fails no action is done, and those that were frozen are
+/// open as before.
+///
+/// # Errors
+/// A disk could not be frozen; or the first error of an action, after which the others were done.
+pub async fn transact<H: Host, A>(
+    host: &H,
+    (actions, held): (Vec<A>, &Held),
+    overlaid: impl Fn(&A) -> Option<NodeOf<H>>,
+    mut act: impl AsyncFnMut(A) -> Result<(), H::Error>,
+) -> Result<(), NotDone<A, H::Error>> {
+    let mut frozen = Vec::new();
+    for node in actions.iter().filter_map(overlaid) {
+        if !host.is_written(&node) {
+            continue;
+        }
+        let outcome = host.freeze(&node).await;
+        frozen.push(node);
+        if let Err(error) = outcome {
+            for node in frozen {
+                // One that cannot be opened for writing refuses what would change it.
+                drop(host.open(&node, true, held).await);
+            }
+            let error = H::failed(error);
+            return Err(NotDone { actions, error });
+        }
+    }
+    let mut done = Ok(());
+    for action in actions {
+        done = done.and(act(action).await);
+    }
+    done.map_err(|error| NotDone {
+        actions: Vec::new(),
+        error,
+    })
+}
+
+/// Has an image name another backing file, or none, which shows the same, and puts its disk over
+/// that.
+///
+/// # Errors
+/// Of the image. The disk is as before, over one of the two.
+pub async fn shorten<H: Host>(
+    host: &H,
+    node: &NodeOf<H>,
+    base: Option<&NodeOf<H>>,
+) -> Result<(), H::Error> {
+    let held = Held {
+        clients: Vec::new(),
+        disks: host.hold(node).await,
+    };
+    let is_written = host.is_written(node);
+    if !is_written {
+        host.open(node, true, &held).await?;
+    }
+    name_base(host, (node, base), (is_written, &held)).await
+}
+
+async fn name_base<H: Host>(
+    host: &H,
+    (node, base): (&NodeOf<H>, Option<&NodeOf<H>>),
+    (is_written, held): (bool, &Held),
+) -> Result<(), H::Error> {
+    let named = host.name_backing(node, base).await;
+    // The session has ended with it. Both chains show the same.
+    let opened = host.open(node, is_written, held).await;
+    named.map_err(H::failed)?;
+    opened?;
+    host.put_over(node, base, held)
+}
+
+/// Empties an image whose data is in its base, durably, and has its clients use the base; `layers`
+/// is the number of images above the base. `drained` is the disk that is held.
+///
+/// # Errors
+/// Of the image. Its clients use it as before then.
+pub async fn give_to_base<H: Host>(
+    host: &H,
+    (top, base): (&NodeOf<H>, &NodeOf<H>),
+    layers: u32,
+    held: Held,
+) -> Result<(), H::Error> {
+    if layers > 1 {
+        // The images between would show through an empty one.
+        name_base(host, (top, Some(base)), (true, &held)).await?;
+    }
+    let emptied = host.empty(top).await;
+    let opened = host.open(top, true, &held).await;
+    emptied.map_err(H::failed)?;
+    opened?;
+    host.move_clients(top, base, held).await
+}
+
+/// Changes the size of a disk. Requests are held back until those who observe its changes have the
+/// new size, too: else they would miss one behind the old end.
+///
+/// # Errors
+/// Of the image.
+pub async fn resize<H: Host>(host: &H, node: &NodeOf<H>, size: u64) -> Result<(), H::Error> {
+    let held: Vec<Drained> = host.hold(node).await;
+    let resized = host.resize(node, size).await;
+    host.live(node).announce_size();
+    drop(held);
+    resized.map_err(H::failed)
+}
