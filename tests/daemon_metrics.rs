@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Stdio;
 
 use crate::support::server::Server;
-use crate::support::{cowslip, run, scratch};
+use crate::support::{cowslip, eventually, run, scratch};
+
+mod exposition;
 
 /// The answer to some bytes.
 fn answer(dir: &Path, request: &[u8]) -> String {
@@ -28,12 +31,13 @@ fn samples(dir: &Path) -> BTreeMap<String, f64> {
         head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())),
         "{head}"
     );
-    let is_sample = |line: &&str| !line.starts_with('#');
-    let sample = |line: &str| {
-        let (name, value) = line.rsplit_once(' ').unwrap();
-        (name.to_string(), value.parse().unwrap())
-    };
-    body.lines().filter(is_sample).map(sample).collect()
+    let metrics = exposition::parse(body);
+    for metric in &metrics {
+        metric.check();
+    }
+    let samples = metrics.iter().flat_map(|metric| &metric.samples);
+    let samples = samples.map(|sample| (sample.written.clone(), sample.value));
+    samples.collect()
 }
 
 fn ctl(dir: &Path, words: &[&str]) {
@@ -90,8 +94,19 @@ fn requests_are_counted_by_export_and_node() {
     let after = samples(dir);
     assert_eq!(of(&after, bytes), 65536.0);
     assert!(of(&after, writes) >= 1.0);
-    let seconds = "cowslip_export_request_seconds_total{export=\"e\",kind=\"write\"}";
-    assert!(of(&after, seconds) > 0.0);
+    let of_writes = "{export=\"e\",kind=\"write\"}";
+    let seconds = format!("cowslip_export_request_duration_seconds_sum{of_writes}");
+    assert!(of(&after, &seconds) > 0.0);
+    let count = format!("cowslip_export_request_duration_seconds_count{of_writes}");
+    assert_eq!(of(&after, &count), of(&after, writes));
+    let in_flight = "cowslip_export_requests_in_flight{export=\"e\"}";
+    assert_eq!(of(&after, in_flight), 0.0);
+    // The space that the write took.
+    let new = "cowslip_node_written_clusters_total{node=\"a\",space=\"new\"}";
+    assert_eq!(of(&after, new), 1.0);
+    let grown = of(&after, "cowslip_node_file_grown_bytes{node=\"a\"}");
+    assert!(grown >= 65536.0, "{grown}");
+    assert_eq!(of(&after, "cowslip_node_latched{node=\"a\"}"), 0.0);
     let node_bytes =
         |node: &str| format!("cowslip_node_bytes_total{{node=\"{node}\",kind=\"write\"}}");
     assert_eq!(of(&after, &node_bytes("a")), 65536.0);
@@ -145,6 +160,11 @@ fn jobs_have_their_progress() {
     let done = samples["cowslip_job_done_bytes{job=\"m\"}"];
     assert!(done >= 1_048_576.0, "{done}");
     assert_eq!(done, samples["cowslip_job_total_bytes{job=\"m\"}"]);
+    ctl(dir, &["job-cancel", "id=m"]);
+    let ended = "cowslip_jobs_ended_total{type=\"mirror\",outcome=\"cancelled\"}";
+    eventually("the job has ended", || {
+        self::samples(dir).get(ended) == Some(&1.0)
+    });
 }
 
 #[test]
@@ -172,4 +192,85 @@ fn other_requests_are_refused_and_the_next_one_is_answered() {
     ctl(dir, &["jobs"]);
     drop(silent);
     assert!(samples(dir).contains_key("cowslip_control_clients"));
+}
+
+/// The lines that a daemon has reported, after it was asked to end.
+fn reported(dir: &Path, words: &[&str]) -> (Option<i32>, Vec<String>) {
+    let mut command = cowslip();
+    command.current_dir(dir).arg("daemon").args(words);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let said = child.wait_with_output().unwrap();
+    let text = String::from_utf8(said.stderr).unwrap();
+    (
+        said.status.code(),
+        text.lines().map(str::to_string).collect(),
+    )
+}
+
+#[test]
+fn a_log_of_json_has_an_object_a_line() {
+    let dir = scratch();
+    let dir = dir.path();
+    let client = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            eventually("the daemon listens", || {
+                UnixStream::connect(dir.join("control")).is_ok()
+            });
+            ctl(dir, &["blockdev-add", "driver=null-co", "node-name=n"]);
+            let refused = cowslip()
+                .current_dir(dir)
+                .args(["ctl", "control", "blockdev-del", "node-name=x\"\n"])
+                .output();
+            assert_eq!(refused.unwrap().status.code(), Some(1));
+            ctl(dir, &["quit"]);
+        });
+        let words = ["--control", "control", "--verbose", "--log-format", "json"];
+        let reported = reported(dir, &words);
+        asking.join().unwrap();
+        reported
+    });
+    assert_eq!(client.0, Some(0));
+    let objects: Vec<serde_json::Value> = client
+        .1
+        .iter()
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect();
+    for object in &objects {
+        let time = object["time"].as_str().unwrap();
+        assert!(time.len() == 27 && time.ends_with('Z'), "{time}");
+        assert!(object["level"].is_string() && object["message"].is_string());
+    }
+    let commands: Vec<_> = objects
+        .iter()
+        .filter(|it| it["message"] == "command")
+        .map(|it| {
+            (
+                it["data"]["name"].as_str().unwrap(),
+                it["data"]["error"].is_string(),
+            )
+        })
+        .collect();
+    let expected = [
+        ("blockdev-add", false),
+        ("blockdev-del", true),
+        ("quit", false),
+    ];
+    assert_eq!(commands, expected);
+}
+
+#[test]
+fn a_daemon_that_cannot_begin_reports_that_in_the_form_of_its_log() {
+    let dir = scratch();
+    let words = ["--blockdev", "qcow2,node-name=n,file=zz"];
+    let (code, lines) = reported(
+        dir.path(),
+        &[&words[..], &["--log-format", "json"]].concat(),
+    );
+    assert_eq!((code, lines.len()), (Some(1), 1), "{lines:?}");
+    let object: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
+    assert_eq!(object["level"], "error");
+    let message = object["message"].as_str().unwrap().to_string();
+    let (_, lines) = reported(dir.path(), &words);
+    assert_eq!(lines, [format!("cowslip: {message}")]);
 }

@@ -10,22 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use cowslip_nbd::export::{Durability, Space, ZeroOptions};
 use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
-use crate::support::{cowslip, run, scratch};
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+use crate::support::{cowslip, eventually, run, scratch};
 
 /// `(Seccomp, NoNewPrivs)` of every thread.
 fn confinement(server: &Child) -> Vec<(String, String)> {

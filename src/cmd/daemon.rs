@@ -24,7 +24,9 @@ use cowslip_qmp::{Call, Executing, Handler, QmpError, Schema, Server};
 use cowslip_queue::{Backend, Queue, Signal, Signals};
 use serde_json::{Value, json};
 
-use super::serve::{Daemonize, Detached, Role, Verbosity, default_poll, role, start_server};
+use super::serve::{
+    Daemonize, Detached, Log, LogFormat, Role, Verbosity, default_poll, role, start_server,
+};
 use crate::error::CommandError;
 use crate::open;
 use crate::output::Program;
@@ -75,6 +77,9 @@ pub struct Args {
     /// type=fuse,…
     #[arg(long, value_name = "OPTIONS")]
     export: Vec<String>,
+    /// The form of reports on standard error
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "lines")]
+    log_format: LogFormat,
     /// Answer to GET /metrics with figures for Prometheus; HOST:PORT, or the path of a Unix socket
     #[arg(long, value_name = "ADDRESS")]
     metrics: Vec<String>,
@@ -134,6 +139,22 @@ impl Daemon {
         }
         let _turn = self.turn.take().await;
         self.change(name, given).await
+    }
+
+    /// Counts a command of a client, and reports one that may have changed something.
+    fn note_command(&self, name: &str, error: Option<&QmpError>) {
+        let count = match error {
+            None => &self.commands_done,
+            Some(_) => &self.commands_refused,
+        };
+        count.set(count.get() + 1);
+        if error.is_some() || !name.starts_with("query-") {
+            let mut data = json!({"name": name});
+            if let Some(error) = error {
+                data["error"] = error.desc.as_str().into();
+            }
+            self.log.event("command", &data);
+        }
     }
 
     /// A command that changes the graph.
@@ -226,7 +247,9 @@ impl Handler for Commands {
     fn execute<'a>(&'a self, call: Call<'a>) -> Executing<'a> {
         Box::pin(async move {
             let given = Given(call.arguments);
-            self.0.command(call.name, &given).await
+            let outcome = self.0.command(call.name, &given).await;
+            self.0.note_command(call.name, outcome.as_ref().err());
+            outcome
         })
     }
 }
@@ -249,6 +272,7 @@ impl Args {
                 true => Daemonize::Yes,
                 false => Daemonize::No,
             },
+            log_format: self.log_format,
             verbosity: match self.verbose {
                 true => Verbosity::Everything,
                 false => Verbosity::Errors,
@@ -275,12 +299,20 @@ fn start(line: Line, program: &Program, role: Role) -> Result<(), CommandError> 
     let signals = Signals::take_over().map_err(|error| io(&error))?;
     let queue = Queue::new(Backend::Auto).map_err(|error| io(&error))?;
     queue.poll_before_sleep(default_poll());
-    let daemon = Daemon::new(program, line.verbosity);
-    queue.block_on(async {
+    let daemon = Daemon::new(Log::new(program, line.verbosity).in_format(line.log_format));
+    let log = daemon.log.clone();
+    let ended = queue.block_on(async {
         let served = serve(&daemon, &line, (role, signals)).await;
         let ended = daemon.end().await;
         served.and(ended)
-    })
+    });
+    match (ended, line.log_format) {
+        (Err(error), LogFormat::Json) => {
+            log.fail(&error);
+            Err(CommandError::already_reported().with_exit_code(error.exit_code()))
+        }
+        (ended, _) => ended,
+    }
 }
 
 async fn serve(
@@ -328,7 +360,8 @@ async fn serve(
 fn watch_signals(signals: Signals, daemon: Rc<Daemon>) {
     cowslip_queue::spawn(async move {
         while let Ok(Signal::Report) = signals.asked().await {
-            daemon.log.write(daemon.query_blockstats(true));
+            let figures = daemon.query_blockstats(true);
+            daemon.log.write_data("figures", &figures);
         }
         daemon.quits.set();
     });

@@ -16,6 +16,7 @@ mod detach;
 mod fuse;
 mod handover;
 mod image_args;
+mod log;
 mod nbd;
 pub mod qemu_nbd;
 mod sandbox;
@@ -32,10 +33,11 @@ pub use detach::{Daemonize, Detached, Role, role, start_server};
 pub use fuse::wait_for_close;
 pub use fuse::{Fuse, unmounter};
 pub use image_args::ImageArgs;
+pub use log::{Log, LogFormat, Verbosity};
 pub use nbd::{Listening, report_events as report_nbd, tls as nbd_tls};
 pub use service::{cache_report, default_poll};
 pub use socket_name::SocketName;
-pub use transport::{Endpoint, Log, Served, Transport, Verbosity};
+pub use transport::{Endpoint, Served, Transport};
 pub use vhost_user::VhostUser;
 
 /// Serve an image over NBD, to virtual machines as a vhost-user-blk device, or as a file

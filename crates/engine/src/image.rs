@@ -35,7 +35,7 @@ mod whole_clusters;
 
 use whole_clusters::{WholeClusters, WriteContent};
 
-pub use crate::statistics::{CacheStatistics, WriteStatistics};
+pub use crate::statistics::{CacheStatistics, SpaceStatistics, WriteStatistics};
 #[doc(no_inline)]
 pub use cowslip_block::disk::{Extent, ZeroOptions};
 #[doc(no_inline)]
@@ -268,6 +268,11 @@ impl Image {
     /// clusters are not counted.
     pub fn write_statistics(&self) -> Option<WriteStatistics> {
         self.top.qcow2().map(Qcow2::write_statistics)
+    }
+
+    /// Returns the statistics of the space in the top layer's file, if it is qcow2.
+    pub fn space_statistics(&self) -> Option<SpaceStatistics> {
+        self.top.qcow2().map(Qcow2::space_statistics)
     }
 
     /// Returns whether it may be written.

@@ -56,3 +56,19 @@ impl WriteStatistics {
         }
     }
 }
+
+/// Space of an image in its file, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct SpaceStatistics {
+    /// Length of the file, with space ahead of need.
+    pub file_bytes: u64,
+    /// Growth of the file since it was opened.
+    pub grown_bytes: u64,
+    /// Clusters that are free, as far as the session has looked for them.
+    pub free_bytes: u64,
+    /// References to space that were dropped, and whose space is not free yet (invariant D2).
+    pub quarantined: u64,
+    /// An earlier failure keeps the image from being changed until it is opened again (invariant
+    /// D4).
+    pub is_latched: bool,
+}

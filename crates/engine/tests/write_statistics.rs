@@ -57,3 +57,25 @@ fn new_subclusters_of_a_cluster_with_space_are_filled() {
     // One that is there and one that is not.
     assert_eq!(write(&image, 2 * SUBCLUSTER - 512, 1024), [0, 1, 0]);
 }
+
+#[test]
+fn space_is_reported_as_it_grows_and_is_freed() {
+    let image = image(false);
+    let space = || image.space_statistics().unwrap();
+    let opened = space();
+    assert_eq!(opened.grown_bytes, 0);
+    assert!(!opened.is_latched);
+    write(&image, 0, 4 * CLUSTER);
+    let written = space();
+    assert!(written.grown_bytes >= 4 * CLUSTER, "{written:?}");
+    assert_eq!(written.file_bytes, opened.file_bytes + written.grown_bytes);
+    block_on(image.flush()).unwrap();
+    assert_eq!(space().quarantined, 0);
+    let free = space().free_bytes;
+    block_on(image.discard(0, 2 * CLUSTER)).unwrap();
+    assert_eq!(space().quarantined, 2);
+    block_on(image.flush()).unwrap();
+    let freed = space();
+    assert_eq!(freed.quarantined, 0);
+    assert_eq!(freed.free_bytes, free + 2 * CLUSTER);
+}

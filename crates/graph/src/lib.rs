@@ -29,7 +29,7 @@ pub use host::{Attended, Held, Host};
 pub use jobs::{CHUNK_BYTES, Committed, Mirroring, commit, mirror, stream};
 pub use live::{Drained, LiveDisk, Tap};
 pub use mirror::{CopyMode, Mirror};
-pub use statistics::{Counted, Statistics};
+pub use statistics::{Counted, LATENCY_BOUNDS, Latencies, Statistics};
 pub use steps::{NotDone, resize, shorten, transact};
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use cowslip_block::file::Durability;
 use cowslip_block::sync::{Mutex, Waiters, lock};
 use cowslip_block::{IoVec, IoVecMut, Result};
 
-use crate::statistics::{Counter, Counters, Statistics};
+use crate::statistics::{Counters, Kind, Statistics};
 
 /// Work that a request waits for.
 pub type Wait<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -163,6 +163,11 @@ impl LiveDisk {
         self.counters.statistics()
     }
 
+    /// Requests that have begun and not ended.
+    pub fn in_flight(&self) -> usize {
+        lock(&self.state).in_flight
+    }
+
     fn taps(&self) -> Arc<[Arc<dyn Tap>]> {
         Arc::clone(&lock(&self.state).behind.taps)
     }
@@ -230,7 +235,7 @@ impl LiveDisk {
     /// Passes a request on that changes a range, and counts it.
     async fn change<F: Future<Output = Result<()>>>(
         &self,
-        (range, counter): (Range<u64>, &Counter),
+        (range, kind): (Range<u64>, Kind),
         request: impl FnOnce(Arc<dyn Disk>) -> F,
     ) -> Result<()> {
         let begun = Instant::now();
@@ -241,7 +246,8 @@ impl LiveDisk {
             true => request.await,
             false => Self::observed(taps, range.clone(), request).await,
         };
-        counter.count(&outcome, begun, range.end - range.start);
+        self.counters
+            .count(kind, &outcome, (begun, range.end - range.start));
         outcome
     }
 
@@ -290,28 +296,27 @@ impl Disk for LiveDisk {
         Box::pin(async move {
             let visit = self.enter().await;
             let read = visit.behind.disk.read(offset, buf).await;
-            self.counters.reads.count(&read, begun, bytes);
+            self.counters.count(Kind::Read, &read, (begun, bytes));
             read
         })
     }
 
     fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
         let range = range(offset, data.len() as u64);
-        let counter = &self.counters.writes;
-        Box::pin(self.change((range, counter), move |disk| async move {
+        Box::pin(self.change((range, Kind::Write), move |disk| async move {
             disk.write(offset, data, durability).await
         }))
     }
 
     fn zero(&self, offset: u64, len: u64, options: ZeroOptions) -> DiskFuture<'_, ()> {
-        let counted = (range(offset, len), &self.counters.writes);
+        let counted = (range(offset, len), Kind::Write);
         Box::pin(self.change(counted, move |disk| async move {
             disk.zero(offset, len, options).await
         }))
     }
 
     fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
-        let counted = (range(offset, len), &self.counters.discards);
+        let counted = (range(offset, len), Kind::Discard);
         Box::pin(self.change(counted, move |disk| async move {
             disk.discard(offset, len).await
         }))
@@ -330,7 +335,7 @@ impl Disk for LiveDisk {
         Box::pin(async move {
             let visit = self.enter().await;
             let flushed = visit.behind.disk.flush().await;
-            self.counters.flushes.count(&flushed, begun, 0);
+            self.counters.count(Kind::Flush, &flushed, (begun, 0));
             flushed
         })
     }

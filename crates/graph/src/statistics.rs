@@ -1,7 +1,45 @@
 //! Figures of the requests to a disk.
+//!
+//! Counters are kept apart for a few groups of threads ([`SHARDS`]), so that queues that are served
+//! by threads of their own do not pass cache lines to each other, and added up when they are asked
+//! for. A request costs three additions without a lock. What is read while requests end may miss
+//! the last of them, and have some of a request's figures before the others.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
+
+/// Groups of threads with counters of their own.
+const SHARDS: usize = 4;
+
+/// The upper bounds of the classes of latency, in nanoseconds: a request that took exactly as long
+/// is in the class. Slower ones are in a class without a bound, the last.
+pub const LATENCY_BOUNDS: [u64; 18] = [
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    50_000_000,
+    100_000_000,
+    200_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_000_000_000,
+    5_000_000_000,
+];
+
+const CLASSES: usize = LATENCY_BOUNDS.len() + 1;
+
+/// Requests in each class of latency.
+pub type Latencies = [u64; CLASSES];
 
 /// Requests of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,6 +52,24 @@ pub struct Counted {
     pub nanoseconds: u64,
     /// Requests that have failed.
     pub failed: u64,
+    /// Requests that have ended well, by the time that they took ([`LATENCY_BOUNDS`]).
+    pub latencies: Latencies,
+}
+
+impl Counted {
+    /// The time within which a part of the requests has ended, between 0 and 1: the bound of the
+    /// class in which that request is, in nanoseconds. `None`: there were none, or it is slower
+    /// than all bounds.
+    pub fn quantile(&self, part: f64) -> Option<u64> {
+        let all: u64 = self.latencies.iter().sum();
+        let wanted = ((all as f64 * part).ceil() as u64).max(1);
+        let mut ended = 0;
+        let class = self.latencies.iter().position(|count| {
+            ended += count;
+            ended >= wanted
+        });
+        LATENCY_BOUNDS.get(class?).copied()
+    }
 }
 
 /// Requests of all kinds. Zeroes are writes.
@@ -29,60 +85,177 @@ pub struct Statistics {
     pub flushes: Counted,
 }
 
-/// The counter of one kind.
+/// A kind of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads.
+    Read,
+    /// Writes and zeroes.
+    Write,
+    /// Discards.
+    Discard,
+    /// Flushes.
+    Flush,
+}
+
+/// The counters of one kind.
 #[derive(Debug, Default)]
-pub struct Counter {
-    requests: AtomicU64,
+struct Counter {
     bytes: AtomicU64,
     nanoseconds: AtomicU64,
     failed: AtomicU64,
+    latencies: [AtomicU64; CLASSES],
 }
 
-impl Counter {
-    /// Counts a request that began at a moment and has ended now.
-    pub fn count<T, E>(&self, outcome: &Result<T, E>, begun: Instant, bytes: u64) {
-        if outcome.is_err() {
-            self.failed.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        let nanoseconds = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
-    }
-
-    /// The figures now.
-    pub fn counted(&self) -> Counted {
-        Counted {
-            requests: self.requests.load(Ordering::Relaxed),
-            bytes: self.bytes.load(Ordering::Relaxed),
-            nanoseconds: self.nanoseconds.load(Ordering::Relaxed),
-            failed: self.failed.load(Ordering::Relaxed),
-        }
-    }
-}
-
-/// Counters of all kinds.
+/// The counters of a group of threads, on cache lines of their own.
 #[derive(Debug, Default)]
-pub struct Counters {
-    /// Reads.
-    pub reads: Counter,
-    /// Writes and zeroes.
-    pub writes: Counter,
-    /// Discards.
-    pub discards: Counter,
-    /// Flushes.
-    pub flushes: Counter,
+#[repr(align(128))]
+struct Shard([Counter; 4]);
+
+/// Counters of all kinds. They take memory once a request has ended.
+#[derive(Debug, Default)]
+pub struct Counters([OnceLock<Box<Shard>>; SHARDS]);
+
+/// The group of this thread.
+fn shard_of_thread() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static SHARD: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+    SHARD.with(|shard| match shard.get() {
+        Some(number) => number,
+        None => {
+            let number = THREADS.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            shard.set(Some(number));
+            number
+        }
+    })
 }
 
 impl Counters {
+    /// Counts a request that began at a moment and has ended now.
+    pub fn count<T, E>(&self, kind: Kind, outcome: &Result<T, E>, (begun, bytes): (Instant, u64)) {
+        let took = outcome.is_ok().then(|| begun.elapsed().as_nanos());
+        let took = took.map(|it| u64::try_from(it).unwrap_or(u64::MAX));
+        self.count_as(kind, took, bytes);
+    }
+
+    /// Counts a request by the time that it took, or one that has failed.
+    fn count_as(&self, kind: Kind, nanoseconds: Option<u64>, bytes: u64) {
+        let shard = self.0[shard_of_thread()].get_or_init(Box::default);
+        let counter = &shard.0[kind as usize];
+        let Some(nanoseconds) = nanoseconds else {
+            counter.failed.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let class = LATENCY_BOUNDS.partition_point(|bound| *bound < nanoseconds);
+        counter.latencies[class].fetch_add(1, Ordering::Relaxed);
+        counter.bytes.fetch_add(bytes, Ordering::Relaxed);
+        counter
+            .nanoseconds
+            .fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    fn counted(&self, kind: Kind) -> Counted {
+        let mut sum = Counted::default();
+        for shard in self.0.iter().filter_map(OnceLock::get) {
+            let counter = &shard.0[kind as usize];
+            sum.bytes += counter.bytes.load(Ordering::Relaxed);
+            sum.nanoseconds += counter.nanoseconds.load(Ordering::Relaxed);
+            sum.failed += counter.failed.load(Ordering::Relaxed);
+            for (sum, count) in sum.latencies.iter_mut().zip(&counter.latencies) {
+                *sum += count.load(Ordering::Relaxed);
+            }
+        }
+        sum.requests = sum.latencies.iter().sum();
+        sum
+    }
+
     /// The figures now.
     pub fn statistics(&self) -> Statistics {
         Statistics {
-            reads: self.reads.counted(),
-            writes: self.writes.counted(),
-            discards: self.discards.counted(),
-            flushes: self.flushes.counted(),
+            reads: self.counted(Kind::Read),
+            writes: self.counted(Kind::Write),
+            discards: self.counted(Kind::Discard),
+            flushes: self.counted(Kind::Flush),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_in_the_class_whose_bound_it_does_not_exceed() {
+        let counters = Counters::default();
+        for (nanoseconds, class) in [
+            (0, 0),
+            (10_000, 0),
+            (10_001, 1),
+            (999_999, 6),
+            (1_000_000, 6),
+            (5_000_000_000, 17),
+            (5_000_000_001, 18),
+            (u64::MAX / 8, 18),
+        ] {
+            let before = counters.statistics().writes.latencies;
+            counters.count_as(Kind::Write, Some(nanoseconds), 1);
+            let after = counters.statistics().writes.latencies;
+            let changed: Vec<usize> = (0..CLASSES)
+                .filter(|it| before[*it] != after[*it])
+                .collect();
+            assert_eq!(changed, [class], "{nanoseconds}");
+        }
+        let writes = counters.statistics().writes;
+        assert_eq!((writes.requests, writes.bytes), (8, 8));
+        assert_eq!(counters.statistics().reads, Counted::default());
+    }
+
+    #[test]
+    fn a_failed_request_is_counted_apart() {
+        let counters = Counters::default();
+        let failed: Result<(), ()> = Err(());
+        counters.count(Kind::Flush, &failed, (Instant::now(), 0));
+        let flushes = counters.statistics().flushes;
+        assert_eq!((flushes.failed, flushes.requests), (1, 0));
+    }
+
+    #[test]
+    fn requests_of_many_threads_are_added_up() {
+        let counters = Counters::default();
+        std::thread::scope(|scope| {
+            for _ in 0..3 * SHARDS {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        counters.count_as(Kind::Read, Some(30_000), 512);
+                    }
+                });
+            }
+        });
+        let reads = counters.statistics().reads;
+        let all = 3000 * SHARDS as u64;
+        assert_eq!(reads.requests, all);
+        assert_eq!(reads.latencies[2], all);
+        assert_eq!(reads.bytes, 512 * all);
+        assert_eq!(reads.nanoseconds, 30_000 * all);
+    }
+
+    #[test]
+    fn a_quantile_is_the_bound_of_its_class() {
+        let counters = Counters::default();
+        assert_eq!(counters.statistics().reads.quantile(0.5), None);
+        for _ in 0..99 {
+            counters.count_as(Kind::Read, Some(15_000), 0);
+        }
+        counters.count_as(Kind::Read, Some(3_000_000), 0);
+        let reads = counters.statistics().reads;
+        assert_eq!(reads.quantile(0.0), Some(20_000));
+        assert_eq!(reads.quantile(0.5), Some(20_000));
+        assert_eq!(reads.quantile(0.99), Some(20_000));
+        assert_eq!(reads.quantile(0.995), Some(5_000_000));
+        assert_eq!(reads.quantile(1.0), Some(5_000_000));
+        counters.count_as(Kind::Read, Some(u64::MAX), 0);
+        assert_eq!(counters.statistics().reads.quantile(1.0), None);
     }
 }

@@ -3,8 +3,10 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::ValueEnum;
+
 use super::line::{Line, Step};
-use crate::cmd::serve::{Daemonize, Verbosity};
+use crate::cmd::serve::{Daemonize, LogFormat, Verbosity};
 use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
 use crate::getopt::{Long, Name, Scanner, Value};
@@ -29,6 +31,7 @@ const LONGS: &[Long] = &[
 /// Options of our own. No shortened name stands for them.
 const OWN: &[Long] = &[
     long("control", None, Value::Required),
+    long("log-format", None, Value::Required),
     long("metrics", None, Value::Required),
     long("verbose", None, Value::None),
 ];
@@ -77,6 +80,7 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, CommandError> {
         pidfile: None,
         daemonize: Daemonize::No,
         verbosity: Verbosity::Errors,
+        log_format: LogFormat::Lines,
     };
     let next = |scanner: &mut Scanner<'_>| {
         let found = scanner.next_option();
@@ -100,6 +104,12 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, CommandError> {
             }
             Name::Long("verbose") => {
                 line.verbosity = Verbosity::Everything;
+                continue;
+            }
+            Name::Long("log-format") => {
+                let found = LogFormat::from_str(&value, false);
+                let refuse = |_| CommandError::new("--log-format has to be lines or json");
+                line.log_format = found.map_err(refuse)?;
                 continue;
             }
             Name::Long("pidfile") => {
@@ -165,6 +175,7 @@ At any place:
   -T, --trace PATTERN          accepted for compatibility; there are no trace points
   --control PATH               ours: the same as a socket chardev and a monitor
   --metrics ADDRESS            ours: figures for Prometheus at http://ADDRESS/metrics
+  --log-format lines|json      ours: the form of reports
   --verbose                    ours: report events on standard error
 "
     )

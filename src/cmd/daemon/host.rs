@@ -1,6 +1,6 @@
 //! [`Daemon`]: the state of a daemon. What it does is in the files beside this one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,8 +12,7 @@ use super::export::Exports;
 use super::job::Jobs;
 use super::nodes::Nodes;
 use super::wait::Flag;
-use crate::cmd::serve::{Log, Verbosity, default_poll};
-use crate::output::Program;
+use crate::cmd::serve::{Log, default_poll};
 
 /// The state of a daemon.
 pub struct Daemon {
@@ -27,6 +26,10 @@ pub struct Daemon {
     pub turn: Turn<()>,
     /// Clients of the control protocol.
     pub clients: RefCell<Option<ServerHandle>>,
+    /// Commands of clients that were done.
+    pub commands_done: Cell<u64>,
+    /// Commands of clients that were refused, or have failed.
+    pub commands_refused: Cell<u64>,
     /// The place for events.
     pub log: Log,
     /// Longest time for which threads poll before they sleep.
@@ -37,14 +40,16 @@ pub struct Daemon {
 
 impl Daemon {
     /// A daemon without disks.
-    pub fn new(program: &Program, verbosity: Verbosity) -> Rc<Daemon> {
+    pub fn new(log: Log) -> Rc<Daemon> {
         Rc::new(Daemon {
             nodes: Nodes::default(),
             exports: Exports::default(),
             jobs: Jobs::default(),
             turn: Turn::new(()),
             clients: RefCell::default(),
-            log: Log::new(program, verbosity),
+            commands_done: Cell::default(),
+            commands_refused: Cell::default(),
+            log,
             poll: default_poll(),
             quits: Flag::default(),
         })
@@ -52,6 +57,7 @@ impl Daemon {
 
     /// Sends an event to all clients.
     pub fn emit(&self, name: &'static str, data: Value) {
+        self.log.event(name, &data);
         if let Some(clients) = &*self.clients.borrow() {
             clients.emit(Event::new(name, data));
         }

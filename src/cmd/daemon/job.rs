@@ -8,6 +8,7 @@
 //! ```
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -164,30 +165,62 @@ impl JobOptions {
 
 /// The jobs, the last one first.
 #[derive(Default)]
-pub struct Jobs(RefCell<Vec<Rc<Job>>>);
+pub struct Jobs {
+    list: RefCell<Vec<Rc<Job>>>,
+    /// Jobs that have ended, by kind and outcome.
+    pub ended: RefCell<BTreeMap<(&'static str, Outcome), u64>>,
+}
+
+/// How a job has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// With its effect.
+    Completed,
+    /// Its user has asked for that.
+    Cancelled,
+    /// By an error.
+    Failed,
+}
+
+impl Outcome {
+    /// Its name in figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Completed => "completed",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Failed => "failed",
+        }
+    }
+}
 
 impl Jobs {
     /// Adds one.
     pub fn add(&self, job: Job) -> Rc<Job> {
         let job = Rc::new(job);
-        self.0.borrow_mut().insert(0, Rc::clone(&job));
+        self.list.borrow_mut().insert(0, Rc::clone(&job));
         job
     }
 
     /// Takes one out.
     pub fn remove(&self, job: &Rc<Job>) {
         let is_other = |other: &Rc<Job>| !Rc::ptr_eq(other, job);
-        self.0.borrow_mut().retain(is_other);
+        self.list.borrow_mut().retain(is_other);
+    }
+
+    /// Counts one that has ended.
+    pub fn count_ended(&self, job: &Job, outcome: Outcome) {
+        let mut ended = self.ended.borrow_mut();
+        *ended.entry((job.kind, outcome)).or_default() += 1;
     }
 
     /// All of them.
     pub fn all(&self) -> Vec<Rc<Job>> {
-        self.0.borrow().clone()
+        self.list.borrow().clone()
     }
 
     /// The job of this ID.
     pub fn find(&self, id: &str) -> Option<Rc<Job>> {
-        self.0.borrow().iter().find(|job| job.id == id).cloned()
+        self.list.borrow().iter().find(|job| job.id == id).cloned()
     }
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::given::Given;
 use super::host::Daemon;
-use super::job::{Job, JobOptions, Status};
+use super::job::{Job, JobOptions, Outcome, Status};
 use super::words::{failed, refused};
 
 /// States in which a job moves data, or will again.
@@ -95,6 +95,14 @@ impl Daemon {
         job.mirror.take();
         let mut figures = job.figures();
         let mut event = "BLOCK_JOB_COMPLETED";
+        self.jobs.count_ended(
+            job,
+            match (&outcome, job.is_cancelled.get()) {
+                (Ok(()), _) => Outcome::Completed,
+                (Err(_), true) => Outcome::Cancelled,
+                (Err(_), false) => Outcome::Failed,
+            },
+        );
         if let Err(error) = outcome {
             self.change_status(job, Status::Aborting);
             let text = match job.is_cancelled.get() {

@@ -16,7 +16,7 @@ use super::host::Daemon;
 use super::http::{self, Figures};
 use super::stdio::Stdio;
 use super::words::complaint;
-use crate::cmd::serve::{Daemonize, Listening, SocketName, Verbosity};
+use crate::cmd::serve::{Daemonize, Listening, LogFormat, SocketName, Verbosity};
 use crate::error::CommandError;
 use crate::{open, options};
 
@@ -54,6 +54,8 @@ pub struct Line {
     pub daemonize: Daemonize,
     /// The events that are reported.
     pub verbosity: Verbosity,
+    /// The form of reports.
+    pub log_format: LogFormat,
 }
 
 /// Ways of clients of the control protocol to the daemon.

@@ -1,143 +1,140 @@
 //! `--metrics`: figures of exports, nodes and jobs as text for Prometheus.
 //!
-//! Counters begin with the daemon, an export's with it. An export keeps its counters when its
-//! clients go to another node; `cowslip_export_info` says which node they use now.
+//! Counters begin with the daemon, an export's with it, and those of an image (caches, allocation,
+//! space) whenever it is opened: for writing by its first writer, and to be read when that has
+//! left. An export keeps its counters when its clients go to another node; `cowslip_export_info`
+//! says which node they use now.
 
 use std::rc::Rc;
 
-use cowslip_graph::{Counted, Statistics};
+use cowslip::image::{CacheStatistics, SpaceStatistics, WriteStatistics};
 
 use super::export::{Export, Way};
 use super::host::Daemon;
 use super::nodes::Node;
 
-/// A line of labels in braces, or none.
-type Labels<'a> = &'a [(&'a str, &'a str)];
+mod text;
 
-/// Text that is being put together: metrics, each with its help, its type and its samples.
-#[derive(Default)]
-struct Text(String);
+use text::Text;
 
-impl Text {
-    fn metric(&mut self, name: &str, kind: &str, help: &str) {
-        self.0.push_str(&format!(
-            "# HELP cowslip_{name} {help}\n# TYPE cowslip_{name} {kind}\n"
-        ));
+/// Figures of a node at one moment.
+struct Figures {
+    name: String,
+    size: u64,
+    depth: u64,
+    in_flight: u64,
+    cache: CacheStatistics,
+    /// Of an image that is open for writing.
+    written: Option<(WriteStatistics, SpaceStatistics)>,
+}
+
+impl Figures {
+    fn of(node: &Rc<Node>) -> Figures {
+        let image = node.image();
+        let written = image.write_statistics().zip(image.space_statistics());
+        Figures {
+            name: node.name.clone(),
+            size: image.size(),
+            depth: image.stack().depth() as u64 - 1,
+            in_flight: node.live.in_flight() as u64,
+            cache: node.own_cache(),
+            written: written.filter(|_| image.is_writable()),
+        }
     }
-
-    fn sample(&mut self, name: &str, labels: Labels<'_>, value: impl std::fmt::Display) {
-        let labels = labels
-            .iter()
-            .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
-        let labels = labels.collect::<Vec<_>>().join(",");
-        let labels = match labels.is_empty() {
-            true => labels,
-            false => format!("{{{labels}}}"),
-        };
-        let line = format!("cowslip_{name}{labels} {value}\n");
-        self.0.push_str(&line);
-    }
 }
 
-fn escaped(value: &str) -> String {
-    let value = value.replace('\\', "\\\\");
-    value.replace('"', "\\\"").replace('\n', "\\n")
-}
+/// A metric of nodes: its name, its type, a text about it, and its value, if a node has one.
+type NodeMetric = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&Figures) -> Option<u64>,
+);
 
-fn kinds(of: &Statistics) -> [(&'static str, Counted); 4] {
-    [
-        ("read", of.reads),
-        ("write", of.writes),
-        ("discard", of.discards),
-        ("flush", of.flushes),
-    ]
-}
-
-/// Counters of requests: their names behind the prefix, texts about them, and values.
-type RequestMetric = (&'static str, &'static str, fn(&Counted) -> String);
-
-const REQUESTS: [RequestMetric; 4] = [
-    ("requests_total", "Requests that have ended well.", |it| {
-        it.requests.to_string()
+const NODES: [NodeMetric; 13] = [
+    ("node_size_bytes", "gauge", "Size of the disk.", |it| {
+        Some(it.size)
     }),
-    (
-        "bytes_total",
-        "Bytes of requests that have ended well.",
-        |it| it.bytes.to_string(),
-    ),
-    (
-        "request_seconds_total",
-        "Time from the beginnings of requests to their ends.",
-        |it| (it.nanoseconds as f64 / 1e9).to_string(),
-    ),
-    (
-        "failed_requests_total",
-        "Requests that have failed.",
-        |it| it.failed.to_string(),
-    ),
-];
-
-/// A figure of a node: its name, its type, a text about it, and its value.
-type NodeMetric = (&'static str, &'static str, &'static str, fn(&Node) -> u64);
-
-const NODES: [NodeMetric; 7] = [
-    (
-        "node_size_bytes",
-        "gauge",
-        "Size of the disk.",
-        Node::live_size,
-    ),
     (
         "node_backing_depth",
         "gauge",
         "Images below the node.",
-        |node| node.image().stack().depth() as u64 - 1,
+        |it| Some(it.depth),
+    ),
+    (
+        "node_requests_in_flight",
+        "gauge",
+        "Requests that have begun and not ended.",
+        |it| Some(it.in_flight),
     ),
     (
         "node_cache_budget_bytes",
         "gauge",
         "Memory that tables of the image may take.",
-        |node| node.own_cache().budget_bytes,
+        |it| Some(it.cache.budget_bytes),
     ),
     (
         "node_cache_used_bytes",
         "gauge",
         "Memory that tables of the image take.",
-        |node| node.own_cache().used_bytes,
+        |it| Some(it.cache.used_bytes),
     ),
     (
         "node_cache_hits_total",
         "counter",
         "Times that a part of a table was asked for and there.",
-        |node| node.own_cache().hits,
+        |it| Some(it.cache.hits),
     ),
     (
         "node_cache_misses_total",
         "counter",
         "Times that a part of a table was read.",
-        |node| node.own_cache().misses,
+        |it| Some(it.cache.misses),
     ),
     (
         "node_cache_evicted_total",
         "counter",
         "Times that a part of a table made room for another.",
-        |node| node.own_cache().evicted,
+        |it| Some(it.cache.evicted),
+    ),
+    (
+        "node_file_bytes",
+        "gauge",
+        "Length of the file that the image is in, with space ahead of need.",
+        |it| Some(it.written?.1.file_bytes),
+    ),
+    (
+        "node_file_grown_bytes",
+        "gauge",
+        "Growth of the file since the image was opened for writing.",
+        |it| Some(it.written?.1.grown_bytes),
+    ),
+    (
+        "node_free_bytes",
+        "gauge",
+        "Space in the file that is known to be free.",
+        |it| Some(it.written?.1.free_bytes),
+    ),
+    (
+        "node_quarantined_references",
+        "gauge",
+        "References to space that were dropped, and whose space is not free yet.",
+        |it| Some(it.written?.1.quarantined),
+    ),
+    (
+        "node_latched",
+        "gauge",
+        "1 if a failure keeps the image from being changed until it is opened again.",
+        |it| Some(u64::from(it.written?.1.is_latched)),
     ),
 ];
 
-/// Figures of the requests to things of one sort, by their names.
-fn requests(text: &mut Text, sort: &str, figures: &[(String, Statistics)]) {
-    for (metric, help, value) in REQUESTS {
-        let metric = format!("{sort}_{metric}");
-        text.metric(&metric, "counter", help);
-        for (name, statistics) in figures {
-            for (kind, counted) in kinds(statistics) {
-                let labels = [(sort, name.as_str()), ("kind", kind)];
-                text.sample(&metric, &labels, value(&counted));
-            }
-        }
-    }
-}
+/// The effects of writes on clusters, and their counts.
+const ALLOCATION: [(&str, fn(&WriteStatistics) -> u64); 3] = [
+    ("new", |it| it.new_space),
+    ("filled", |it| it.filled),
+    ("in-place", |it| it.in_place),
+];
 
 impl Daemon {
     /// All figures.
@@ -145,13 +142,21 @@ impl Daemon {
         let mut text = Text::default();
         text.metric("info", "gauge", "The release.");
         text.sample("info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-        text.metric(
-            "control_clients",
-            "gauge",
-            "Clients of the control protocol.",
-        );
         let clients = self.clients.borrow().as_ref().map_or(0, |it| it.clients());
-        text.sample("control_clients", &[], clients);
+        let help = "Clients of the control protocol.";
+        text.single(("control_clients", "gauge", help), clients);
+        text.metric(
+            "control_commands_total",
+            "counter",
+            "Commands of clients of the control protocol.",
+        );
+        for (outcome, count) in [
+            ("done", &self.commands_done),
+            ("refused", &self.commands_refused),
+        ] {
+            let labels = [("outcome", outcome)];
+            text.sample("control_commands_total", &labels, count.get());
+        }
         self.export_metrics(&mut text);
         self.node_metrics(&mut text);
         self.job_metrics(&mut text);
@@ -185,11 +190,18 @@ impl Daemon {
                 text.sample("export_clients", &[("export", &export.id)], clients);
             }
         }
+        let help = "Requests that have begun and not ended.";
+        text.metric("export_requests_in_flight", "gauge", help);
+        for export in &exports {
+            let labels = [("export", export.id.as_str())];
+            let in_flight = export.port().in_flight();
+            text.sample("export_requests_in_flight", &labels, in_flight);
+        }
         let figures: Vec<_> = exports
             .iter()
             .map(|export| (export.id.clone(), export.port().statistics()))
             .collect();
-        requests(text, "export", &figures);
+        text.requests("export", &figures);
     }
 
     fn clients_of(&self, export: &Rc<Export>) -> Option<usize> {
@@ -202,15 +214,32 @@ impl Daemon {
 
     fn node_metrics(&self, text: &mut Text) {
         let nodes = self.nodes.all();
-        let figures: Vec<_> = nodes
+        let requests: Vec<_> = nodes
             .iter()
             .map(|node| (node.name.clone(), node.live.statistics()))
             .collect();
-        requests(text, "node", &figures);
+        text.requests("node", &requests);
+        let figures: Vec<Figures> = nodes.iter().map(Figures::of).collect();
         for (name, kind, help, value) in NODES {
             text.metric(name, kind, help);
-            for node in &nodes {
-                text.sample(name, &[("node", &node.name)], value(node));
+            for node in &figures {
+                if let Some(value) = value(node) {
+                    text.sample(name, &[("node", &node.name)], value);
+                }
+            }
+        }
+        text.metric(
+            "node_written_clusters_total",
+            "counter",
+            "Clusters that writes have touched, by what became of their space.",
+        );
+        for node in &figures {
+            let Some((writes, _)) = &node.written else {
+                continue;
+            };
+            for (space, count) in ALLOCATION {
+                let labels = [("node", node.name.as_str()), ("space", space)];
+                text.sample("node_written_clusters_total", &labels, count(writes));
             }
         }
     }
@@ -236,47 +265,10 @@ impl Daemon {
             let total = job.work.progress().total_bytes;
             text.sample("job_total_bytes", &[("job", &job.id)], total);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_of_labels_are_escaped() {
-        let mut text = Text::default();
-        text.sample("x", &[("a", "q\"\\\nz"), ("b", "c")], 1.5);
-        text.sample("y", &[], 2);
-        assert_eq!(
-            text.0,
-            "cowslip_x{a=\"q\\\"\\\\\\nz\",b=\"c\"} 1.5\ncowslip_y 2\n"
-        );
-    }
-
-    #[test]
-    fn a_counter_has_a_sample_for_each_kind() {
-        let reads = Counted {
-            requests: 3,
-            bytes: 4096,
-            nanoseconds: 1_500_000,
-            failed: 1,
-        };
-        let statistics = Statistics {
-            reads,
-            ..Statistics::default()
-        };
-        let mut text = Text::default();
-        requests(&mut text, "node", &[("n".to_string(), statistics)]);
-        for line in [
-            "# TYPE cowslip_node_requests_total counter",
-            "cowslip_node_requests_total{node=\"n\",kind=\"read\"} 3",
-            "cowslip_node_bytes_total{node=\"n\",kind=\"read\"} 4096",
-            "cowslip_node_request_seconds_total{node=\"n\",kind=\"read\"} 0.0015",
-            "cowslip_node_failed_requests_total{node=\"n\",kind=\"read\"} 1",
-            "cowslip_node_requests_total{node=\"n\",kind=\"flush\"} 0",
-        ] {
-            assert!(text.0.lines().any(|it| it == line), "{line}\n{}", text.0);
+        text.metric("jobs_ended_total", "counter", "Jobs that have ended.");
+        for ((kind, outcome), count) in &*self.jobs.ended.borrow() {
+            let labels = [("type", *kind), ("outcome", outcome.name())];
+            text.sample("jobs_ended_total", &labels, count);
         }
     }
 }

@@ -17,9 +17,10 @@ use cowslip_fuse::{
 };
 use rustix::fs::{Mode, OFlags};
 
+use super::log::{Log, Severity};
 use super::sandbox::Rights;
 use super::socket_name;
-use super::transport::{Endpoint, LocalFuture, Log, Names, Served, Severity, Transport};
+use super::transport::{Endpoint, LocalFuture, Names, Served, Transport};
 use crate::error::CommandError;
 
 mod place;

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::log::Verbosity;
 use super::sandbox;
 use super::service::Service;
-use super::transport::Verbosity;
 use crate::error::CommandError;
 use crate::open::discard_policy;
 use crate::open::{self, Access, CacheMode, ImageSpec, Trust};

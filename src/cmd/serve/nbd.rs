@@ -14,11 +14,10 @@ use cowslip_nbd::tls::ServerTls;
 use cowslip_nbd::{Export, Server, ServerEvent, ServerOptions};
 use cowslip_queue::Listener;
 
+use super::log::{Log, Severity};
 use super::sandbox::Rights;
 use super::socket_name::{self, Ownership, SocketName};
-use super::transport::{
-    AtRest, Endpoint, LocalFuture, Log, Names, Outcome, Part, Served, Severity, Transport,
-};
+use super::transport::{AtRest, Endpoint, LocalFuture, Names, Outcome, Part, Served, Transport};
 use crate::error::CommandError;
 use crate::open;
 

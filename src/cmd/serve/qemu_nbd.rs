@@ -9,10 +9,10 @@ use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::tls::{ClientTls, ServerTls};
 
 use super::detach::Daemonize;
+use super::log::Verbosity;
 use super::nbd::{self, DEFAULT_PORT, Nbd, list};
 use super::sandbox;
 use super::service::Service;
-use super::transport::Verbosity;
 use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};

@@ -21,10 +21,9 @@ use cowslip_queue::{Backend, Event, Queue, Signal, Signals};
 
 use super::detach::{self, Daemonize, Detached, Role};
 use super::handover::{self, Desk, Door, ImageName, Taken, Terms};
+use super::log::{Log, Severity, Verbosity};
 use super::sandbox::{self, Rights};
-use super::transport::{
-    AtRest, Endpoint, LocalFuture, Log, Names, Outcome, Served, Severity, Transport, Verbosity,
-};
+use super::transport::{AtRest, Endpoint, LocalFuture, Names, Outcome, Served, Transport};
 use crate::error::CommandError;
 use crate::open::{self, Access, ImageSpec, OpenSettings, object, read_only};
 use crate::output::{Program, is_called_as_qemu};

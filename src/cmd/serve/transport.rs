@@ -9,7 +9,6 @@
 //! 3. [`Endpoint::serve`], until all endpoints have ended; then the image is closed,
 //! 4. the names that they have made, such as those of sockets, are removed.
 
-use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -20,10 +19,10 @@ use std::time::Duration;
 use cowslip::{Disk, Image};
 use cowslip_queue::Event;
 
+use super::log::Log;
 use super::sandbox::Rights;
 use super::socket_name::Ownership;
 use crate::error::CommandError;
-use crate::output::{Program, is_called_as_qemu};
 
 /// Work on the thread of the server's queue.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -171,59 +170,4 @@ pub struct Served {
     pub resized: Event,
     /// The place for events.
     pub log: Log,
-}
-
-/// Events that a server reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Verbosity {
-    /// Errors that end the server.
-    #[default]
-    Errors,
-    /// All events.
-    Everything,
-}
-
-/// The kind of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Severity {
-    /// An event that is part of serving.
-    Usual,
-    /// A client was lost, or could not be served.
-    Failure,
-}
-
-/// Reports events on standard error.
-#[derive(Clone)]
-pub struct Log {
-    program: Program,
-    verbosity: Verbosity,
-}
-
-impl Log {
-    /// A log of this program.
-    pub fn new(program: &Program, verbosity: Verbosity) -> Log {
-        Log {
-            program: program.clone(),
-            verbosity,
-        }
-    }
-
-    /// Whether events of this kind are reported. Under the name qemu-nbd usual ones are not, since
-    /// scripts compare its output.
-    pub fn reports(&self, severity: Severity) -> bool {
-        self.verbosity == Verbosity::Everything
-            && (severity == Severity::Failure || !is_called_as_qemu())
-    }
-
-    /// Writes a line about an event, if events of this kind are reported.
-    pub fn report(&self, severity: Severity, line: impl FnOnce() -> String) {
-        if self.reports(severity) {
-            self.write(line());
-        }
-    }
-
-    /// Writes a line, whatever the verbosity.
-    pub fn write(&self, line: impl fmt::Display) {
-        self.program.complain(line);
-    }
 }

@@ -9,11 +9,10 @@ use cowslip::error::system_words;
 use cowslip_queue::Listener;
 use cowslip_vhost_user::{Connection, ConnectionState, Options, Server, ServerEvent};
 
+use super::log::{Log, Severity};
 use super::sandbox::Rights;
 use super::socket_name::{self, Ownership, SocketName};
-use super::transport::{
-    AtRest, Endpoint, LocalFuture, Log, Names, Outcome, Part, Served, Severity, Transport,
-};
+use super::transport::{AtRest, Endpoint, LocalFuture, Names, Outcome, Part, Served, Transport};
 use crate::error::CommandError;
 
 /// Options of the device, and the socket.

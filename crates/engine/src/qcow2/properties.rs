@@ -5,7 +5,7 @@ use super::header::Header;
 use crate::Result;
 use crate::file::AlignedFile;
 use crate::qcow2::space::sparse;
-use crate::statistics::{CacheStatistics, WriteStatistics};
+use crate::statistics::{CacheStatistics, SpaceStatistics, WriteStatistics};
 
 impl Qcow2 {
     /// Returns whether the active L1 table refers to no L2 table: all of the disk is unallocated.
@@ -90,5 +90,20 @@ impl Qcow2 {
     /// Returns the statistics of writes of guest data.
     pub(crate) fn write_statistics(&self) -> WriteStatistics {
         self.lock().writes
+    }
+
+    /// Returns the statistics of the space in the image's file.
+    pub(crate) fn space_statistics(&self) -> SpaceStatistics {
+        let quarantined = self.observe().quarantined as u64;
+        let cluster_bytes = self.cluster_bytes();
+        let state = self.lock();
+        let space = &state.space;
+        SpaceStatistics {
+            file_bytes: space.claimed() * cluster_bytes,
+            grown_bytes: (space.claimed() - space.claimed_at_open()) * cluster_bytes,
+            free_bytes: space.clusters_for_tables() * cluster_bytes,
+            quarantined,
+            is_latched: state.health.is_latched(),
+        }
     }
 }

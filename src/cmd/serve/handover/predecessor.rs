@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use cowslip::Image;
 use cowslip_queue::{Event, Listener, Stream};
 
+use super::super::log::Log;
 use super::super::socket_name::SocketName;
-use super::super::transport::{AtRest, Log};
+use super::super::transport::AtRest;
 use super::wire::{self, Message, within};
 use super::{State, Terms};
 
