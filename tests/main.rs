@@ -18,6 +18,7 @@ mod daemon;
 mod daemon_line;
 mod daemon_metrics;
 mod daemon_protocol;
+mod daemon_service;
 mod damaged;
 mod demo;
 mod devices;

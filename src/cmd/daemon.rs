@@ -12,6 +12,7 @@
 //! | `bitmap.rs`, `bitmaps.rs`, `queries.rs` | dirty bitmaps; descriptions |
 //! | `metrics.rs`, `http.rs` | figures for Prometheus, and the way to them |
 //! | `line.rs`, `as_qemu.rs`, `stdio.rs` | the command line, also QEMU's; the doors for clients |
+//! | `supervisor.rs` | the service manager: readiness, watchdog, sockets that it passes |
 //!
 //! All of it is on the thread of the daemon's queue. A command that changes the graph has the turn
 //! (`turn`); requests are held back no longer than its last step takes.
@@ -52,6 +53,7 @@ mod nodes;
 mod queries;
 mod snapshots;
 mod stdio;
+mod supervisor;
 mod wait;
 mod words;
 
@@ -59,6 +61,7 @@ use changing::Changing;
 use given::Given;
 use host::Daemon;
 use line::{Doors, Line, Step};
+use supervisor::Supervisor;
 use words::refused;
 
 /// Serve disks that are added, changed and removed over a control socket (QMP)
@@ -323,6 +326,7 @@ async fn serve(
     let io = |error: &std::io::Error| CommandError::new(system_words(error));
     let server = Server::new(Schema::of_daemon(), Default::default());
     daemon.clients.replace(Some(server.handle()));
+    let supervisor = Rc::new(Supervisor::of_environment()?);
     let detached = Detached::prepare(role).map_err(|error| io(&error))?;
     let Doors {
         listeners,
@@ -338,10 +342,13 @@ async fn serve(
     }
     watch_signals(signals, Rc::clone(daemon));
     detached.report_ready().map_err(|error| io(&error))?;
+    supervisor.watch();
+    supervisor.is_ready();
     let handle = server.handle();
     let stopper = Rc::clone(daemon);
     cowslip_queue::spawn(async move {
         stopper.quits.wait().await;
+        supervisor.is_stopping();
         handle.stop();
     });
     let handler = Rc::new(Commands(Rc::clone(daemon)));

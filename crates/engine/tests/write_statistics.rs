@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::support::block_on;
 use crate::support::slow::{NoFiles, SlowFile};
-use cowslip::image::{Durability, OpenOptions, WriteStatistics};
+use cowslip::image::{DiscardPolicy, Durability, OpenOptions, WriteStatistics};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, Image};
 
@@ -21,6 +21,7 @@ fn image(extended_l2: bool) -> Image {
     block_on(create(file.clone(), None, &create_options)).unwrap();
     let options = OpenOptions {
         writable: true,
+        discard: DiscardPolicy::Unmap,
         ..OpenOptions::default()
     };
     block_on(Image::open(Arc::clone(&file) as _, options, &NoFiles)).unwrap()

@@ -15,6 +15,7 @@ use super::given::Given;
 use super::host::Daemon;
 use super::http::{self, Figures};
 use super::stdio::Stdio;
+use super::supervisor::{Passed, passed_sockets};
 use super::words::complaint;
 use crate::cmd::serve::{Daemonize, Listening, LogFormat, SocketName, Verbosity};
 use crate::error::CommandError;
@@ -115,6 +116,7 @@ fn arguments(kind: &str, implied: Option<&str>, text: &str) -> Result<Given, Com
 /// The first step that cannot be done.
 pub async fn follow(daemon: &Rc<Daemon>, line: &Line) -> Result<Doors, CommandError> {
     let mut doors = Doors::default();
+    doors.take_passed(daemon)?;
     for step in &line.steps {
         let done = match step {
             Step::Object(text) => open::object::define(text),
@@ -152,6 +154,24 @@ async fn execute(
 }
 
 impl Doors {
+    /// Takes the sockets that a service manager has passed: `metrics` by this name, all others for
+    /// clients of the control protocol.
+    fn take_passed(&mut self, daemon: &Rc<Daemon>) -> Result<(), CommandError> {
+        for Passed { fd, name } in passed_sockets()? {
+            let listener = Listener::from_listening(fd).map_err(|error| {
+                let why = system_words(&error);
+                CommandError::new(format!(
+                    "Could not listen on the passed socket '{name}': {why}"
+                ))
+            })?;
+            match name.as_str() {
+                "metrics" => serve_metrics(daemon, listener),
+                _ => self.listeners.push(listener),
+            }
+        }
+        Ok(())
+    }
+
     fn listen(&mut self, path: &Path) -> Result<(), CommandError> {
         let (listener, name) = SocketName::bind(path)?;
         self.listeners.push(listener);
@@ -162,9 +182,7 @@ impl Doors {
     fn show_metrics(&mut self, daemon: &Rc<Daemon>, text: &str) -> Result<(), CommandError> {
         let Listening { listener, name } = Listening::on(&metrics_address(text)?)?;
         self.names.extend(name);
-        let daemon = Rc::clone(daemon);
-        let figures: Figures = Rc::new(move || daemon.metrics());
-        cowslip_queue::spawn(http::serve(listener, figures));
+        serve_metrics(daemon, listener);
         Ok(())
     }
 
@@ -217,6 +235,12 @@ impl Doors {
             }
         }
     }
+}
+
+fn serve_metrics(daemon: &Rc<Daemon>, listener: Listener) {
+    let daemon = Rc::clone(daemon);
+    let figures: Figures = Rc::new(move || daemon.metrics());
+    cowslip_queue::spawn(http::serve(listener, figures));
 }
 
 /// Reads `HOST:PORT`, or the path of a Unix socket.
