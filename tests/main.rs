@@ -61,6 +61,7 @@ mod serve;
 mod serve_sandbox;
 mod snapshot;
 mod support;
+mod top;
 mod users_calls;
 mod vhost_user;
 mod wording;

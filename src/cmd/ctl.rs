@@ -11,7 +11,7 @@
 //! too.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
@@ -27,6 +27,8 @@ use crate::output::{self, Program, usage_error};
 mod events;
 mod tables;
 mod wait;
+
+pub use tables::printable;
 
 /// Longest wait for the greeting: a server that serves one client at a time greets when the one
 /// before has left.
@@ -128,7 +130,7 @@ fn events(args: &Args) -> Result<(), CommandError> {
     if let Some(name) = args.words.iter().find(|name| !known(name)) {
         return Err(CommandError::new(format!("There is no event '{name}'")));
     }
-    let mut client = connect(args)?;
+    let mut client = connect(&args.socket)?;
     events::follow(&mut client, &args.words, args.json).map_err(|error| failure(&error))
 }
 
@@ -139,7 +141,7 @@ fn execute(args: &Args, program: &Program) -> Result<(), CommandError> {
         true => request.jobs(program)?,
         false => Vec::new(),
     };
-    let mut client = connect(args)?;
+    let mut client = connect(&args.socket)?;
     let watched = wait::Watched::new(jobs, &request, args);
     let Request { command, arguments } = request;
     let result = client.execute(&command.name, arguments.into());
@@ -155,8 +157,11 @@ fn execute(args: &Args, program: &Program) -> Result<(), CommandError> {
 }
 
 /// Connects, and negotiates.
-fn connect(args: &Args) -> Result<Client, CommandError> {
-    Client::connect(&args.socket, Some(PATIENCE)).map_err(|error| {
+///
+/// # Errors
+/// Nobody listens, or what answers is no daemon.
+pub fn connect(socket: &Path) -> Result<Client, CommandError> {
+    Client::connect(socket, Some(PATIENCE)).map_err(|error| {
         let why = match &error {
             ClientError::Io(error) if error.kind() == std::io::ErrorKind::TimedOut => {
                 "nobody greets; it may be serving another client".to_string()
@@ -164,13 +169,14 @@ fn connect(args: &Args) -> Result<Client, CommandError> {
             ClientError::Io(error) => system_words(error),
             other => other.to_string(),
         };
-        let socket = args.socket.display();
+        let socket = socket.display();
         CommandError::new(format!("Could not connect to '{socket}': {why}"))
             .with_exit_code(NO_DAEMON)
     })
 }
 
-fn failure(error: &ClientError) -> CommandError {
+/// What a client's failure means to its user.
+pub fn failure(error: &ClientError) -> CommandError {
     match error {
         ClientError::Refused(error) => CommandError::new(error.desc.clone()),
         ClientError::Io(error) => CommandError::new(format!(

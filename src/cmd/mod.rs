@@ -36,6 +36,7 @@ pub mod rebase;
 pub mod resize;
 pub mod serve;
 pub mod snapshot;
+pub mod top;
 pub mod trace;
 pub mod umount;
 
@@ -130,6 +131,8 @@ pub enum CowslipVerb {
     Daemon(Box<daemon::Args>),
     /// Send a command to a daemon: show its result, wait for its job, follow events
     Ctl(Box<ctl::Args>),
+    /// Show the disks and jobs of a daemon, live in a terminal
+    Top(top::Args),
     /// Show the disk of an image as a file
     Mount(Box<mount::Args>),
     /// Unmount the file of an image, and wait until the image is closed
@@ -164,6 +167,7 @@ impl CowslipVerb {
             CowslipVerb::Serve(args) => serve::run(*args, program),
             CowslipVerb::Daemon(args) => daemon::run(*args, program),
             CowslipVerb::Ctl(args) => ctl::run(&args, program),
+            CowslipVerb::Top(args) => top::run(&args, program),
             CowslipVerb::Mount(args) => mount::run(*args, program),
             CowslipVerb::Umount(args) => umount::run(&args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),

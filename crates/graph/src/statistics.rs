@@ -56,22 +56,6 @@ pub struct Counted {
     pub latencies: Latencies,
 }
 
-impl Counted {
-    /// The time within which a part of the requests has ended, between 0 and 1: the bound of the
-    /// class in which that request is, in nanoseconds. `None`: there were none, or it is slower
-    /// than all bounds.
-    pub fn quantile(&self, part: f64) -> Option<u64> {
-        let all: u64 = self.latencies.iter().sum();
-        let wanted = ((all as f64 * part).ceil() as u64).max(1);
-        let mut ended = 0;
-        let class = self.latencies.iter().position(|count| {
-            ended += count;
-            ended >= wanted
-        });
-        LATENCY_BOUNDS.get(class?).copied()
-    }
-}
-
 /// Requests of all kinds. Zeroes are writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
@@ -239,23 +223,5 @@ mod tests {
         assert_eq!(reads.latencies[2], all);
         assert_eq!(reads.bytes, 512 * all);
         assert_eq!(reads.nanoseconds, 30_000 * all);
-    }
-
-    #[test]
-    fn a_quantile_is_the_bound_of_its_class() {
-        let counters = Counters::default();
-        assert_eq!(counters.statistics().reads.quantile(0.5), None);
-        for _ in 0..99 {
-            counters.count_as(Kind::Read, Some(15_000), 0);
-        }
-        counters.count_as(Kind::Read, Some(3_000_000), 0);
-        let reads = counters.statistics().reads;
-        assert_eq!(reads.quantile(0.0), Some(20_000));
-        assert_eq!(reads.quantile(0.5), Some(20_000));
-        assert_eq!(reads.quantile(0.99), Some(20_000));
-        assert_eq!(reads.quantile(0.995), Some(5_000_000));
-        assert_eq!(reads.quantile(1.0), Some(5_000_000));
-        counters.count_as(Kind::Read, Some(u64::MAX), 0);
-        assert_eq!(counters.statistics().reads.quantile(1.0), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use cowslip_graph::LATENCY_BOUNDS;
 use serde_json::{Map, Value, json};
 
 use super::host::Daemon;
@@ -180,5 +181,16 @@ fn figures(node: &Node) -> Value {
     found.insert("account_invalid".into(), true.into());
     found.insert("account_failed".into(), true.into());
     found.insert("timed_stats".into(), Value::Array(Vec::new()));
+    // In QEMU they are there once a client has asked for them.
+    for (name, kind) in [
+        ("rd", counted.reads),
+        ("wr", counted.writes),
+        ("flush", counted.flushes),
+    ] {
+        if kind.requests > 0 {
+            let histogram = json!({"boundaries": LATENCY_BOUNDS, "bins": kind.latencies});
+            found.insert(format!("{name}_latency_histogram"), histogram);
+        }
+    }
     Value::Object(found)
 }
