@@ -41,6 +41,7 @@ pub fn settings() -> OpenSettings {
     OpenSettings::new(Environment {
         registry: drivers::standard(),
         objects: Arc::new(object::Defined),
+        passed: None,
         warn: output::warn,
         reason: opening_reason,
         dirty: repaired_when_opened,

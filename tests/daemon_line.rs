@@ -200,3 +200,68 @@ fn a_secret_is_in_no_message() {
         );
     }
 }
+
+#[test]
+fn a_client_may_listen_for_the_daemon() {
+    let dir = scratch();
+    let dir = dir.path();
+    let listener = std::os::unix::net::UnixListener::bind(dir.join("client")).unwrap();
+    let mut command = cowslip();
+    command.current_dir(dir).arg("qemu-storage-daemon").args([
+        "--chardev",
+        "socket,id=c,path=client",
+        "--monitor",
+        "c",
+    ]);
+    let mut daemon = command.stdin(std::process::Stdio::null()).spawn().unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let mut client = cowslip_qmp::Client::over(stream, None).unwrap();
+    client.execute("quit", serde_json::json!({})).unwrap();
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
+    // Nobody listens.
+    drop(listener);
+    let said = command.output().unwrap();
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert_eq!(said.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("Failed to connect to 'client': Connection refused"),
+        "{text}"
+    );
+}
+
+#[test]
+fn clients_learn_of_the_jobs_that_quit_ends() {
+    let dir = scratch();
+    let dir = dir.path();
+    for words in [
+        &["create", "-q", "-f", "qcow2", "a.qcow2", "8M"][..],
+        &[
+            "create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "b.qcow2",
+        ],
+    ] {
+        run(cowslip().current_dir(dir).args(words));
+    }
+    let mut command = cowslip();
+    command.current_dir(dir).args([
+        "daemon",
+        "--control",
+        "qmp",
+        "--blockdev",
+        "qcow2,node-name=b,file.driver=file,file.filename=b.qcow2",
+    ]);
+    let _daemon = crate::support::server::Server::start(&mut command, &dir.join("qmp"));
+    let mut client = cowslip_qmp::Client::connect(&dir.join("qmp"), None).unwrap();
+    client
+        .execute("block-commit", json!({"device": "b", "job-id": "j"}))
+        .unwrap();
+    client.execute("quit", json!({})).unwrap();
+    let mut names = Vec::new();
+    // Those that came before the reply.
+    while let Ok(Some(event)) = client.next_event(Some(Duration::ZERO)) {
+        names.push(event.name);
+    }
+    assert!(
+        names.iter().any(|name| name == "BLOCK_JOB_CANCELLED"),
+        "{names:?}"
+    );
+}

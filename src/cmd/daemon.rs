@@ -10,6 +10,7 @@
 //! | `job.rs`, `jobs.rs` | jobs, and the commands that control them |
 //! | `copies.rs`, `create.rs` | the work of jobs: copies of disks in use, new images |
 //! | `bitmap.rs`, `bitmaps.rs`, `queries.rs` | dirty bitmaps; descriptions |
+//! | `passed.rs` | files that clients have passed, by names |
 //! | `metrics.rs`, `http.rs` | figures for Prometheus, and the way to them |
 //! | `line.rs`, `as_qemu.rs`, `stdio.rs` | the command line, also QEMU's; the doors for clients |
 //! | `supervisor.rs` | the service manager: readiness, watchdog, sockets that it passes |
@@ -17,14 +18,17 @@
 //! All of it is on the thread of the daemon's queue. A command that changes the graph has the turn
 //! (`turn`); requests are held back no longer than its last step takes.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use cowslip::error::system_words;
 use cowslip_qmp::{Call, Executing, Handler, QmpError, Schema, Server};
 use cowslip_queue::{Backend, Queue, Signal, Signals};
 use serde_json::{Value, json};
 
+use super::serve::sandbox::Mode;
 use super::serve::{
     Daemonize, Detached, Log, LogFormat, Role, Verbosity, default_poll, role, start_server,
 };
@@ -50,6 +54,7 @@ mod jobs;
 mod line;
 mod metrics;
 mod nodes;
+mod passed;
 mod queries;
 mod snapshots;
 mod stdio;
@@ -86,6 +91,17 @@ pub struct Args {
     /// Answer to GET /metrics with figures for Prometheus; HOST:PORT, or the path of a Unix socket
     #[arg(long, value_name = "ADDRESS")]
     metrics: Vec<String>,
+    /// Let members of this group connect to the sockets of the control protocol, too
+    #[arg(long, value_name = "GROUP", value_parser = line::group)]
+    monitor_group: Option<rustix::fs::Gid>,
+    /// Confine the daemon before it opens images: auto (with Landlock and seccomp, as far as the
+    /// kernel supports them), on (both, or no service), off
+    #[arg(long, value_name = "MODE", default_value = "off", value_parser = sandbox_mode)]
+    sandbox: Mode,
+    /// A directory in which images and sockets may lie in spite of --sandbox; without any, files
+    /// have to be passed (add-fd)
+    #[arg(long, value_name = "DIR")]
+    sandbox_dir: Vec<PathBuf>,
     /// Listen for clients of the control protocol on a --chardev: chardev=ID
     #[arg(long, value_name = "OPTIONS")]
     monitor: Vec<String>,
@@ -132,6 +148,8 @@ impl Daemon {
             }
             "x-debug-query-block-graph" => return Ok(self.query_block_graph()),
             "quit" => {
+                // Their events come before the reply, as in QEMU.
+                self.end_jobs().await;
                 self.quits.set();
                 return Ok(json!({}));
             }
@@ -257,6 +275,10 @@ impl Handler for Commands {
     }
 }
 
+fn sandbox_mode(text: &str) -> Result<Mode, String> {
+    Mode::parse(text).ok_or_else(|| "a mode is auto, on or off".to_string())
+}
+
 impl Args {
     /// The steps in an order in which each finds what it names.
     fn line(self) -> Line {
@@ -276,6 +298,8 @@ impl Args {
                 false => Daemonize::No,
             },
             log_format: self.log_format,
+            monitor_group: self.monitor_group,
+            sandbox: (self.sandbox, self.sandbox_dir),
             verbosity: match self.verbose {
                 true => Verbosity::Everything,
                 false => Verbosity::Errors,
@@ -326,6 +350,8 @@ async fn serve(
     let io = |error: &std::io::Error| CommandError::new(system_words(error));
     let server = Server::new(Schema::of_daemon(), Default::default());
     daemon.clients.replace(Some(server.handle()));
+    let sets = Arc::clone(server.handle().sets());
+    daemon.nodes.passed.replace(Some(sets));
     let supervisor = Rc::new(Supervisor::of_environment()?);
     let detached = Detached::prepare(role).map_err(|error| io(&error))?;
     let Doors {
@@ -333,13 +359,10 @@ async fn serve(
         names,
         connected,
         stdio,
+        pidfile,
         ..
     } = line::follow(daemon, line).await?;
-    if let Some(path) = &line.pidfile {
-        let text = format!("{}\n", std::process::id());
-        text_file::write(path, &text, 0o600, "create", &Default::default())
-            .map_err(|error| CommandError::new(format!("cannot create PID file: {error}")))?;
-    }
+    write_process(line, pidfile)?;
     watch_signals(signals, Rc::clone(daemon));
     detached.report_ready().map_err(|error| io(&error))?;
     supervisor.watch();
@@ -349,6 +372,8 @@ async fn serve(
     cowslip_queue::spawn(async move {
         stopper.quits.wait().await;
         supervisor.is_stopping();
+        // While clients are there to learn of it.
+        stopper.end_jobs().await;
         handle.stop();
     });
     let handler = Rc::new(Commands(Rc::clone(daemon)));
@@ -362,6 +387,20 @@ async fn serve(
         drop(std::fs::remove_file(path));
     }
     Ok(())
+}
+
+/// Writes the process number, into a file that may be open already.
+fn write_process(line: &Line, opened: Option<File>) -> Result<(), CommandError> {
+    let Some(path) = &line.pidfile else {
+        return Ok(());
+    };
+    let text = format!("{}\n", std::process::id());
+    let written = match opened {
+        Some(file) => text_file::write_later(&file, &text)
+            .map_err(|error| CommandError::new(system_words(&error))),
+        None => text_file::write(path, &text, 0o600, "create", &Default::default()),
+    };
+    written.map_err(|error| CommandError::new(format!("cannot create PID file: {error}")))
 }
 
 fn watch_signals(signals: Signals, daemon: Rc<Daemon>) {

@@ -19,7 +19,7 @@ mod image_args;
 mod log;
 mod nbd;
 pub mod qemu_nbd;
-mod sandbox;
+pub mod sandbox;
 mod service;
 mod socket_name;
 mod transport;

@@ -24,7 +24,7 @@ pub struct Args {
     /// The format under test
     #[arg(long, default_value = "qcow2")]
     format: String,
-    /// Tests by name; without any, those that call the three programs and no machine of QEMU's
+    /// Tests by name; without any, those that call the four programs and no machine of QEMU's
     tests: Vec<String>,
 }
 
@@ -94,21 +94,26 @@ fn links(target: &Path, scratch: &Path) -> Result<PathBuf, String> {
     for directory in ["programs", "images", "sockets"] {
         fs::create_dir_all(scratch.join(directory)).map_err(failed)?;
     }
-    for name in ["qemu-img", "qemu-io", "qemu-nbd"] {
+    for name in ["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"] {
         symlink(target.join("release/cowslip"), programs.join(name)).map_err(failed)?;
     }
     Ok(programs)
 }
 
-/// Shell tests that start no machine and no storage daemon.
+/// Tests in Python of the storage daemon, which start no machine.
+const OF_DAEMON: [&str; 3] = [
+    "graph-changes-while-io",
+    "mirror-change-copy-mode",
+    "qsd-jobs",
+];
+
+/// Tests that start no machine: those of the shell by number, and those of the storage daemon.
 fn chosen(directory: &Path) -> Result<Vec<String>, String> {
-    const MACHINES: [&str; 9] = [
+    const MACHINES: [&str; 7] = [
         "_launch_qemu",
         "$QEMU ",
         "run_qemu",
         "common.qemu",
-        "$QSD",
-        "_launch_qsd",
         "$QMP",
         "_qemu_proc",
         "${QEMU}",
@@ -127,6 +132,11 @@ fn chosen(directory: &Path) -> Result<Vec<String>, String> {
             .is_some_and(|line| line.contains("bash"));
         is_shell && !MACHINES.iter().any(|word| text.contains(word))
     });
+    let of_daemon = OF_DAEMON.iter().filter(|name| {
+        let file = directory.join("tests").join(name);
+        file.exists()
+    });
+    names.extend(of_daemon.map(|name| (*name).to_string()));
     names.sort();
     Ok(names)
 }
@@ -146,7 +156,7 @@ fn check(
         .env("QEMU_IO_PROG", program("qemu-io"))
         .env("QEMU_NBD_PROG", program("qemu-nbd"))
         .env("QEMU_PROG", "/usr/bin/qemu-system-x86_64")
-        .env("QSD_PROG", "/usr/bin/qemu-storage-daemon")
+        .env("QSD_PROG", program("qemu-storage-daemon"))
         .env("TEST_DIR", scratch.join("images"))
         .env("SOCK_DIR", scratch.join("sockets"))
         .output()

@@ -167,6 +167,18 @@ pub fn open_host_file(path: &Path, options: &HostOptions) -> Result<Arc<dyn Bloc
     Ok(Arc::new(file))
 }
 
+/// Makes a file of a descriptor that is open already, by a name for messages. Its access is that of
+/// the options.
+///
+/// # Errors
+/// As [`open_host_file`], without those of opening.
+pub fn host_file_of(fd: OwnedFd, name: &str, options: &HostOptions) -> Result<Arc<dyn BlockFile>> {
+    let fd = std::cell::Cell::new(Some(fd));
+    let open = |_, _| fd.take().ok_or(Errno::BADF);
+    let file = HostBlockFile::open(&open, name.to_string(), options)?;
+    Ok(Arc::new(file))
+}
+
 /// Makes a file in a directory that nobody else can open, and that vanishes when it is closed.
 /// Blocks, but not for long.
 ///

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -25,6 +26,16 @@ use crate::options::{Above, ImageOptions};
 
 /// A file that is being opened.
 pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn BlockFile>>> + Send + 'a>>;
+
+/// Files that are open already, by names that no file system has.
+pub trait PassedFiles: fmt::Debug + Send + Sync {
+    /// A descriptor of the file of a name, for reading or for both; `None` if the name is of the
+    /// file system.
+    ///
+    /// # Errors
+    /// Text of the reason: no file has this name, or none that is open so.
+    fn open(&self, name: &str, writable: bool) -> Option<std::result::Result<OwnedFd, String>>;
+}
 
 /// Secrets and credentials, which images name by their IDs.
 pub trait Objects: fmt::Debug + Send + Sync {

@@ -30,6 +30,7 @@ pub mod spec;
 mod tests;
 
 pub use destination::{Destination, NodeDestination};
+pub use driver::PassedFiles;
 pub use foreign::local_name;
 pub use gate::NodeGate;
 pub use image_file::ImageFile;

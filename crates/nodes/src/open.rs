@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use cowslip::Image;
 use cowslip::file::host::{
-    CreateMode, Driver, FlushPolicy, HostGate, HostOptions, Locking, PageCache, open_host_file,
+    CreateMode, Driver, FlushPolicy, HostGate, HostOptions, Locking, PageCache, host_file_of,
+    open_host_file,
 };
 use cowslip::file::{BlockFile, Claim, Protection, Sharing};
 use cowslip::image::{BackingChoice, CopyOnRead, Format, OpenOptions};
@@ -410,7 +411,16 @@ fn open_host(
     settings: &OpenSettings,
     file_settings: FileSettings<'_>,
 ) -> Result<Arc<dyn BlockFile>> {
-    let file = open_host_file(Path::new(file_settings.name), file_settings.host);
+    let (name, options) = (file_settings.name, file_settings.host);
+    let passed = settings.environment.passed.as_ref();
+    let passed = passed.and_then(|passed| passed.open(name, options.writable));
+    let file = match passed {
+        Some(opened) => {
+            let fd = opened.map_err(|why| source.refused_because(&why))?;
+            host_file_of(fd, name, options)
+        }
+        None => open_host_file(Path::new(name), options),
+    };
     let file = file.map_err(|error| source.refused(settings, &error))?;
     let checked = source.check_host_file(settings);
     checked.map_err(|why| source.refused(settings, &why))?;

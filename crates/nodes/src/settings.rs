@@ -13,7 +13,7 @@ use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip_block::Error;
 use cowslip_filters::Breakpoints;
 
-use crate::driver::{NoObjects, Objects};
+use crate::driver::{NoObjects, Objects, PassedFiles};
 use crate::drivers;
 use crate::kept::KeptFiles;
 use crate::registry::Registry;
@@ -89,6 +89,8 @@ pub struct Environment {
     pub registry: Arc<Registry>,
     /// Secrets and credentials, which options name by IDs.
     pub objects: Arc<dyn Objects>,
+    /// Files that are open already, which options name; images may not.
+    pub passed: Option<Arc<dyn PassedFiles>>,
     /// Shows a warning.
     pub warn: fn(&str),
     /// Text of the error that opening the file of this name met.
@@ -102,6 +104,7 @@ impl Default for Environment {
         Environment {
             registry: drivers::standard(),
             objects: Arc::new(NoObjects),
+            passed: None,
             warn: |_| {},
             reason: |_, why| why.to_string(),
             dirty: DirtyImage::default,

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
@@ -23,6 +24,7 @@ const IN_SETS_MAX: usize = 4096;
 /// The name of sets as files.
 const SET_PREFIX: &str = "/dev/fdset/";
 
+#[derive(Debug)]
 struct SetMember {
     fd: OwnedFd,
     opaque: Option<String>,
@@ -34,13 +36,20 @@ impl SetMember {
     }
 }
 
+type Sets = BTreeMap<i64, Vec<SetMember>>;
+
 /// Sets of descriptors, by their IDs.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct FdSets {
-    sets: RefCell<BTreeMap<i64, Vec<SetMember>>>,
+    sets: Mutex<Sets>,
 }
 
 impl FdSets {
+    fn lock(&self) -> MutexGuard<'_, Sets> {
+        // Nothing that holds the lock panics.
+        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A copy of a descriptor of the set that a file name `/dev/fdset/ID` names; `None` for any
     /// other name. It has the access that is asked for: reading, writing, or both.
     ///
@@ -53,7 +62,7 @@ impl FdSets {
         let refuse = |text: String| QmpError::generic(text);
         let id = text[SET_PREFIX.len()..].parse();
         let id: i64 = id.map_err(|_| refuse(format!("Could not parse fdset {text}")))?;
-        let sets = self.sets.borrow();
+        let sets = self.lock();
         let set = sets.get(&id);
         let set = set.ok_or_else(|| refuse(format!("Failed to find fdset {text}")))?;
         let access = access & OFlags::ACCMODE;
@@ -74,7 +83,7 @@ impl FdSets {
     }
 
     fn add(&self, fd: OwnedFd, id: Option<i64>, opaque: Option<String>) -> Result<Value, QmpError> {
-        let mut sets = self.sets.borrow_mut();
+        let mut sets = self.lock();
         if sets.values().map(Vec::len).sum::<usize>() >= IN_SETS_MAX {
             let text = format!("There are {IN_SETS_MAX} file descriptors in sets already");
             return Err(QmpError::generic(text));
@@ -96,7 +105,7 @@ impl FdSets {
     }
 
     fn remove(&self, id: i64, fd: Option<i64>) -> Result<Value, QmpError> {
-        let mut sets = self.sets.borrow_mut();
+        let mut sets = self.lock();
         let before = sets.get(&id).map_or(0, Vec::len);
         if let Some(set) = sets.get_mut(&id) {
             set.retain(|member| fd.is_some_and(|fd| member.number() != fd));
@@ -116,7 +125,7 @@ impl FdSets {
     }
 
     fn describe(&self) -> Value {
-        let sets = self.sets.borrow();
+        let sets = self.lock();
         let sets = sets.iter().map(|(id, members)| {
             let members = members.iter().map(|member| {
                 let mut described = Map::new();

@@ -18,7 +18,7 @@ pub mod schema;
 pub mod server;
 
 pub use client::Client;
-pub use descriptors::Descriptors;
+pub use descriptors::{Descriptors, FdSets};
 pub use error::{ErrorClass, QmpError};
 pub use schema::Schema;
 pub use server::{

@@ -156,20 +156,17 @@ const FILES: &[(&str, &str)] = &[
     ("queries.schema", include_str!("../schema/queries.schema")),
     ("exports.schema", include_str!("../schema/exports.schema")),
     ("objects.schema", include_str!("../schema/objects.schema")),
-];
-
-/// Commands that the protocol has besides, for other servers.
-const FURTHER: &[(&str, &str)] = &[
     (
         "descriptors.schema",
         include_str!("../schema/descriptors.schema"),
     ),
-    ("errors.schema", include_str!("../schema/errors.schema")),
 ];
 
+/// Events that the protocol has besides, for other servers.
+const FURTHER: &[(&str, &str)] = &[("errors.schema", include_str!("../schema/errors.schema"))];
+
 impl Schema {
-    /// The schema of the daemon, with commands for descriptors and with events about errors: the
-    /// server knows them, and a handler may.
+    /// The schema of the daemon, with events about errors.
     ///
     /// # Panics
     /// As [`Schema::of_daemon`].

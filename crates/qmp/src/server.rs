@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cowslip_queue::{Buf, Listener, Stream, sleep, spawn};
@@ -144,7 +145,7 @@ struct Shared {
     options: ServerOptions,
     observer: RefCell<Option<Observer>>,
     sessions: RefCell<Vec<Weak<Session>>>,
-    sets: FdSets,
+    sets: Arc<FdSets>,
     clients: Cell<usize>,
     clients_ever: Cell<u64>,
     acceptors: Cell<usize>,
@@ -230,7 +231,7 @@ impl ServerHandle {
     }
 
     /// Sets of descriptors that clients have passed.
-    pub fn sets(&self) -> &FdSets {
+    pub fn sets(&self) -> &Arc<FdSets> {
         &self.shared.sets
     }
 }
@@ -286,7 +287,7 @@ impl Server {
                 options,
                 observer: RefCell::new(None),
                 sessions: RefCell::new(Vec::new()),
-                sets: FdSets::default(),
+                sets: Arc::default(),
                 clients: Cell::new(0),
                 clients_ever: Cell::new(0),
                 acceptors: Cell::new(0),

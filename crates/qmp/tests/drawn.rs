@@ -14,6 +14,9 @@ use serde_json::{Map, Value, json};
 use crate::qemu::{Peer, error_of, reply};
 use crate::support::Served;
 
+/// Commands that QEMU's machines have, and its daemon has not: `descriptors.rs` compares them.
+const OF_MACHINES: [&str; 5] = ["getfd", "closefd", "add-fd", "remove-fd", "query-fdsets"];
+
 /// Commands that end a connection, or begin one.
 const LEFT_OUT: [&str; 2] = ["quit", "qmp_capabilities"];
 
@@ -184,6 +187,7 @@ fn drawn_requests_are_judged_alike() {
     let commands: Vec<_> = schema
         .commands()
         .filter(|command| !LEFT_OUT.contains(&command.name.as_str()))
+        .filter(|command| !OF_MACHINES.contains(&command.name.as_str()))
         .collect();
     let (mut refused, mut ended) = (0, 0);
     let rounds = from_environment("COWSLIP_ROUNDS", 3000);
@@ -368,7 +372,7 @@ fn qemus_schema_has_what_ours_declares() {
         let is_entry = ["command", "event"]
             .iter()
             .any(|kind| entry["meta-type"] == *kind);
-        if !is_entry {
+        if !is_entry || OF_MACHINES.contains(&name) {
             continue;
         }
         let Some(their) = comparison.theirs.0.get(name).copied() else {

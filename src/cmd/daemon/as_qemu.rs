@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::line::{Line, Step};
+use crate::cmd::serve::sandbox::Mode;
 use crate::cmd::serve::{Daemonize, LogFormat, Verbosity};
 use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
@@ -33,6 +34,9 @@ const OWN: &[Long] = &[
     long("control", None, Value::Required),
     long("log-format", None, Value::Required),
     long("metrics", None, Value::Required),
+    long("monitor-group", None, Value::Required),
+    long("sandbox", None, Value::Required),
+    long("sandbox-dir", None, Value::Required),
     long("verbose", None, Value::None),
 ];
 
@@ -81,6 +85,8 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, CommandError> {
         daemonize: Daemonize::No,
         verbosity: Verbosity::Errors,
         log_format: LogFormat::Lines,
+        monitor_group: None,
+        sandbox: (Mode::Off, Vec::new()),
     };
     let next = |scanner: &mut Scanner<'_>| {
         let found = scanner.next_option();
@@ -112,6 +118,11 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, CommandError> {
                 line.log_format = found.map_err(refuse)?;
                 continue;
             }
+            Name::Long(own @ ("monitor-group" | "sandbox" | "sandbox-dir")) => {
+                let taken = line.take_own(own, &value);
+                taken.map_err(|why| CommandError::new(format!("--{own}: {why}")))?;
+                continue;
+            }
             Name::Long("pidfile") => {
                 line.pidfile = Some(PathBuf::from(value));
                 continue;
@@ -133,6 +144,16 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, CommandError> {
 }
 
 impl Line {
+    /// Takes an option of ours that has the form of `cowslip daemon`.
+    fn take_own(&mut self, name: &str, value: &str) -> Result<(), String> {
+        match name {
+            "monitor-group" => self.monitor_group = Some(super::line::group(value)?),
+            "sandbox" => self.sandbox.0 = super::sandbox_mode(value)?,
+            _ => self.sandbox.1.push(PathBuf::from(value)),
+        }
+        Ok(())
+    }
+
     /// Notes the first operand, which is refused when its turn comes.
     fn note_operand(&mut self, operand: Option<&str>) {
         let is_noted = self.steps.iter().any(|it| matches!(it, Step::Operand(_)));
@@ -162,7 +183,7 @@ Options are followed in the order of the line:
            [,logical-block-size=BYTES][,num-queues=N]
   --export fuse,id=ID,node-name=NAME,mountpoint=FILE[,writable=on|off][,allow-other=on|off|auto]
                                offer a node to clients
-  --chardev socket,id=ID,path=PATH,server=on,wait=off
+  --chardev socket,id=ID,path=PATH[,server=on,wait=off]
   --chardev stdio,id=ID        a way for --monitor
   --monitor CHARDEV[,mode=control]
                                serve clients of the control protocol
@@ -176,6 +197,9 @@ At any place:
   --control PATH               ours: the same as a socket chardev and a monitor
   --metrics ADDRESS            ours: figures for Prometheus at http://ADDRESS/metrics
   --log-format lines|json      ours: the form of reports
+  --monitor-group GROUP        ours: its members may connect to sockets of monitors, too
+  --sandbox off|auto|on        ours: confine the daemon before it opens images
+  --sandbox-dir DIR            ours: a directory for images and sockets in spite of that
   --verbose                    ours: report events on standard error
 "
     )

@@ -203,6 +203,11 @@ impl Daemon {
         given: &Given,
         disk: (&Rc<Node>, &Arc<LiveDisk>),
     ) -> Result<(&'static str, Way), QmpError> {
+        if self.is_confined.get() {
+            return Err(refused(
+                "Exports of type 'fuse' need a program that mounts, which the sandbox refuses",
+            ));
+        }
         let transport = Fuse {
             file: PathBuf::from(given.required("mountpoint")?),
             is_growable: false,

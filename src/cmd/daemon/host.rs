@@ -30,6 +30,8 @@ pub struct Daemon {
     pub commands_done: Cell<u64>,
     /// Commands of clients that were refused, or have failed.
     pub commands_refused: Cell<u64>,
+    /// It is in its sandbox: no programs are run.
+    pub is_confined: Cell<bool>,
     /// The place for events.
     pub log: Log,
     /// Longest time for which threads poll before they sleep.
@@ -48,6 +50,7 @@ impl Daemon {
             turn: Turn::new(()),
             clients: RefCell::default(),
             commands_done: Cell::default(),
+            is_confined: Cell::default(),
             commands_refused: Cell::default(),
             log,
             poll: default_poll(),

@@ -3,6 +3,8 @@
 //! Options are followed in the order of the line, as by qemu-storage-daemon: an export names a node
 //! that was added before it.
 
+use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -10,6 +12,7 @@ use cowslip::error::system_words;
 use cowslip_nbd::remote::Address;
 use cowslip_qmp::{QmpError, Schema};
 use cowslip_queue::{Listener, Stream};
+use rustix::fs::Gid;
 
 use super::given::Given;
 use super::host::Daemon;
@@ -17,9 +20,10 @@ use super::http::{self, Figures};
 use super::stdio::Stdio;
 use super::supervisor::{Passed, passed_sockets};
 use super::words::complaint;
+use crate::cmd::serve::sandbox::{self, Mode, Rights};
 use crate::cmd::serve::{Daemonize, Listening, LogFormat, SocketName, Verbosity};
 use crate::error::CommandError;
-use crate::{open, options};
+use crate::{open, options, text_file};
 
 /// A step that the line asks for, with the value of its option.
 #[derive(Clone, Debug)]
@@ -57,6 +61,10 @@ pub struct Line {
     pub verbosity: Verbosity,
     /// The form of reports.
     pub log_format: LogFormat,
+    /// Members of this group may connect to sockets for clients of the control protocol.
+    pub monitor_group: Option<Gid>,
+    /// The sandbox, and the directories that files lie in.
+    pub sandbox: (Mode, Vec<PathBuf>),
 }
 
 /// Ways of clients of the control protocol to the daemon.
@@ -71,6 +79,11 @@ pub struct Doors {
     /// Standard input and output, if they are a client.
     pub stdio: Option<Stdio>,
     chardevs: Vec<Chardev>,
+    /// Members of this group may connect.
+    group: Option<Gid>,
+    is_confined: bool,
+    /// The file for the process number, if it had to be opened before its time.
+    pub pidfile: Option<File>,
 }
 
 /// A way for a monitor, by its ID.
@@ -82,10 +95,17 @@ struct Chardev {
 
 enum Way {
     Socket(PathBuf),
+    /// A socket that the client listens on.
+    Client(PathBuf),
     Stdio,
 }
 
 impl Step {
+    /// Whether it opens files that are not named by an option for doors.
+    fn opens_images(&self) -> bool {
+        matches!(self, Step::Node(_) | Step::Export(_) | Step::Operand(_))
+    }
+
     /// The option with its value, for messages. Objects have secrets.
     fn words(&self) -> String {
         match self {
@@ -115,9 +135,15 @@ fn arguments(kind: &str, implied: Option<&str>, text: &str) -> Result<Given, Com
 /// # Errors
 /// The first step that cannot be done.
 pub async fn follow(daemon: &Rc<Daemon>, line: &Line) -> Result<Doors, CommandError> {
-    let mut doors = Doors::default();
+    let mut doors = Doors {
+        group: line.monitor_group,
+        ..Doors::default()
+    };
     doors.take_passed(daemon)?;
     for step in &line.steps {
+        if step.opens_images() {
+            doors.confine(daemon, line)?;
+        }
         let done = match step {
             Step::Object(text) => open::object::define(text),
             Step::Node(text) => {
@@ -139,6 +165,7 @@ pub async fn follow(daemon: &Rc<Daemon>, line: &Line) -> Result<Doors, CommandEr
         };
         done.map_err(|why| CommandError::new(format!("{}: {why}", step.words())))?;
     }
+    doors.confine(daemon, line)?;
     Ok(doors)
 }
 
@@ -172,8 +199,37 @@ impl Doors {
         Ok(())
     }
 
+    /// Closes the sandbox, if one is asked for: from now on files are opened in its directories, and
+    /// those that clients pass.
+    fn confine(&mut self, daemon: &Daemon, line: &Line) -> Result<(), CommandError> {
+        let (mode, directories) = &line.sandbox;
+        if *mode == Mode::Off || std::mem::replace(&mut self.is_confined, true) {
+            return Ok(());
+        }
+        let mut rights = Rights::within(directories.clone());
+        let names = self.names.iter().map(|name| name.path().to_path_buf());
+        rights.removed.extend(names);
+        if let Some(path) = &line.pidfile {
+            let opened = text_file::open_for_later(path, 0o600, "create", &Default::default())?;
+            self.pidfile = Some(opened);
+            rights.removed.push(path.clone());
+        }
+        for directory in directories {
+            // One that is not there cannot be allowed.
+            std::fs::metadata(directory).map_err(|error| {
+                let (name, why) = (directory.display(), system_words(&error));
+                CommandError::new(format!("--sandbox-dir {name}: {why}"))
+            })?;
+        }
+        if let Some(report) = sandbox::enforce(*mode, &rights)? {
+            daemon.is_confined.set(true);
+            daemon.log.sandbox(&report.to_string(), report.is_whole());
+        }
+        Ok(())
+    }
+
     fn listen(&mut self, path: &Path) -> Result<(), CommandError> {
-        let (listener, name) = SocketName::bind(path)?;
+        let (listener, name) = SocketName::bind_private(path, self.group)?;
         self.listeners.push(listener);
         self.names.push(name);
         Ok(())
@@ -225,6 +281,14 @@ impl Doors {
                 let path = path.clone();
                 self.listen(&path)
             }
+            Way::Client(path) => {
+                let connected = UnixStream::connect(path).map_err(|error| {
+                    let (path, why) = (path.display(), system_words(&error));
+                    CommandError::new(format!("Failed to connect to '{path}': {why}"))
+                })?;
+                self.connected.push(Stream::from_fd(connected.into()));
+                Ok(())
+            }
             Way::Stdio => {
                 let connected = Stdio::connect();
                 let (stream, stdio) =
@@ -241,6 +305,25 @@ fn serve_metrics(daemon: &Rc<Daemon>, listener: Listener) {
     let daemon = Rc::clone(daemon);
     let figures: Figures = Rc::new(move || daemon.metrics());
     cowslip_queue::spawn(http::serve(listener, figures));
+}
+
+/// Reads the name of a group of the host, or its number.
+///
+/// # Errors
+/// There is no such group in `/etc/group`.
+pub fn group(text: &str) -> Result<Gid, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(Gid::from_raw(number));
+    }
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let number = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let is_it = fields.next() == Some(text);
+        let number = fields.nth(1)?.parse().ok()?;
+        is_it.then_some(number)
+    });
+    let number = number.ok_or_else(|| format!("there is no group '{text}' in /etc/group"))?;
+    Ok(Gid::from_raw(number))
 }
 
 /// Reads `HOST:PORT`, or the path of a Unix socket.
@@ -262,7 +345,8 @@ fn metrics_address(text: &str) -> Result<Address, CommandError> {
     })
 }
 
-/// Reads `socket,id=ID,path=PATH,server=on,wait=off` or `stdio,id=ID`.
+/// Reads `socket,id=ID,path=PATH,server=on,wait=off`, the same without `server` for a socket that is
+/// connected to, or `stdio,id=ID`.
 fn chardev(text: &str) -> Result<(String, Way), CommandError> {
     let refuse = |text: String| Err(CommandError::new(text));
     let first = text.split(',').next().unwrap_or_default();
@@ -301,9 +385,8 @@ fn chardev(text: &str) -> Result<(String, Way), CommandError> {
     let is_server = is_server.transpose()?.unwrap_or(false);
     match (value("path"), is_server) {
         (Some(path), true) => Ok((id.to_string(), Way::Socket(PathBuf::from(path)))),
-        _ => refuse(format!(
-            "it has to be socket,id={id},path=PATH,server=on,wait=off"
-        )),
+        (Some(path), false) => Ok((id.to_string(), Way::Client(PathBuf::from(path)))),
+        _ => refuse(format!("it has to be socket,id={id},path=PATH")),
     }
 }
 
@@ -319,6 +402,13 @@ mod tests {
         // In the older way.
         let (_, way) = chardev("socket,id=c,path=/run/a,server,nowait").unwrap();
         assert!(matches!(way, Way::Socket(_)));
+        for text in [
+            "socket,path=/run/a,id=c",
+            "socket,path=/run/a,server=off,id=c",
+        ] {
+            let (_, way) = chardev(text).unwrap();
+            assert!(matches!(way, Way::Client(_)));
+        }
         let (id, way) = chardev("stdio,id=s,signal=off").unwrap();
         assert!(matches!(way, Way::Stdio));
         assert_eq!(id, "s");
@@ -329,8 +419,6 @@ mod tests {
         for (text, why) in [
             ("socket,path=/run/a,server=on", "no id"),
             ("path=/run/a,id=c", "missing backend"),
-            ("socket,path=/run/a,id=c", "server=on"),
-            ("socket,path=/run/a,server=off,id=c", "server=on"),
             ("socket,server=on,id=c", "path=PATH"),
             ("socket,path=/run/a,server=maybe,id=c", "server"),
             ("socket,host=::,port=1,server=on,id=c", "'host'"),

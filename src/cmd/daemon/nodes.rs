@@ -17,11 +17,12 @@ use cowslip::Image;
 use cowslip::image::{BackingChoice, CacheStatistics};
 use cowslip_graph::{Drained, LiveDisk};
 use cowslip_nodes::{Access, OpenSettings, Source, drivers, json, open_source, reopen_source};
-use cowslip_qmp::QmpError;
+use cowslip_qmp::{FdSets, QmpError};
 use serde_json::{Map, Value, json};
 
 use super::bitmap::Bitmap;
 use super::given::Given;
+use super::passed::Passed;
 use super::words::{failed, not_opened};
 use crate::open;
 
@@ -164,6 +165,8 @@ impl Node {
 pub struct Nodes {
     list: RefCell<Vec<Rc<Node>>>,
     generated: Cell<u64>,
+    /// Files that clients have passed.
+    pub passed: RefCell<Option<Arc<FdSets>>>,
 }
 
 /// The place of a new node.
@@ -396,7 +399,7 @@ impl Nodes {
         let mut source = Source::of_pairs(pairs, 0, &registry).map_err(failed)?;
         let filename = source.filename.clone();
         source.say_given(&filename);
-        let settings = OpenSettings {
+        let mut settings = OpenSettings {
             access: Access::Read,
             workers: open::workers(),
             backing: match below {
@@ -405,6 +408,8 @@ impl Nodes {
             },
             ..open::settings()
         };
+        let passed = self.passed.borrow().as_ref().map(Passed::of);
+        settings.environment.passed = passed.map(|it| Arc::new(it) as _);
         let image = open_source(&source, &settings).await;
         let image = image.map_err(not_opened)?;
         let settings = OpenSettings {

@@ -180,6 +180,7 @@ impl Endpoint for Mounted {
             removed: self.place.removed().into_iter().collect(),
             // Threads start the rings that were made for them; the name is removed.
             calls: [&[libc::SYS_io_uring_register], socket_name::REMOVING].concat(),
+            ..Rights::default()
         }
     }
 

@@ -99,6 +99,15 @@ impl Log {
         self.put("info", name.to_string(), Some(data));
     }
 
+    /// Writes what the sandbox takes away: if usual events are reported, or not all of it is in
+    /// force.
+    pub fn sandbox(&self, report: &str, is_whole: bool) {
+        match is_whole {
+            true => self.report(Severity::Usual, || report.to_string()),
+            false => self.put("warning", report.to_string(), None),
+        }
+    }
+
     /// Writes why the server ends.
     pub fn fail(&self, why: impl fmt::Display) {
         self.put("error", why.to_string(), None);

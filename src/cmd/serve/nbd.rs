@@ -233,6 +233,7 @@ impl Endpoint for Socket {
         Rights {
             removed: path.map(ToOwned::to_owned).into_iter().collect(),
             calls,
+            ..Rights::default()
         }
     }
 

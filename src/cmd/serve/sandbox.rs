@@ -22,6 +22,9 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
+use super::socket_name::REMOVING;
+use crate::error::CommandError;
+
 /// Extent of the sandbox (`--sandbox`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
@@ -51,8 +54,22 @@ impl Mode {
 pub struct Rights {
     /// Paths of files that it removes when it ends. Names in their directories may be removed.
     pub removed: Vec<PathBuf>,
+    /// Directories in which it opens, makes and removes files and sockets.
+    pub directories: Vec<PathBuf>,
     /// Numbers of system calls.
     pub calls: Vec<i64>,
+}
+
+impl Rights {
+    /// Rights of a process that goes on opening files in some directories, and serving them: it
+    /// makes sockets, and rings for threads.
+    pub fn within(directories: Vec<PathBuf>) -> Rights {
+        Rights {
+            directories,
+            calls: [OPENING, REMOVING].concat(),
+            ..Rights::default()
+        }
+    }
 }
 
 impl FromIterator<Rights> for Rights {
@@ -60,6 +77,7 @@ impl FromIterator<Rights> for Rights {
     fn from_iter<I: IntoIterator<Item = Rights>>(all: I) -> Rights {
         all.into_iter().fold(Rights::default(), |mut sum, rights| {
             sum.removed.extend(rights.removed);
+            sum.directories.extend(rights.directories);
             sum.calls.extend(rights.calls);
             sum
         })
@@ -117,7 +135,7 @@ pub fn enter(rights: &Rights) -> Report {
     cowslip_queue::retire_idle_threads();
     let other_threads = other_threads();
     Report {
-        landlock: confine_files(&rights.removed).map_err(|error| error.to_string()),
+        landlock: confine_files(rights).map_err(|error| error.to_string()),
         seccomp: confine_calls(&rights.calls).map_err(|error| error.to_string()),
         other_threads,
     }
@@ -138,7 +156,25 @@ fn other_threads() -> usize {
     count()
 }
 
-fn confine_files(removed: &[PathBuf]) -> Result<RulesetStatus, landlock::RulesetError> {
+/// Confines as [`enter`] does, as far as the mode asks for; returns what is in force.
+///
+/// # Errors
+/// The mode asks for more than there is.
+pub fn enforce(mode: Mode, rights: &Rights) -> Result<Option<Report>, CommandError> {
+    if mode == Mode::Off {
+        return Ok(None);
+    }
+    let report = enter(rights);
+    if mode == Mode::On && !report.is_whole() {
+        return Err(CommandError::new(format!(
+            "--sandbox=on demands the whole sandbox, and a part of it is not in force ({report}); \
+             --sandbox=auto serves with what there is"
+        )));
+    }
+    Ok(Some(report))
+}
+
+fn confine_files(rights: &Rights) -> Result<RulesetStatus, landlock::RulesetError> {
     // Best effort: rights that this kernel does not know are left out, and reported.
     let abi = ABI::V9;
     let mut ruleset = Ruleset::default()
@@ -147,12 +183,17 @@ fn confine_files(removed: &[PathBuf]) -> Result<RulesetStatus, landlock::Ruleset
         .scope(Scope::from_all(abi))?
         .create()?;
     // Removing a name needs the right to remove names in its directory.
-    let directories = removed.iter().map(|path| match path.parent() {
+    let directories = rights.removed.iter().map(|path| match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     });
     for directory in directories.flat_map(PathFd::new) {
         ruleset = ruleset.add_rule(PathBeneath::new(directory, AccessFs::RemoveFile))?;
+    }
+    let files = AccessFs::from_all(abi) & !(AccessFs::Execute | AccessFs::MakeSym);
+    let files = files & !(AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeFifo);
+    for directory in rights.directories.iter().flat_map(PathFd::new) {
+        ruleset = ruleset.add_rule(PathBeneath::new(directory, files))?;
     }
     Ok(ruleset.restrict_self()?.ruleset)
 }
@@ -163,6 +204,8 @@ fn confine_calls(calls: &[i64]) -> Result<(), seccompiler::Error> {
         Ok(SeccompFilter::new(rules, otherwise, then, arch)?.try_into()?)
     };
     let allow = SeccompAction::Allow;
+    let is_fatal = |call: &&i64| !calls.contains(call);
+    let fatal: Vec<i64> = FATAL.iter().filter(is_fatal).copied().collect();
     let plain = |calls: &[i64]| calls.iter().map(|&call| (call, Vec::new())).collect();
     // The one that allows least comes last: it takes away the call that installs filters, too.
     let filters = [
@@ -171,7 +214,7 @@ fn confine_calls(calls: &[i64]) -> Result<(), seccompiler::Error> {
             allow.clone(),
             errno(libc::ENOSYS),
         )?,
-        filter(plain(FATAL), allow.clone(), SeccompAction::KillProcess)?,
+        filter(plain(&fatal), allow.clone(), SeccompAction::KillProcess)?,
         filter(allowed(calls)?, errno(libc::EPERM), allow)?,
     ];
     for filter in &filters {
@@ -305,6 +348,54 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getrandom,
 ];
 
+/// System calls of a process that goes on opening files and making sockets, where Landlock allows
+/// that. A ring that it makes is confined by itself, like the first one.
+const OPENING: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lstat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_statfs,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chmod,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_getuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_fgetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_connect,
+    libc::SYS_accept4,
+    libc::SYS_eventfd2,
+    libc::SYS_pipe2,
+    libc::SYS_memfd_create,
+    libc::SYS_epoll_create1,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_register,
+];
+
 /// System calls that nothing of ours, and no C library, makes here: other programs, other
 /// processes' memory, the kernel, another ring.
 const FATAL: &[i64] = &[
@@ -336,7 +427,6 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::cmd::serve::socket_name::REMOVING;
 
     const CHILD: &str = "COWSLIP_TEST_SANDBOX";
 
@@ -374,7 +464,10 @@ mod tests {
         std::fs::write(&other, "kept").unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-        let status = confine_files(std::slice::from_ref(&socket));
+        let status = confine_files(&Rights {
+            removed: vec![socket.clone()],
+            ..Rights::default()
+        });
         let refused = Some(libc::EACCES);
         match status {
             Ok(RulesetStatus::NotEnforced) | Err(_) => eprintln!("SKIPPED: no Landlock here"),

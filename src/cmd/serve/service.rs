@@ -426,19 +426,12 @@ impl Service {
         (endpoints, door): (&[Box<dyn Endpoint>], Option<&Door>),
         log: &Log,
     ) -> Result<(), CommandError> {
-        if self.sandbox == sandbox::Mode::Off {
-            return Ok(());
-        }
         let mut rights: Rights = endpoints.iter().map(|endpoint| endpoint.rights()).collect();
         let removed = door.map(|door| door.path().to_path_buf());
         rights.removed.extend(removed);
-        let report = sandbox::enter(&rights);
-        if self.sandbox == sandbox::Mode::On && !report.is_whole() {
-            return Err(CommandError::new(format!(
-                "--sandbox=on demands the whole sandbox, and a part of it is not in force \
-                 ({report}); --sandbox=auto serves with what there is"
-            )));
-        }
+        let Some(report) = sandbox::enforce(self.sandbox, &rights)? else {
+            return Ok(());
+        };
         // The lines that scripts compare have no place for it.
         if log.reports(Severity::Usual) || !report.is_whole() {
             log.write(report);

@@ -22,6 +22,7 @@
 //! meanwhile, a third server could take its name, and a crash would leave it without one. Servers
 //! of other programs do not take turns; qemu-nbd removes whatever has the name that it wants.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -31,7 +32,7 @@ use std::time::Duration;
 
 use cowslip::error::system_words;
 use cowslip_queue::Listener;
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
+use rustix::fs::{FileType, FlockOperation, Gid, Mode, OFlags, flock, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -53,6 +54,8 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(25);
 /// How often, and how long apart, a locked directory is tried: 10 s, a turn takes microseconds.
 const TURN_TRIES: u32 = 400;
 const TURN_PAUSE: Duration = Duration::from_millis(25);
+/// Clients that may wait to be accepted, as the standard library has it.
+const BACKLOG: i32 = 128;
 
 /// System calls that removing a name makes: the lock of its directory, and the removal itself. The
 /// sandbox says where names may be removed.
@@ -81,10 +84,26 @@ impl SocketName {
     /// # Errors
     /// `Failed to bind socket to PATH: why`; a server listens there.
     pub fn bind(path: &Path) -> Result<(Listener, SocketName), CommandError> {
-        SocketName::bind_within(path, TURN_TRIES)
+        SocketName::bind_within(path, TURN_TRIES, &Listener::unix)
     }
 
-    fn bind_within(path: &Path, tries: u32) -> Result<(Listener, SocketName), CommandError> {
+    /// The same for a socket that its owner alone may connect to, and the members of a group, if
+    /// one is given.
+    ///
+    /// # Errors
+    /// As for [`SocketName::bind`]; the socket cannot be given to the group.
+    pub fn bind_private(
+        path: &Path,
+        group: Option<Gid>,
+    ) -> Result<(Listener, SocketName), CommandError> {
+        SocketName::bind_within(path, TURN_TRIES, &|path| listen_private(path, group))
+    }
+
+    fn bind_within(
+        path: &Path,
+        tries: u32,
+        listen: &dyn Fn(&Path) -> io::Result<Listener>,
+    ) -> Result<(Listener, SocketName), CommandError> {
         let place = Place::once_settled(path);
         if matches!(place, Place::Answers) && !is_called_as_qemu() {
             return Err(in_use(path));
@@ -98,7 +117,7 @@ impl SocketName {
             // If it cannot be removed, binding says why.
             drop(std::fs::remove_file(path));
         }
-        let bound = Listener::unix(path);
+        let bound = listen(path);
         let listener = bound.map_err(|error| {
             let hint = match (Place::of(path), &turn) {
                 (Place::Answers, _) if !is_called_as_qemu() => return in_use(path),
@@ -135,7 +154,7 @@ impl SocketName {
     ///
     /// # Errors
     /// The system's refusal.
-    pub fn bind_beside(path: &Path) -> std::io::Result<(Listener, SocketName)> {
+    pub fn bind_beside(path: &Path) -> io::Result<(Listener, SocketName)> {
         if SocketName::is_there(path) {
             std::fs::remove_file(path)?;
         }
@@ -169,6 +188,26 @@ impl SocketName {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Listens on a socket that nobody else can connect to at any moment: it has its mode before it has
+/// its name.
+fn listen_private(path: &Path, group: Option<Gid>) -> io::Result<Listener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let shared = match group {
+        None => Ok(()),
+        Some(_) => rustix::fs::chown(path, None, group)
+            .and_then(|()| rustix::fs::chmod(path, Mode::from_raw_mode(0o660))),
+    };
+    let listening = shared.and_then(|()| rustix::net::listen(&socket, BACKLOG));
+    if let Err(error) = listening {
+        drop(std::fs::remove_file(path));
+        return Err(error.into());
+    }
+    Listener::from_listening(socket)
 }
 
 impl Name for SocketName {
@@ -462,7 +501,10 @@ mod tests {
         let id = socket_id(&path);
         let locked = Directory::of(&path);
         let turn = locked.take_turn(1).ok().unwrap();
-        let error = SocketName::bind_within(&path, 2).err().unwrap().to_string();
+        let error = SocketName::bind_within(&path, 2, &Listener::unix)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains("another program keeps it locked"), "{error}");
         assert_eq!(socket_id(&path), id);
         drop(turn);

@@ -174,6 +174,7 @@ impl Endpoint for Socket {
                 socket_name::REMOVING,
             ]
             .concat(),
+            ..Rights::default()
         }
     }
 
