@@ -7,20 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::cowslip;
+use cowslip_front::{
+    self as front, DATA_AT, EVENT_IDX, FLUSH, Front, FrontQueue, Make, PACKED, VERSION_1,
+    memory_file,
+};
 
-#[path = "../crates/vhost-user/tests/front.rs"]
-#[allow(dead_code, reason = "it serves the tests of its crate, too")]
-mod front;
-#[path = "../crates/vhost-user/tests/ring.rs"]
-#[allow(dead_code, reason = "as above")]
-mod ring;
+use crate::support::cowslip;
 
 mod guest;
 mod handover;
 mod peers;
-
-use front::{DATA_AT, EVENT_IDX, FLUSH, Front, Make, PACKED, TestQueue, VERSION_1, memory_file};
 
 const IN: u32 = 0;
 const OUT: u32 = 1;
@@ -193,7 +189,7 @@ impl Load {
     }
 
     /// Makes requests for slots that have none, up to `depth` in flight.
-    fn submit(&mut self, queue: &mut TestQueue, depth: usize) {
+    fn submit(&mut self, queue: &mut FrontQueue, depth: usize) {
         let running = self.slots.iter().filter(|slot| slot.running.is_some());
         let mut free = depth.saturating_sub(running.count());
         while free > 0 && queue.ring.free_count() >= 4 {
@@ -212,20 +208,22 @@ impl Load {
             }
             self.slots[slot].running = Some((piece, is_write.then_some(self.number)));
             let sector = slot as u64 * SLOT_SECTORS + (piece * REQUEST_BYTES / 512) as u64;
-            queue.submit(&Make {
-                kind: if is_write { OUT } else { IN },
-                sector,
-                data: &[(at, REQUEST_BYTES)],
-                tag: slot as u64,
-                header_cuts: &[],
-                is_indirect: false,
-            });
+            queue
+                .submit(&Make {
+                    kind: if is_write { OUT } else { IN },
+                    sector,
+                    data: &[(at, REQUEST_BYTES)],
+                    tag: slot as u64,
+                    header_cuts: &[],
+                    is_indirect: false,
+                })
+                .unwrap();
         }
-        queue.kick();
+        queue.kick().unwrap();
     }
 
     /// Takes in a completion.
-    fn complete(&mut self, queue: &TestQueue, (made, status): (front::Made, u8)) {
+    fn complete(&mut self, queue: &FrontQueue, (made, status): (front::Made, u8)) {
         assert_eq!(status, 0, "{made:?}");
         let slot = made.tag as usize;
         let state = &mut self.slots[slot];
@@ -243,19 +241,21 @@ impl Load {
     }
 
     /// Waits for all that is in flight.
-    fn drain(&mut self, queue: &mut TestQueue) {
+    fn drain(&mut self, queue: &mut FrontQueue) {
         while self.slots.iter().any(|slot| slot.running.is_some()) {
-            let done = queue.complete();
+            let done = queue.complete().unwrap();
             self.complete(queue, done);
         }
     }
 
     /// Reads everything, and checks it.
-    fn read_all(&mut self, queue: &mut TestQueue) {
+    fn read_all(&mut self, queue: &mut FrontQueue) {
         for slot in 0..SLOTS {
             for piece in 0..self.slots[slot].pieces.len() {
                 let sector = slot as u64 * SLOT_SECTORS + (piece * REQUEST_BYTES / 512) as u64;
-                let status = queue.request(IN, sector, &[(DATA_AT, REQUEST_BYTES)]);
+                let status = queue
+                    .request(IN, sector, &[(DATA_AT, REQUEST_BYTES)])
+                    .unwrap();
                 assert_eq!(status, 0);
                 let mut read = vec![0; REQUEST_BYTES];
                 queue.ring.memory.read(DATA_AT, &mut read);
@@ -277,28 +277,28 @@ fn kills() -> u64 {
 fn killed_under_load(features: u64) {
     let dir = tempfile::tempdir().unwrap();
     let (image, socket) = (image(dir.path()), dir.path().join("socket"));
-    let memory = memory_file(front::MEMORY_BYTES);
+    let memory = memory_file(front::MEMORY_BYTES).unwrap();
     let mut load = Load::new();
     let mut known: Option<(OwnedFd, Vec<u8>)> = None;
-    let mut queue: Option<TestQueue> = None;
+    let mut queue: Option<FrontQueue> = None;
     let (mut replayed, mut longest) = (0, Duration::ZERO);
     for round in 0..=kills() {
         let begun = Instant::now();
         let mut served = Served::start(&image, &socket, &[]);
         served.wait();
         let file = memory.try_clone().unwrap();
-        let mut front = Front::connect_with(&socket, features, file);
+        let mut front = Front::connect_with(&socket, features, file).unwrap();
         match &known {
-            Some((table, description)) => front.set_inflight(table, description),
-            None => known = Some(front.get_inflight(1, 64)),
+            Some((table, description)) => front.set_inflight(table, description).unwrap(),
+            None => known = Some(front.get_inflight(1, 64).unwrap()),
         }
         let mut working = match queue.take() {
             Some(mut queue) => {
                 // As QEMU, which does not know the place either.
-                front.start_queue(&mut queue, 0);
+                front.start_queue(&mut queue, 0).unwrap();
                 queue
             }
-            None => front.queue(0, 64),
+            None => front.queue(0, 64).unwrap(),
         };
         let in_flight = load
             .slots
@@ -306,7 +306,7 @@ fn killed_under_load(features: u64) {
             .filter(|slot| slot.running.is_some())
             .count();
         if in_flight > 0 {
-            let done = working.complete();
+            let done = working.complete().unwrap();
             longest = longest.max(begun.elapsed());
             load.complete(&working, done);
             replayed += in_flight;
@@ -321,7 +321,7 @@ fn killed_under_load(features: u64) {
         let until = Instant::now() + Duration::from_micros(500 + load.random(30_000) as u64);
         while Instant::now() < until {
             load.submit(&mut working, 24);
-            while let Some(done) = working.try_complete() {
+            while let Some(done) = working.try_complete().unwrap() {
                 load.complete(&working, done);
             }
         }
@@ -361,12 +361,19 @@ fn one_image_is_served_over_both_transports_in_a_whole_sandbox() {
     ];
     let mut served = Served::start(&image, &socket, &options);
     served.wait();
-    let mut front = Front::connect(&socket, VERSION_1 | EVENT_IDX);
-    let mut queues: Vec<TestQueue> = (0..3).map(|index| front.queue(index, 16)).collect();
+    let mut front = Front::connect(&socket, VERSION_1 | EVENT_IDX).unwrap();
+    let mut queues: Vec<FrontQueue> = (0..3)
+        .map(|index| front.queue(index, 16).unwrap())
+        .collect();
     for (index, queue) in queues.iter_mut().enumerate() {
         let byte = index as u8 + 1;
         front.memory.write(DATA_AT, &[byte; 4096]);
-        assert_eq!(queue.request(OUT, index as u64 * 8, &[(DATA_AT, 4096)]), 0);
+        assert_eq!(
+            queue
+                .request(OUT, index as u64 * 8, &[(DATA_AT, 4096)])
+                .unwrap(),
+            0
+        );
     }
     let uri = format!("nbd+unix:///?socket={}", nbd.display());
     let io = cowslip()
@@ -383,12 +390,12 @@ fn one_image_is_served_over_both_transports_in_a_whole_sandbox() {
         .output()
         .unwrap();
     assert!(io.status.success(), "{io:?}");
-    assert_eq!(queues[0].request(IN, 8, &[(DATA_AT, 4096)]), 0);
+    assert_eq!(queues[0].request(IN, 8, &[(DATA_AT, 4096)]).unwrap(), 0);
     let mut read = [0; 4096];
     front.memory.read(DATA_AT, &mut read);
     assert_eq!(read, [9; 4096]);
     // A table of requests in flight is made within the sandbox.
-    front.get_inflight(2, 16);
+    front.get_inflight(2, 16).unwrap();
     drop((queues, front));
     served.end();
     check(&image);
@@ -410,12 +417,15 @@ fn a_disk_that_grows_as_a_file_grows_for_guests_and_clients() {
     let options = [&["--fuse"], &words[..], &[nbd.to_str().unwrap()]].concat();
     let mut served = Served::start(&image, &socket, &options);
     served.wait();
-    let mut front = Front::connect(&socket, VERSION_1);
-    assert_eq!(front.config(60)[..8], (IMAGE_BYTES / 512).to_le_bytes());
+    let mut front = Front::connect(&socket, VERSION_1).unwrap();
+    assert_eq!(
+        front.config(60).unwrap()[..8],
+        (IMAGE_BYTES / 512).to_le_bytes()
+    );
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
-    front.send_acked(21, &[], &[theirs.as_fd()]);
+    front.send_acked(21, &[], &[theirs.as_fd()]).unwrap();
     let disk = std::fs::File::options().write(true).open(&file).unwrap();
     disk.set_len(2 * IMAGE_BYTES).unwrap();
     drop(disk);
@@ -423,11 +433,11 @@ fn a_disk_that_grows_as_a_file_grows_for_guests_and_clients() {
     (&ours).read_exact(&mut message).unwrap();
     assert_eq!(message[..4], [2, 0, 0, 0], "the configuration has changed");
     let sectors = 2 * IMAGE_BYTES / 512;
-    assert_eq!(front.config(60)[..8], sectors.to_le_bytes());
-    let mut queue = front.queue(0, 16);
+    assert_eq!(front.config(60).unwrap()[..8], sectors.to_le_bytes());
+    let mut queue = front.queue(0, 16).unwrap();
     front.memory.write(DATA_AT, &[6; 512]);
     let last = sectors - 1;
-    assert_eq!(queue.request(OUT, last, &[(DATA_AT, 512)]), 0);
+    assert_eq!(queue.request(OUT, last, &[(DATA_AT, 512)]).unwrap(), 0);
     let uri = format!("nbd+unix:///?socket={}", nbd.display());
     let read = format!("read -P 6 {} 512", last * 512);
     let words = ["io", "-f", "raw", "-r", "-c", &read, &uri];

@@ -18,7 +18,7 @@ struct Rig {
     table: Option<(OwnedFd, Vec<u8>)>,
     load: Load,
     front: Option<Front>,
-    queue: Option<TestQueue>,
+    queue: Option<FrontQueue>,
     served: Served,
     last: Instant,
     gap: Duration,
@@ -74,7 +74,7 @@ impl Rig {
             image,
             disk,
             socket,
-            memory: memory_file(front::MEMORY_BYTES),
+            memory: memory_file(front::MEMORY_BYTES).unwrap(),
             features,
             table: None,
             load: Load::new(),
@@ -92,17 +92,17 @@ impl Rig {
         self.front = None;
         self.served.wait();
         let memory = self.memory.try_clone().unwrap();
-        let mut front = Front::connect_with(&self.socket, self.features, memory);
+        let mut front = Front::connect_with(&self.socket, self.features, memory).unwrap();
         match &self.table {
-            Some((table, description)) => front.set_inflight(table, description),
-            None => self.table = Some(front.get_inflight(1, 128)),
+            Some((table, description)) => front.set_inflight(table, description).unwrap(),
+            None => self.table = Some(front.get_inflight(1, 128).unwrap()),
         }
         self.queue = Some(match self.queue.take() {
             Some(mut queue) => {
-                front.start_queue(&mut queue, 0);
+                front.start_queue(&mut queue, 0).unwrap();
                 queue
             }
-            None => front.queue(0, 128),
+            None => front.queue(0, 128).unwrap(),
         });
         self.front = Some(front);
     }
@@ -114,7 +114,7 @@ impl Rig {
         while Instant::now() < end && !until() {
             let queue = self.queue.as_mut().unwrap();
             self.load.submit(queue, DEPTH);
-            while let Some(done) = queue.try_complete() {
+            while let Some(done) = queue.try_complete().unwrap() {
                 self.load.complete(queue, done);
                 self.gap = self.gap.max(self.last.elapsed());
                 self.last = Instant::now();

@@ -159,7 +159,7 @@ fn driven_by_libblkio(socket: &Path, features: VirtioFeatureFlags, queues: usize
     let mut space = vec![0u8; len + 4096];
     let skip = space.as_ptr().align_offset(4096);
     let window = &mut space[skip..skip + len];
-    let file = memory_file(len as u64);
+    let file = memory_file(len as u64).unwrap();
     let memory = SharedMemory::map(file.as_fd(), 0, len as u64).unwrap();
     let address = window.as_ptr() as usize;
     let transport: &mut VirtioBlkTransport = &mut transport;
@@ -314,7 +314,7 @@ fn place(slot: usize) -> usize {
     DATA_AT + slot * SLOT_BYTES * 2 + slot * 7
 }
 
-fn submit(queue: &mut TestQueue, memory: &SharedMemory, (slot, shaped): (usize, &Shaped)) {
+fn submit(queue: &mut FrontQueue, memory: &SharedMemory, (slot, shaped): (usize, &Shaped)) {
     let request = &shaped.request;
     let start = place(slot);
     let mut sector = request.sector;
@@ -339,20 +339,23 @@ fn submit(queue: &mut TestQueue, memory: &SharedMemory, (slot, shaped): (usize, 
             (at - len, len)
         })
         .collect();
-    queue.submit(&Make {
-        kind: request.kind,
-        sector,
-        data: &data,
-        tag: slot as u64,
-        header_cuts: &shaped.header_cuts,
-        is_indirect: shaped.is_indirect,
-    });
+    queue
+        .submit(&Make {
+            kind: request.kind,
+            sector,
+            data: &data,
+            tag: slot as u64,
+            header_cuts: &shaped.header_cuts,
+            is_indirect: shaped.is_indirect,
+        })
+        .unwrap();
 }
 
 /// Makes requests of any shape, and returns the outcome of each.
 fn driven_by_ourselves(socket: &Path, seed: u64) -> Outcomes {
-    let mut front = Front::connect(socket, VERSION_1 | EVENT_IDX | FLUSH | front::INDIRECT);
-    let mut queue = front.queue(0, 128);
+    let mut front =
+        Front::connect(socket, VERSION_1 | EVENT_IDX | FLUSH | front::INDIRECT).unwrap();
+    let mut queue = front.queue(0, 128).unwrap();
     let memory = Arc::clone(&front.memory);
     let mut rng = Rng::new(seed);
     let mut outcomes = Outcomes::new();
@@ -364,9 +367,9 @@ fn driven_by_ourselves(socket: &Path, seed: u64) -> Outcomes {
             for (slot, shaped) in requests.iter().enumerate() {
                 submit(&mut queue, &memory, (slot, shaped));
             }
-            queue.kick();
+            queue.kick().unwrap();
             for _ in 0..requests.len() {
-                let (made, status) = queue.complete();
+                let (made, status) = queue.complete().unwrap();
                 let shaped = &requests[made.tag as usize];
                 let mut read = Vec::new();
                 // A read that fails may have read some of it.

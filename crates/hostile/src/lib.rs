@@ -12,9 +12,6 @@
 
 pub mod damage;
 pub mod draw;
-#[path = "../../vhost-user/tests/ring.rs"]
-#[allow(dead_code, reason = "it serves the tests of its crate, too")]
-mod driver_ring;
 pub mod file;
 mod front;
 pub mod fuse_server;

@@ -6,11 +6,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use cowslip_front::ring::{DEVICE_AT, DRIVER_AT, DriverRing, NEXT, RING_BYTES, WRITE};
 use cowslip_queue::{Event, SharedMemory};
 use cowslip_vhost_user::ServerEvent;
 
 use crate::draw::Draw;
-use crate::driver_ring::{DEVICE_AT, DRIVER_AT, DriverRing, NEXT, RING_BYTES, WRITE};
 use crate::front::{DISK_BYTES, Front, SERIAL, Served, in_time};
 use crate::pipe;
 

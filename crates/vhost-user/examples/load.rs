@@ -1,5 +1,5 @@
 //! A load on a vhost-user-blk server, ours or another one: requests a second, latency, and the
-//! server's CPU time for each request. Servers are compared by running it against each in turn.
+//! server's CPU time for each request. `cowslip bench vhost-user` makes a whole table so.
 //!
 //! ```text
 //! cargo run --release -p cowslip-vhost-user --example load -- SOCKET PID read 4096 32 1 3
@@ -13,14 +13,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-#[path = "../tests/front.rs"]
-#[allow(dead_code, reason = "it serves tests")]
-mod front;
-#[path = "../tests/ring.rs"]
-#[allow(dead_code, reason = "it serves tests")]
-mod ring;
-
-use front::{DATA_AT, EVENT_IDX, FLUSH, Front, Make, TestQueue, VERSION_1};
+use cowslip_front::load::Load;
+use cowslip_front::{EVENT_IDX, FLUSH, Front, FrontQueue, VERSION_1};
 
 const AREA_BYTES: u64 = 1 << 30;
 
@@ -37,60 +31,15 @@ fn cpu(pid: &str) -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-struct Load {
-    kind: u32,
-    bytes: usize,
-    depth: usize,
-    in_order: bool,
-}
-
-/// Keeps requests in flight on a queue until the time is over, or the area is full. Returns the
-/// latency of each in nanoseconds.
-fn run(queue: &mut TestQueue, load: &Load, until: Instant) -> Vec<u64> {
-    let mut state = u64::from(queue.index) + 1;
-    let mut latencies = Vec::with_capacity(1 << 20);
-    let mut begun = vec![Instant::now(); load.depth];
-    let mut free: Vec<usize> = (0..load.depth).collect();
-    let base = DATA_AT + queue.index as usize * load.depth * load.bytes;
-    let places = AREA_BYTES / load.bytes as u64;
-    let mut next = 0;
-    loop {
-        let is_over = Instant::now() >= until || (load.in_order && next == places);
-        while let Some(slot) = free.pop_if(|_| !is_over) {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            let place = match load.in_order {
-                true => next,
-                false => (state >> 33) % places,
-            };
-            next += 1;
-            begun[slot] = Instant::now();
-            queue.submit(&Make {
-                kind: load.kind,
-                sector: place * (load.bytes as u64 / 512),
-                data: &[(base + slot * load.bytes, load.bytes)],
-                tag: slot as u64,
-                header_cuts: &[],
-                is_indirect: false,
-            });
-            if load.in_order && next == places {
-                break;
-            }
-        }
-        if free.len() == load.depth {
-            return latencies;
-        }
-        queue.kick();
-        let mut done = Some(queue.complete());
-        while let Some((made, status)) = done {
-            assert_eq!(status, 0, "a request failed");
-            let slot = made.tag as usize;
-            latencies.push(begun[slot].elapsed().as_nanos() as u64);
-            free.push(slot);
-            done = queue.try_complete();
-        }
-    }
+/// Offsets at random, from a seed, until the time is over.
+fn random(seed: u64, bytes: usize, until: Instant) -> Box<dyn Iterator<Item = u64> + Send> {
+    let places = AREA_BYTES / bytes as u64;
+    let states = std::iter::successors(Some(seed), |state: &u64| {
+        let next = state.wrapping_mul(6_364_136_223_846_793_005);
+        Some(next.wrapping_add(1))
+    });
+    let offsets = states.map(move |state| (state >> 33) % places * bytes as u64);
+    Box::new(offsets.take_while(move |_| Instant::now() < until))
 }
 
 fn main() {
@@ -98,42 +47,41 @@ fn main() {
     let [socket, pid, op, bytes, depth, queues, seconds] = &args[..] else {
         panic!("SOCKET PID read|write|fill BYTES DEPTH QUEUES SECONDS");
     };
-    let load = Load {
-        kind: u32::from(op != "read"),
-        bytes: bytes.parse().unwrap(),
-        depth: depth.parse().unwrap(),
-        in_order: op == "fill",
-    };
-    let mut front = Front::connect(Path::new(socket), VERSION_1 | EVENT_IDX | FLUSH);
+    let (bytes, depth): (usize, usize) = (bytes.parse().unwrap(), depth.parse().unwrap());
+    let mut front = Front::connect(Path::new(socket), VERSION_1 | EVENT_IDX | FLUSH).unwrap();
     let count: u32 = queues.parse().unwrap();
-    let mut queues: Vec<TestQueue> = (0..count).map(|index| front.queue(index, 128)).collect();
-    let limit = if load.in_order {
-        3600.0
-    } else {
-        seconds.parse().unwrap()
-    };
+    let queues = (0..count).map(|index| front.queue(index, 128).unwrap());
+    let mut queues: Vec<FrontQueue> = queues.collect();
     let (cpu_before, begun) = (cpu(pid), Instant::now());
-    let until = begun + Duration::from_secs_f64(limit);
-    let load = &load;
-    let mut all: Vec<u64> = std::thread::scope(|scope| {
-        let running: Vec<_> = queues
-            .iter_mut()
-            .map(|queue| scope.spawn(move || run(queue, load, until)))
-            .collect();
-        running
-            .into_iter()
-            .flat_map(|one| one.join().unwrap())
-            .collect()
+    let until = begun + Duration::from_secs_f64(seconds.parse().unwrap());
+    let run = |queue: &mut FrontQueue| {
+        let places = match op.as_str() {
+            "fill" => Box::new((0..AREA_BYTES).step_by(bytes)),
+            _ => random(u64::from(queue.index) + 1, bytes, until),
+        };
+        let kind = (u32::from(op != "read"), bytes);
+        let mut latencies = Vec::with_capacity(1 << 20);
+        let mut load = Load::new(queue.index, kind, depth, places).unwrap();
+        let note = |latency: Duration| latencies.push(latency);
+        load.run(queue, note).unwrap();
+        latencies
+    };
+    let mut all: Vec<Duration> = std::thread::scope(|scope| {
+        let threads = queues.iter_mut().map(|queue| scope.spawn(|| run(queue)));
+        let threads: Vec<_> = threads.collect();
+        let latencies = threads.into_iter().map(|thread| thread.join().unwrap());
+        latencies.flatten().collect()
     });
     let (seconds, cpu) = (begun.elapsed().as_secs_f64(), cpu(pid) - cpu_before);
     all.sort_unstable();
     let requests = all.len() as f64;
+    let microseconds = |latency: Duration| latency.as_secs_f64() * 1e6;
     println!(
         "{op} {bytes} depth {depth} queues {count}: {:.0} IOPS, p50 {:.1} us, p99 {:.1} us, \
          server CPU {:.2} us a request",
         requests / seconds,
-        all[all.len() / 2] as f64 / 1e3,
-        all[all.len() * 99 / 100] as f64 / 1e3,
-        cpu.as_secs_f64() * 1e6 / requests
+        microseconds(all[all.len() / 2]),
+        microseconds(all[all.len() * 99 / 100]),
+        microseconds(cpu) / requests
     );
 }

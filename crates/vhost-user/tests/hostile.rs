@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex};
 
 use cowslip_block::Disk;
 use cowslip_block::disk::{DiskFuture, Extent, Features, MemoryDisk};
+use cowslip_front::ring::{DRIVER_AT, NEXT, WRITE};
+use cowslip_front::{
+    DATA_AT, EVENT_IDX, FLUSH, Front, FrontQueue, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make,
+    PACKED, VERSION_1, guest,
+};
 use cowslip_queue::{Completer, IoVecMut, pending};
 use cowslip_vhost_user::Options;
 
-use crate::front::{
-    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make, PACKED,
-    Running, TestQueue, VERSION_1, guest,
-};
 use crate::requests::Rng;
-use crate::ring::{DRIVER_AT, NEXT, WRITE};
+use crate::running::Running;
 
 const IN: u32 = 0;
 const OUT: u32 = 1;
@@ -59,7 +60,7 @@ fn broken_chains() -> Vec<(&'static str, Chain)> {
 
 /// Indirect tables that are none.
 fn broken_tables() -> Vec<(&'static str, (u64, u32, u16))> {
-    let indirect = crate::ring::INDIRECT;
+    let indirect = cowslip_front::ring::INDIRECT;
     vec![
         (
             "an indirect table of 0 bytes",
@@ -84,12 +85,12 @@ fn broken_tables() -> Vec<(&'static str, (u64, u32, u16))> {
 /// Makes a chain available on one queue, and checks that this one alone stops.
 fn expect_broken(features: u64, chain: &[(u64, u32, u16)], words: &str) {
     let server = server();
-    let mut front = Front::connect(&server.path, features);
-    let mut bad = front.queue(0, 16);
-    let mut good = front.queue(1, 16);
-    assert_eq!(bad.request(OUT, 0, &[(DATA_AT, 512)]), 0);
+    let mut front = Front::connect(&server.path, features).unwrap();
+    let mut bad = front.queue(0, 16).unwrap();
+    let mut good = front.queue(1, 16).unwrap();
+    assert_eq!(bad.request(OUT, 0, &[(DATA_AT, 512)]).unwrap(), 0);
     bad.ring.add_raw(chain);
-    bad.kick_always();
+    bad.kick_always().unwrap();
     server.wait_for_event("QueueBroken");
     assert!(
         server.has_event(words),
@@ -97,10 +98,10 @@ fn expect_broken(features: u64, chain: &[(u64, u32, u16)], words: &str) {
         server.events.lock().unwrap()
     );
     // The other queue works, and the broken one can be stopped.
-    assert_eq!(good.request(IN, 0, &[(DATA_AT, 512)]), 0);
-    front.stop_queue(0);
-    let mut again = front.queue(0, 16);
-    assert_eq!(again.request(IN, 0, &[(DATA_AT, 512)]), 0);
+    assert_eq!(good.request(IN, 0, &[(DATA_AT, 512)]).unwrap(), 0);
+    front.stop_queue(0).unwrap();
+    let mut again = front.queue(0, 16).unwrap();
+    assert_eq!(again.request(IN, 0, &[(DATA_AT, 512)]).unwrap(), 0);
 }
 
 #[test]
@@ -124,14 +125,14 @@ fn a_broken_chain_stops_its_queue_with_a_reason_and_no_other() {
 fn a_chain_of_more_than_4_gib_stops_its_queue() {
     for features in [VERSION_1 | INDIRECT, VERSION_1 | INDIRECT | PACKED] {
         let server = server();
-        let mut front = Front::connect(&server.path, features);
-        let mut queue = front.queue(0, 16);
+        let mut front = Front::connect(&server.path, features).unwrap();
+        let mut queue = front.queue(0, 16).unwrap();
         // The whole memory again and again: 257 times 16 MiB.
         let pieces = vec![(GUEST, MEMORY_BYTES as u32, true); 257];
         let header = [(guest(DATA_AT), 16, false)];
         let pieces = [&header[..], &pieces].concat();
         queue.ring.add_indirect(&pieces, (DATA_AT, guest(DATA_AT)));
-        queue.kick_always();
+        queue.kick_always().unwrap();
         server.wait_for_event("the chain at descriptor");
         assert!(server.has_event("more than 4294967296 bytes"));
     }
@@ -140,7 +141,7 @@ fn a_chain_of_more_than_4_gib_stops_its_queue() {
 #[test]
 fn a_broken_ring_stops_its_queue_with_a_reason() {
     // More is available than the ring has; a chain begins, or goes on, beyond the ring; a circle.
-    type Harm = fn(&mut TestQueue);
+    type Harm = fn(&mut FrontQueue);
     let harm: [(&str, Harm); 4] = [
         ("chains are available in a ring of 16", |queue| {
             let at = queue.ring.start + DRIVER_AT + 2;
@@ -162,10 +163,10 @@ fn a_broken_ring_stops_its_queue_with_a_reason() {
     ];
     for (words, break_it) in harm {
         let server = server();
-        let mut front = Front::connect(&server.path, VERSION_1);
-        let mut queue = front.queue(0, 16);
+        let mut front = Front::connect(&server.path, VERSION_1).unwrap();
+        let mut queue = front.queue(0, 16).unwrap();
         break_it(&mut queue);
-        queue.kick_always();
+        queue.kick_always().unwrap();
         server.wait_for_event("QueueBroken");
         assert!(
             server.has_event(words),
@@ -178,8 +179,8 @@ fn a_broken_ring_stops_its_queue_with_a_reason() {
 #[test]
 fn impossible_requests_fail_and_the_queue_goes_on() {
     let server = server();
-    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH);
-    let mut queue = front.queue(0, 16);
+    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
     let last = (1 << 20) / 512;
     for (kind, sector, len) in [
         (IN, last, 512),
@@ -194,7 +195,7 @@ fn impossible_requests_fail_and_the_queue_goes_on() {
         front.memory.write(DATA_AT, &[0xFF; 1024]);
         let data = [(DATA_AT, len)];
         let data = if len == 0 { &[][..] } else { &data };
-        let status = queue.request(kind, sector, data);
+        let status = queue.request(kind, sector, data).unwrap();
         assert!(
             status == 1 || (kind == 13 && status == 2),
             "{kind} {sector}: {status}"
@@ -202,9 +203,9 @@ fn impossible_requests_fail_and_the_queue_goes_on() {
     }
     // Unknown kinds, secure erase among them.
     for kind in [2, 5, 7, 14, 15, 99, u32::MAX] {
-        assert_eq!(queue.request(kind, 0, &[]), 2);
+        assert_eq!(queue.request(kind, 0, &[]).unwrap(), 2);
     }
-    assert_eq!(queue.request(OUT, last - 1, &[(DATA_AT, 512)]), 0);
+    assert_eq!(queue.request(OUT, last - 1, &[(DATA_AT, 512)]).unwrap(), 0);
 }
 
 #[test]
@@ -212,9 +213,9 @@ fn a_front_end_that_breaks_the_protocol_is_cut_off_and_the_next_is_served() {
     let server = server();
     let mut rng = Rng(7);
     for round in 0..300 {
-        let mut front = Front::connect(&server.path, VERSION_1);
-        let mut queue = front.queue(0, 16);
-        assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]), 0);
+        let mut front = Front::connect(&server.path, VERSION_1).unwrap();
+        let mut queue = front.queue(0, 16).unwrap();
+        assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]).unwrap(), 0);
         if round % 3 == 0 {
             let bytes: Vec<u8> = (0..rng.below(200)).map(|_| rng.next() as u8).collect();
             front.send_bytes(&bytes);
@@ -234,9 +235,9 @@ fn a_front_end_that_breaks_the_protocol_is_cut_off_and_the_next_is_served() {
     }
     // What is half a message is not waited for by others.
     drop(UnixStream::connect(&server.path).unwrap());
-    let mut front = Front::connect(&server.path, VERSION_1);
-    let mut queue = front.queue(0, 16);
-    assert_eq!(queue.request(IN, 0, &[(DATA_AT, 512)]), 0);
+    let mut front = Front::connect(&server.path, VERSION_1).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
+    assert_eq!(queue.request(IN, 0, &[(DATA_AT, 512)]).unwrap(), 0);
 }
 
 /// A disk whose flushes wait until they are let go.
@@ -297,8 +298,8 @@ fn a_ring_has_no_more_requests_in_flight_than_descriptors() {
     });
     let held = || disk.held.lock().unwrap().as_ref().map_or(0, Vec::len);
     let server = Running::start(Arc::clone(&disk) as Arc<dyn Disk>, Options::default());
-    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH);
-    let mut queue = front.queue(0, 16);
+    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
     let make = Make {
         kind: 4,
         sector: 0,
@@ -307,14 +308,14 @@ fn a_ring_has_no_more_requests_in_flight_than_descriptors() {
         header_cuts: &[],
         is_indirect: false,
     };
-    let head = queue.submit(&make);
-    queue.kick_always();
+    let head = queue.submit(&make).unwrap();
+    queue.kick_always().unwrap();
     // The same chain is made available again and again, before it was given back.
     for _ in 0..40 {
         for _ in 0..8 {
             queue.ring.offer(head);
         }
-        queue.kick_always();
+        queue.kick_always().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     let most = held();
@@ -323,7 +324,7 @@ fn a_ring_has_no_more_requests_in_flight_than_descriptors() {
         .into_iter()
         .flatten()
         .for_each(|completer| completer.complete(()));
-    front.stop_queue(0);
+    front.stop_queue(0).unwrap();
     assert!((1..=16).contains(&most), "{most} in flight");
 }
 
@@ -338,24 +339,26 @@ fn overtakes(features: u64) -> bool {
         ..Options::default()
     };
     let server = Running::start(Arc::clone(&disk) as Arc<dyn Disk>, options);
-    let mut front = Front::connect(&server.path, features);
-    let mut queue = front.queue(0, 16);
+    let mut front = Front::connect(&server.path, features).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
     let kinds = [
         (4, &[][..]),
         (IN, &[(DATA_AT, 512)]),
         (IN, &[(DATA_AT, 512)]),
     ];
     for (tag, (kind, data)) in kinds.into_iter().enumerate() {
-        queue.submit(&Make {
-            kind,
-            sector: 0,
-            data,
-            tag: tag as u64,
-            header_cuts: &[],
-            is_indirect: false,
-        });
+        queue
+            .submit(&Make {
+                kind,
+                sector: 0,
+                data,
+                tag: tag as u64,
+                header_cuts: &[],
+                is_indirect: false,
+            })
+            .unwrap();
     }
-    queue.kick_always();
+    queue.kick_always().unwrap();
     let waiting = || disk.held.lock().unwrap().as_ref().map_or(0, Vec::len);
     while waiting() == 0 {
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -364,7 +367,7 @@ fn overtakes(features: u64) -> bool {
     // The reads need nothing but a moment.
     let until = std::time::Instant::now() + std::time::Duration::from_millis(100);
     while order.len() < 2 && std::time::Instant::now() < until {
-        order.extend(queue.try_complete().map(|(made, _)| made.tag));
+        order.extend(queue.try_complete().unwrap().map(|(made, _)| made.tag));
     }
     let has_overtaken = !order.is_empty();
     let held = disk.held.lock().unwrap().take();
@@ -372,7 +375,7 @@ fn overtakes(features: u64) -> bool {
         .flatten()
         .for_each(|flush| flush.complete(()));
     while order.len() < 3 {
-        order.push(queue.complete().0.tag);
+        order.push(queue.complete().unwrap().0.tag);
     }
     let expected = if has_overtaken { [1, 2, 0] } else { [0, 1, 2] };
     assert_eq!(order, expected);
@@ -391,7 +394,7 @@ fn a_driver_that_wants_its_requests_in_order_gets_them_so() {
 fn a_server_stops_although_a_front_end_has_begun_a_message() {
     for bytes in [&[1, 0, 0][..], &[2, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0]] {
         let server = server();
-        let mut front = Front::connect(&server.path, VERSION_1);
+        let mut front = Front::connect(&server.path, VERSION_1).unwrap();
         front.send_bytes(bytes);
         std::thread::sleep(std::time::Duration::from_millis(20));
         server.handle.stop();
@@ -403,10 +406,12 @@ fn a_server_stops_although_a_front_end_has_begun_a_message() {
 #[test]
 fn a_server_stops_although_a_front_end_takes_no_answers() {
     let server = server();
-    let mut front = Front::connect(&server.path, VERSION_1);
+    let mut front = Front::connect(&server.path, VERSION_1).unwrap();
     let question = [1u32, 1, 0].iter().flat_map(|f| f.to_le_bytes());
     let questions: Vec<u8> = question.collect::<Vec<u8>>().repeat(100_000);
-    front.send_bytes_for(&questions, std::time::Duration::from_millis(500));
+    front
+        .send_bytes_for(&questions, std::time::Duration::from_millis(500))
+        .unwrap();
     server.handle.stop();
     server.wait_for_event("Disconnected");
     drop((server, front));
@@ -419,12 +424,12 @@ fn rings_full_of_noise_neither_end_nor_stall_the_server() {
         let features = [VERSION_1, VERSION_1 | PACKED][round % 2];
         let more = [0, EVENT_IDX, INDIRECT, EVENT_IDX | INDIRECT][rng.below(4) as usize];
         let server = server();
-        let mut front = Front::connect(&server.path, features | more);
+        let mut front = Front::connect(&server.path, features | more).unwrap();
         if rng.below(2) == 0 {
-            front.get_inflight(2, 16);
+            front.get_inflight(2, 16).unwrap();
         }
-        let queue = front.queue(0, 16);
-        let mut good = front.queue(1, 16);
+        let queue = front.queue(0, 16).unwrap();
+        let mut good = front.queue(1, 16).unwrap();
         for _ in 0..30 {
             let index = rng.below(16) as u16;
             let address = match rng.below(4) {
@@ -450,15 +455,15 @@ fn rings_full_of_noise_neither_end_nor_stall_the_server() {
                 .memory
                 .store_u16(at + 4 + 2 * usize::from(index), link);
             queue.ring.memory.store_u16(at + 2, rng.below(20) as u16);
-            queue.kick_always();
+            queue.kick_always().unwrap();
         }
-        front.stop_queue(0);
+        front.stop_queue(0).unwrap();
         // Noise may have been read into the memory of the other queue; it answers all the same.
-        front.stop_queue(1);
+        front.stop_queue(1).unwrap();
         good = {
             drop(good);
-            front.queue(1, 16)
+            front.queue(1, 16).unwrap()
         };
-        assert_eq!(good.request(IN, 0, &[(DATA_AT, 512)]), 0);
+        assert_eq!(good.request(IN, 0, &[(DATA_AT, 512)]).unwrap(), 0);
     }
 }

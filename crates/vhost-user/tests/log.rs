@@ -4,27 +4,31 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use cowslip_block::disk::MemoryDisk;
+use cowslip_front::ring::{DEVICE_AT, DRIVER_AT};
+use cowslip_front::{FLUSH, Front, FrontQueue, GUEST, PACKED, USER, VERSION_1, memory_file};
 use cowslip_queue::SharedMemory;
 use cowslip_vhost_user::Options;
 
-use crate::front::{FLUSH, Front, GUEST, PACKED, Running, TestQueue, USER, VERSION_1, memory_file};
-use crate::ring::{DEVICE_AT, DRIVER_AT};
+use crate::running::Running;
 
 const LOG_ALL: u64 = 1 << 26;
 
 /// Begins the log, as QEMU does: its memory, the feature, then the addresses of the ring.
-fn begin(front: &mut Front, log: (&OwnedFd, u64), (queue, at): (&TestQueue, u64)) {
+fn begin(front: &mut Front, log: (&OwnedFd, u64), (queue, at): (&FrontQueue, u64)) {
     let (file, len) = log;
     let payload = [len.to_le_bytes(), 0u64.to_le_bytes()].concat();
-    assert_eq!(front.send_acked(6, &payload, &[file.as_fd()]), 0);
+    assert_eq!(front.send_acked(6, &payload, &[file.as_fd()]).unwrap(), 0);
     let features = front.features | LOG_ALL;
-    assert_eq!(front.send_acked(2, &features.to_le_bytes(), &[]), 0);
+    assert_eq!(
+        front.send_acked(2, &features.to_le_bytes(), &[]).unwrap(),
+        0
+    );
     let mut addresses = [queue.index.to_le_bytes(), 1u32.to_le_bytes()].concat();
     for part in [0, DEVICE_AT as u64, DRIVER_AT as u64] {
         addresses.extend((USER + queue.ring.start as u64 + part).to_le_bytes());
     }
     addresses.extend(at.to_le_bytes());
-    assert_eq!(front.send_acked(9, &addresses, &[]), 0);
+    assert_eq!(front.send_acked(9, &addresses, &[]).unwrap(), 0);
 }
 
 fn server() -> Running {
@@ -38,8 +42,8 @@ fn server() -> Running {
 #[test]
 fn a_used_ring_is_logged_after_it_is_written() {
     let server = server();
-    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH);
-    let mut queue = front.queue(0, 16);
+    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
     // The log lies over the ring: the mark of its page is a bit of the used index, which a mark
     // that comes first would not survive.
     let index_at = DEVICE_AT + 3;
@@ -49,15 +53,17 @@ fn a_used_ring_is_logged_after_it_is_written() {
         (&memory, 1 << 20),
         (&queue, index_at as u64 * 8 * 4096),
     );
-    queue.submit(&crate::front::Make {
-        kind: 4,
-        sector: 0,
-        data: &[],
-        tag: 0,
-        header_cuts: &[],
-        is_indirect: false,
-    });
-    queue.kick_always();
+    queue
+        .submit(&cowslip_front::Make {
+            kind: 4,
+            sector: 0,
+            data: &[],
+            tag: 0,
+            header_cuts: &[],
+            is_indirect: false,
+        })
+        .unwrap();
+    queue.kick_always().unwrap();
     let begun = std::time::Instant::now();
     while front.memory.load_u16(DEVICE_AT + 2) == 0 {
         assert!(
@@ -67,7 +73,7 @@ fn a_used_ring_is_logged_after_it_is_written() {
         std::thread::yield_now();
     }
     // What completes it is over when the queue has stopped.
-    front.stop_queue(0);
+    front.stop_queue(0).unwrap();
     assert_eq!(front.memory.load_u16(DEVICE_AT + 2), 0x0101);
 }
 
@@ -75,14 +81,14 @@ fn a_used_ring_is_logged_after_it_is_written() {
 #[test]
 fn a_packed_ring_is_logged_where_it_is_written() {
     let server = server();
-    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH | PACKED);
-    let mut queue = front.queue(0, 16);
-    let file = memory_file(1 << 20);
+    let mut front = Front::connect(&server.path, VERSION_1 | FLUSH | PACKED).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
+    let file = memory_file(1 << 20).unwrap();
     let log = SharedMemory::map(file.as_fd(), 0, 1 << 20).unwrap();
     let device = GUEST + DEVICE_AT as u64;
     begin(&mut front, (&file, 1 << 20), (&queue, device));
-    assert_eq!(queue.request(4, 0, &[]), 0);
-    front.stop_queue(0);
+    assert_eq!(queue.request(4, 0, &[]).unwrap(), 0);
+    front.stop_queue(0).unwrap();
     let is_marked = |address: u64| {
         let page = address / 4096;
         log.load_u8((page / 8) as usize) & 1 << (page % 8) != 0

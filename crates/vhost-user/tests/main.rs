@@ -2,9 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod front;
 mod hostile;
 mod inflight;
 mod log;
 mod requests;
-mod ring;
+mod running;

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use cowslip_block::Disk;
 use cowslip_block::disk::MemoryDisk;
+use cowslip_front::{
+    DATA_AT, EVENT_IDX, FLUSH, Front, FrontQueue, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make,
+    PACKED, USER, VERSION_1,
+};
 use cowslip_queue::SharedMemory;
 use cowslip_vhost_user::Options;
 
-use crate::front::{
-    DATA_AT, EVENT_IDX, FLUSH, Front, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make, PACKED,
-    Running, TestQueue, USER, VERSION_1,
-};
+use crate::running::Running;
 
 const DISK_BYTES: u64 = 4 << 20;
 const IN: u32 = 0;
@@ -96,7 +97,7 @@ fn prepare(
 /// Carries out `count` random requests, a few at a time, on sectors that no other queue uses.
 fn random_requests(
     front: &Front,
-    queue: &mut TestQueue,
+    queue: &mut FrontQueue,
     (seed, count): (u64, usize),
     (first, sectors): (u64, u64),
 ) {
@@ -134,22 +135,24 @@ fn random_requests(
                 (data, at) = (other, 0);
             }
             let cuts: &[u32] = [&[][..], &[4], &[1, 8, 15]][rng.below(3) as usize];
-            queue.submit(&Make {
-                kind,
-                sector: at,
-                data: &data,
-                tag: expected.len() as u64,
-                header_cuts: cuts,
-                is_indirect: front.features & INDIRECT != 0 && rng.below(2) == 0,
-            });
+            queue
+                .submit(&Make {
+                    kind,
+                    sector: at,
+                    data: &data,
+                    tag: expected.len() as u64,
+                    header_cuts: cuts,
+                    is_indirect: front.features & INDIRECT != 0 && rng.below(2) == 0,
+                })
+                .unwrap();
             expected.push((kind, range));
             made += 1;
         }
-        queue.kick();
+        queue.kick().unwrap();
         let in_flight = queue.requests.iter().flatten().count();
         let mut discarded = Vec::new();
         for _ in 0..in_flight {
-            let (made, status) = queue.complete();
+            let (made, status) = queue.complete().unwrap();
             assert_eq!(status, 0, "{made:?}");
             let (kind, range) = &expected[made.tag as usize];
             match *kind {
@@ -171,7 +174,10 @@ fn random_requests(
         for range in discarded {
             memory.write(area, &vec![7; range.len()]);
             let sector = first + (range.start / 512) as u64;
-            assert_eq!(queue.request(OUT, sector, &[(area, range.len())]), 0);
+            assert_eq!(
+                queue.request(OUT, sector, &[(area, range.len())]).unwrap(),
+                0
+            );
             model[range].fill(7);
         }
     }
@@ -190,8 +196,8 @@ fn options() -> Options {
 fn requests_of_any_shape_do_what_they_say_on_rings_of_any_kind() {
     for features in combinations() {
         let server = Running::start(disk(), options());
-        let mut front = Front::connect(&server.path, features);
-        let mut queue = front.queue(0, 128);
+        let mut front = Front::connect(&server.path, features).unwrap();
+        let mut queue = front.queue(0, 128).unwrap();
         random_requests(&front, &mut queue, (features ^ 1, 600), (0, 4096));
         assert!(!server.has_event("Failed") && !server.has_event("Broken"));
     }
@@ -200,8 +206,10 @@ fn requests_of_any_shape_do_what_they_say_on_rings_of_any_kind() {
 #[test]
 fn queues_on_threads_of_their_own_share_a_disk() {
     let server = Running::start(disk(), options());
-    let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX | FLUSH);
-    let mut queues: Vec<TestQueue> = (0..4).map(|index| front.queue(index, 64)).collect();
+    let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX | FLUSH).unwrap();
+    let mut queues: Vec<FrontQueue> = (0..4)
+        .map(|index| front.queue(index, 64).unwrap())
+        .collect();
     let front = &front;
     std::thread::scope(|scope| {
         for (index, queue) in queues.iter_mut().enumerate() {
@@ -217,14 +225,14 @@ fn queues_on_threads_of_their_own_share_a_disk() {
 fn a_stopped_queue_goes_on_where_it_was() {
     for features in [VERSION_1, VERSION_1 | EVENT_IDX, VERSION_1 | PACKED] {
         let server = Running::start(disk(), options());
-        let mut front = Front::connect(&server.path, features);
-        let mut queue = front.queue(0, 16);
+        let mut front = Front::connect(&server.path, features).unwrap();
+        let mut queue = front.queue(0, 16).unwrap();
         for round in 0..40u8 {
             front.memory.write(DATA_AT, &[round; 512]);
-            assert_eq!(queue.request(OUT, 3, &[(DATA_AT, 512)]), 0);
-            let base = front.stop_queue(0);
-            front.start_queue(&mut queue, base);
-            assert_eq!(queue.request(IN, 3, &[(DATA_AT + 512, 512)]), 0);
+            assert_eq!(queue.request(OUT, 3, &[(DATA_AT, 512)]).unwrap(), 0);
+            let base = front.stop_queue(0).unwrap();
+            front.start_queue(&mut queue, base).unwrap();
+            assert_eq!(queue.request(IN, 3, &[(DATA_AT + 512, 512)]).unwrap(), 0);
             let mut read = [0; 512];
             front.memory.read(DATA_AT + 512, &mut read);
             assert_eq!(read, [round; 512]);
@@ -239,16 +247,16 @@ fn a_guest_learns_of_a_new_size() {
     use std::os::unix::net::UnixStream;
 
     let server = Running::start(disk(), options());
-    let mut front = Front::connect(&server.path, VERSION_1);
-    let config = front.config(60);
+    let mut front = Front::connect(&server.path, VERSION_1).unwrap();
+    let config = front.config(60).unwrap();
     assert_eq!(
         u64::from_le_bytes(config[..8].try_into().unwrap()),
         DISK_BYTES / 512
     );
     // Drivers ask for more than there is; the rest is zeroes.
-    assert_eq!(front.config(200)[..60], config);
+    assert_eq!(front.config(200).unwrap()[..60], config);
     let (ours, theirs) = UnixStream::pair().unwrap();
-    front.send_acked(21, &[], &[theirs.as_fd()]);
+    front.send_acked(21, &[], &[theirs.as_fd()]).unwrap();
     server.handle.resized();
     let mut message = [0; 12];
     (&ours).read_exact(&mut message).unwrap();
@@ -262,16 +270,16 @@ fn a_guest_that_comes_from_another_server_learns_of_the_size_that_it_has_here() 
     use std::os::unix::net::UnixStream;
 
     let server = Running::start(disk(), options());
-    let mut front = Front::connect(&server.path, VERSION_1);
+    let mut front = Front::connect(&server.path, VERSION_1).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
-    front.send_acked(21, &[], &[theirs.as_fd()]);
-    let (table, description) = front.get_inflight(1, 16);
-    front.set_inflight(&table, &description);
+    front.send_acked(21, &[], &[theirs.as_fd()]).unwrap();
+    let (table, description) = front.get_inflight(1, 16).unwrap();
+    front.set_inflight(&table, &description).unwrap();
     let mut message = [0; 12];
     // A front end ignores it before its rings work.
     assert!((&ours).read(&mut message).is_err());
-    front.queue(0, 16);
+    front.queue(0, 16).unwrap();
     ours.set_nonblocking(false).unwrap();
     (&ours).read_exact(&mut message).unwrap();
     assert_eq!(message[..4], [2, 0, 0, 0]);
@@ -282,27 +290,27 @@ fn memory_comes_and_goes_while_queues_work() {
     use std::os::fd::AsFd;
 
     let server = Running::start(disk(), options());
-    let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX);
-    let mut queue = front.queue(0, 16);
-    let more = crate::front::memory_file(1 << 20);
+    let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
+    let more = cowslip_front::memory_file(1 << 20).unwrap();
     let mut region = vec![0; 8];
     let start = 1u64 << 40;
     for field in [start, 1 << 20, start, 0] {
         region.extend(field.to_le_bytes());
     }
     for round in 0..20 {
-        assert_eq!(front.send_acked(37, &region, &[more.as_fd()]), 0);
+        assert_eq!(front.send_acked(37, &region, &[more.as_fd()]).unwrap(), 0);
         assert_eq!(
-            front.send_acked(37, &region, &[more.as_fd()]),
+            front.send_acked(37, &region, &[more.as_fd()]).unwrap(),
             1,
             "it overlaps itself"
         );
-        assert_eq!(queue.request(OUT, round, &[(DATA_AT, 512)]), 0);
-        assert_eq!(front.send_acked(38, &region, &[]), 0);
-        assert_eq!(front.send_acked(38, &region, &[]), 1, "it is gone");
-        assert_eq!(queue.request(IN, round, &[(DATA_AT, 512)]), 0);
+        assert_eq!(queue.request(OUT, round, &[(DATA_AT, 512)]).unwrap(), 0);
+        assert_eq!(front.send_acked(38, &region, &[]).unwrap(), 0);
+        assert_eq!(front.send_acked(38, &region, &[]).unwrap(), 1, "it is gone");
+        assert_eq!(queue.request(IN, round, &[(DATA_AT, 512)]).unwrap(), 0);
     }
-    assert_eq!(front.ask_u64(36), 509);
+    assert_eq!(front.ask_u64(36).unwrap(), 509);
 }
 
 #[test]
@@ -311,65 +319,75 @@ fn a_ring_whose_memory_is_replaced_goes_on_in_the_new_memory() {
 
     for features in [VERSION_1 | EVENT_IDX, VERSION_1 | PACKED] {
         let server = Running::start(disk(), options());
-        let mut front = Front::connect(&server.path, features);
-        let mut queue = front.queue(0, 16);
+        let mut front = Front::connect(&server.path, features).unwrap();
+        let mut queue = front.queue(0, 16).unwrap();
         let mut region = vec![0; 8];
         for field in [GUEST, MEMORY_BYTES, USER, 0] {
             region.extend(field.to_le_bytes());
         }
         let file = front.file.try_clone().unwrap();
         for round in 0..10 {
-            assert_eq!(queue.request(OUT, round, &[(DATA_AT, 512)]), 0);
+            assert_eq!(queue.request(OUT, round, &[(DATA_AT, 512)]).unwrap(), 0);
             // As QEMU does where regions are joined or cut: one goes, another one comes.
-            assert_eq!(front.send_acked(38, &region, &[]), 0);
-            queue.submit(&Make {
-                kind: IN,
-                sector: round,
-                data: &[(DATA_AT, 512)],
-                tag: 0,
-                header_cuts: &[],
-                is_indirect: false,
-            });
-            queue.kick();
-            assert_eq!(front.send_acked(37, &region, &[file.as_fd()]), 0);
-            assert_eq!(queue.complete().1, 0);
+            assert_eq!(front.send_acked(38, &region, &[]).unwrap(), 0);
+            queue
+                .submit(&Make {
+                    kind: IN,
+                    sector: round,
+                    data: &[(DATA_AT, 512)],
+                    tag: 0,
+                    header_cuts: &[],
+                    is_indirect: false,
+                })
+                .unwrap();
+            queue.kick().unwrap();
+            assert_eq!(front.send_acked(37, &region, &[file.as_fd()]).unwrap(), 0);
+            assert_eq!(queue.complete().unwrap().1, 0);
         }
         // A ring that has lost its memory can be stopped.
-        assert_eq!(front.send_acked(38, &region, &[]), 0);
-        let base = front.stop_queue(0);
-        assert_eq!(front.send_acked(37, &region, &[file.as_fd()]), 0);
-        front.start_queue(&mut queue, base);
-        assert_eq!(queue.request(IN, 0, &[(DATA_AT, 512)]), 0);
+        assert_eq!(front.send_acked(38, &region, &[]).unwrap(), 0);
+        let base = front.stop_queue(0).unwrap();
+        assert_eq!(front.send_acked(37, &region, &[file.as_fd()]).unwrap(), 0);
+        front.start_queue(&mut queue, base).unwrap();
+        assert_eq!(queue.request(IN, 0, &[(DATA_AT, 512)]).unwrap(), 0);
     }
 }
 
 #[test]
 fn a_ring_without_a_descriptor_for_kicks_is_polled() {
     let server = Running::start(disk(), options());
-    let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX);
-    let mut queue = front.queue(0, 16);
-    assert_eq!(front.send_acked(12, &0x100u64.to_le_bytes(), &[]), 0);
+    let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
+    assert_eq!(
+        front.send_acked(12, &0x100u64.to_le_bytes(), &[]).unwrap(),
+        0
+    );
     for sector in 0..20 {
         std::thread::sleep(std::time::Duration::from_millis(2));
-        queue.submit(&Make {
-            kind: OUT,
-            sector,
-            data: &[(DATA_AT, 512)],
-            tag: 0,
-            header_cuts: &[],
-            is_indirect: false,
-        });
-        assert_eq!(queue.complete().1, 0);
+        queue
+            .submit(&Make {
+                kind: OUT,
+                sector,
+                data: &[(DATA_AT, 512)],
+                tag: 0,
+                header_cuts: &[],
+                is_indirect: false,
+            })
+            .unwrap();
+        assert_eq!(queue.complete().unwrap().1, 0);
     }
 }
 
 #[test]
 fn a_feature_that_a_message_negotiates_holds_for_its_own_answer() {
     let server = Running::start(disk(), options());
-    let mut front = Front::connect(&server.path, VERSION_1);
+    let mut front = Front::connect(&server.path, VERSION_1).unwrap();
     front.send(16, &0u64.to_le_bytes(), &[]);
-    assert_eq!(front.send_acked(16, &0x9229u64.to_le_bytes(), &[]), 0);
-    assert_eq!(front.ask_u64(17), 8);
+    assert_eq!(
+        front.send_acked(16, &0x9229u64.to_le_bytes(), &[]).unwrap(),
+        0
+    );
+    assert_eq!(front.ask_u64(17).unwrap(), 8);
 }
 
 #[test]
@@ -377,32 +395,36 @@ fn a_reset_device_takes_no_requests_before_its_rings_are_enabled() {
     use std::os::fd::AsFd;
 
     let server = Running::start(disk(), options());
-    let mut front = Front::connect(&server.path, VERSION_1);
-    let mut queue = front.queue(0, 16);
-    assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]), 0);
-    let base = front.stop_queue(0);
-    assert_eq!(front.send_acked(34, &[], &[]), 0);
+    let mut front = Front::connect(&server.path, VERSION_1).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
+    assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]).unwrap(), 0);
+    let base = front.stop_queue(0).unwrap();
+    assert_eq!(front.send_acked(34, &[], &[]).unwrap(), 0);
     let payload = [0u32.to_le_bytes(), base.to_le_bytes()].concat();
-    assert_eq!(front.send_acked(10, &payload, &[]), 0);
+    assert_eq!(front.send_acked(10, &payload, &[]).unwrap(), 0);
     let kick = memory_event();
     assert_eq!(
-        front.send_acked(12, &0u64.to_le_bytes(), &[kick.as_fd()]),
+        front
+            .send_acked(12, &0u64.to_le_bytes(), &[kick.as_fd()])
+            .unwrap(),
         0
     );
-    queue.submit(&Make {
-        kind: OUT,
-        sector: 0,
-        data: &[(DATA_AT, 512)],
-        tag: 0,
-        header_cuts: &[],
-        is_indirect: false,
-    });
+    queue
+        .submit(&Make {
+            kind: OUT,
+            sector: 0,
+            data: &[(DATA_AT, 512)],
+            tag: 0,
+            header_cuts: &[],
+            is_indirect: false,
+        })
+        .unwrap();
     rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(50));
-    assert!(queue.try_complete().is_none(), "it is not enabled");
+    assert!(queue.try_complete().unwrap().is_none(), "it is not enabled");
     let payload = [0u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
-    assert_eq!(front.send_acked(18, &payload, &[]), 0);
-    assert_eq!(queue.complete().1, 0);
+    assert_eq!(front.send_acked(18, &payload, &[]).unwrap(), 0);
+    assert_eq!(queue.complete().unwrap().1, 0);
 }
 
 fn memory_event() -> std::os::fd::OwnedFd {
@@ -413,9 +435,9 @@ fn memory_event() -> std::os::fd::OwnedFd {
 fn one_front_end_after_the_other_is_served() {
     let server = Running::start(disk(), options());
     for round in 0..10 {
-        let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX);
-        let mut queue = front.queue(round % 3, 16);
-        assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]), 0);
+        let mut front = Front::connect(&server.path, VERSION_1 | EVENT_IDX).unwrap();
+        let mut queue = front.queue(round % 3, 16).unwrap();
+        assert_eq!(queue.request(OUT, 0, &[(DATA_AT, 512)]).unwrap(), 0);
     }
     let events = server.events.lock().unwrap();
     assert!(

@@ -164,17 +164,20 @@ fn a_server_in_the_background_hands_over_to_one_in_the_background() {
         }
     };
     let mut pid = start(&[]);
-    let mut front = Front::connect(&socket, FEATURES);
-    let mut queue = front.queue(0, 16);
+    let mut front = Front::connect(&socket, FEATURES).unwrap();
+    let mut queue = front.queue(0, 16).unwrap();
     for round in 0..4u8 {
         front.memory.write(DATA_AT, &[round + 1; 512]);
-        assert_eq!(queue.request(OUT, round.into(), &[(DATA_AT, 512)]), 0);
+        assert_eq!(
+            queue.request(OUT, round.into(), &[(DATA_AT, 512)]).unwrap(),
+            0
+        );
         let next = start(&["--handover"]);
         assert_ne!(next, pid);
         wait_for_end(pid);
         pid = next;
         let data = [(DATA_AT + 512, 512)];
-        assert_eq!(queue.request(IN, round.into(), &data), 0);
+        assert_eq!(queue.request(IN, round.into(), &data).unwrap(), 0);
         let mut read = [0; 512];
         front.memory.read(DATA_AT + 512, &mut read);
         assert_eq!(read, [round + 1; 512]);

@@ -20,9 +20,6 @@ mod model;
 #[path = "../../src/ring.rs"]
 mod ring;
 
-#[path = "../ring.rs"]
-mod driver_ring;
-
 use model::{Kind, Start, Step, World};
 
 const STARTS: [Start; 2] = [Start::AtOnce, Start::Later];

@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use cowslip_front::ring::{DEVICE_AT, DRIVER_AT, DriverRing, RING_BYTES};
 use cowslip_queue::SharedMemory;
 
-use crate::driver_ring::{DEVICE_AT, DRIVER_AT, DriverRing, RING_BYTES};
 use crate::fields;
 use crate::inflight::{Shape, Table};
 use crate::memory::{GuestMemory, RegionDescription};

@@ -1,12 +1,15 @@
-//! The driver's side of rings, split and packed, for tests: it can be made to write anything.
+//! The driver's side of rings, split and packed. It can be made to write anything.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use cowslip_queue::SharedMemory;
 
+/// Flag of a descriptor: another one follows.
 pub const NEXT: u16 = 1;
+/// Flag of a descriptor: the device writes.
 pub const WRITE: u16 = 2;
+/// Flag of a descriptor: it is of a table of descriptors.
 pub const INDIRECT: u16 = 4;
 
 /// A piece of memory of a request: guest address, length, whether the device writes it.
@@ -15,10 +18,15 @@ pub type Piece = (u64, u32, bool);
 /// A ring in memory, with its parts at fixed offsets from its start.
 #[derive(Clone)]
 pub struct DriverRing {
+    /// The guest's memory.
     pub memory: Arc<SharedMemory>,
+    /// Number of its descriptors.
     pub size: u16,
+    /// Offset in the memory.
     pub start: usize,
+    /// Whether it is packed, rather than split.
     pub is_packed: bool,
+    /// Whether events are asked for by index.
     pub has_event_idx: bool,
     /// Split: next available index. Packed: next descriptor.
     next: u16,
@@ -32,12 +40,16 @@ pub struct DriverRing {
     notified: u16,
 }
 
-/// Offsets of the parts of a ring: descriptors, driver's part, device's part.
+/// Offset of the driver's part from the descriptors, with which a ring begins.
 pub const DRIVER_AT: usize = 0x4000;
+/// Offset of the device's part.
 pub const DEVICE_AT: usize = 0x6000;
+/// Distance of rings in the memory.
 pub const RING_BYTES: usize = 0x10_000;
 
 impl DriverRing {
+    /// An empty ring at an offset of the memory with a number of descriptors; whether it is packed,
+    /// and events are asked for by index.
     pub fn new(
         memory: &Arc<SharedMemory>,
         (start, size): (usize, u16),
@@ -61,10 +73,12 @@ impl DriverRing {
         }
     }
 
+    /// Offset of a descriptor.
     pub fn descriptor_at(&self, index: u16) -> usize {
         self.start + usize::from(index) * 16
     }
 
+    /// Number of descriptors that are free.
     pub fn free_count(&self) -> usize {
         self.free.len()
     }
@@ -81,6 +95,11 @@ impl DriverRing {
         bytes[12..14].copy_from_slice(&third.to_le_bytes());
         bytes[14..].copy_from_slice(&fourth.to_le_bytes());
         bytes
+    }
+
+    fn take_free(&mut self) -> u16 {
+        let free = self.free.pop();
+        free.expect("the caller leaves room for its chains")
     }
 
     /// Makes a chain available; returns its id.
@@ -120,7 +139,7 @@ impl DriverRing {
     }
 
     fn add_split(&mut self, list: &[(u64, u32, u16)]) -> u16 {
-        let indexes: Vec<u16> = list.iter().map(|_| self.free.pop().unwrap()).collect();
+        let indexes: Vec<u16> = list.iter().map(|_| self.take_free()).collect();
         for (place, &(address, len, flags)) in list.iter().enumerate() {
             let next = indexes.get(place + 1);
             let flags = flags | if next.is_some() { NEXT } else { 0 };
@@ -143,7 +162,7 @@ impl DriverRing {
     }
 
     fn add_packed(&mut self, list: &[(u64, u32, u16)]) -> u16 {
-        let id = self.free.pop().unwrap();
+        let id = self.take_free();
         // The other descriptors of the chain take room, too.
         for _ in 1..list.len() {
             let taken = self.free.remove(0);
@@ -169,7 +188,7 @@ impl DriverRing {
                 self.wrap = !self.wrap;
             }
         }
-        let (at, flags) = first.unwrap();
+        let (at, flags) = first.expect("a chain has a descriptor");
         self.memory.store_u16(at, flags);
         id
     }
@@ -211,14 +230,27 @@ impl DriverRing {
         fence(Ordering::SeqCst);
     }
 
-    /// The next used chain: its id, and the bytes that the device has written.
+    /// Whether the device has used a chain that was not taken.
+    pub fn has_used(&self) -> bool {
+        match self.is_packed {
+            false => self.memory.load_u16(self.start + DEVICE_AT + 2) != self.used,
+            true => {
+                let flags = self.memory.load_u16(self.descriptor_at(self.used) + 14);
+                let bits = (flags >> 7 & 1 == 1, flags >> 15 == 1);
+                bits == (self.used_wrap, self.used_wrap)
+            }
+        }
+    }
+
+    /// The next used chain: its id, and the bytes that the device has written. The id may be of no
+    /// chain that was made.
     pub fn take_used(&mut self) -> Option<(u16, u32)> {
+        if !self.has_used() {
+            return None;
+        }
         let (id, len) = match self.is_packed {
             false => {
                 let device = self.start + DEVICE_AT;
-                if self.memory.load_u16(device + 2) == self.used {
-                    return None;
-                }
                 let at = device + 4 + usize::from(self.used % self.size) * 8;
                 self.used = self.used.wrapping_add(1);
                 (
@@ -228,13 +260,9 @@ impl DriverRing {
             }
             true => {
                 let at = self.descriptor_at(self.used);
-                let flags = self.memory.load_u16(at + 14);
-                let bits = (flags >> 7 & 1 == 1, flags >> 15 == 1);
-                if bits != (self.used_wrap, self.used_wrap) {
-                    return None;
-                }
                 let found = (self.memory.load_u16(at + 12), self.memory.load_u32(at + 8));
-                self.used += self.counts[usize::from(found.0)];
+                let count = self.counts.get(usize::from(found.0));
+                self.used += count.copied().unwrap_or(0);
                 if self.used >= self.size {
                     self.used -= self.size;
                     self.used_wrap = !self.used_wrap;
@@ -242,11 +270,10 @@ impl DriverRing {
                 found
             }
         };
-        if self.is_packed {
-            self.free.push(id);
+        if let Some(chain) = self.chains.get_mut(usize::from(id)) {
+            self.free.extend(std::mem::take(chain));
+            self.free.extend(self.is_packed.then_some(id));
         }
-        let chain = std::mem::take(&mut self.chains[usize::from(id)]);
-        self.free.extend(chain);
         Some((id, len))
     }
 }
