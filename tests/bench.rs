@@ -286,6 +286,98 @@ fn the_table_of_served_images_has_both_servers_under_one_client() {
 }
 
 #[test]
+fn the_table_of_vhost_user_has_one_image_both_servers_and_restarts() {
+    let line = "vhost-user --requests=800 --depths=4,1 --size=4M";
+    let table = tiny_table(line);
+    let both = match peers_are_installed(&["qemu-img", "qemu-storage-daemon"]) {
+        true => vec!["cowslip", "qemu-storage-daemon"],
+        false => vec!["cowslip"],
+    };
+    for cell in [
+        "64K, filled, depth 1, reads, vhost-user",
+        "64K, filled, depth 4, overwrites, vhost-user",
+        "64K/2K, empty, depth 4, vhost-user",
+        "64K, filled, depth 4, reads, NBD",
+    ] {
+        assert_eq!(contestants(&table, cell), both, "{cell}");
+    }
+    for row in table["rows"].as_array().unwrap() {
+        let run = &row["runs"][0];
+        let cell = row["cell"].as_str().unwrap();
+        let is_restarted = cell.ends_with("killed") || cell.ends_with("handed over");
+        assert_eq!(run["gap ms"].as_f64() > Some(0.0), is_restarted, "{row}");
+        assert_eq!(run["p50 us"].as_f64() > Some(0.0), !is_restarted, "{row}");
+        assert_eq!(run["CPU us"].is_f64(), !is_restarted, "{row}");
+    }
+    let restarted = "64K, filled, depth 4, overwrites, handed over";
+    assert_eq!(contestants(&table, restarted), ["cowslip"]);
+}
+
+#[test]
+fn the_table_of_fuse_has_both_servers_under_one_client() {
+    let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can_mount {
+        eprintln!("SKIPPED: /dev/fuse and root are needed");
+        return;
+    }
+    if !peers_are_installed(&["fio", "qemu-img", "qemu-storage-daemon"]) {
+        return;
+    }
+    let table = tiny_table("fuse --requests=200 --depths=4 --size=4M");
+    for cell in ["reads", "overwrites"] {
+        let cell = format!("64K, filled, depth 4, {cell}, FUSE");
+        assert_eq!(
+            contestants(&table, &cell),
+            ["cowslip", "qemu-storage-daemon"]
+        );
+    }
+    assert!(table["rows"][0]["times-qemu-img"].as_f64() > Some(0.0));
+}
+
+#[test]
+fn the_table_of_threads_holds_many_against_one() {
+    let table = tiny_table("threads --requests=4000 --depths=4 --size=4M");
+    let names = contestants(&table, "64K, contiguous, depth 4, overwrites");
+    let ours = [
+        "cowslip 1 thread",
+        "cowslip 2 threads",
+        "cowslip 4 threads",
+        "cowslip 2 processes",
+    ];
+    assert_eq!(names[..4], ours);
+    for row in table["rows"].as_array().unwrap() {
+        let name = row["contestant"].as_str().unwrap();
+        let is_many = name.ends_with('s');
+        assert_eq!(
+            row["times-one-thread"].as_f64() > Some(0.0),
+            is_many,
+            "{row}"
+        );
+    }
+}
+
+#[test]
+fn threads_write_all_that_one_would() {
+    let dir = scratch();
+    let image = dir.path().join("a.qcow2");
+    let words = ["create", "-q", "-f", "qcow2"];
+    run(cowslip().args(words).arg(&image).arg("4M"));
+    for (order, pattern) in [("--step-size=1568768", 7), ("--random=3", 9)] {
+        let report = json(
+            cowslip()
+                .args("bench --json -w -c 1024 -d 4 --threads 3".split(' '))
+                .args([order, &format!("--pattern={pattern}")])
+                .arg(&image),
+        );
+        let series = report["series"].as_array().unwrap().iter();
+        assert_eq!(series.map(|step| step.as_u64().unwrap()).sum::<u64>(), 1024);
+        let read = format!("read -P {pattern} 0 4M");
+        run(cowslip().args(["io", "-c", &read]).arg(&image));
+    }
+    run(cowslip().arg("check").arg(&image));
+}
+
+#[test]
 fn the_tables_of_allocated_images_compare_with_a_written_raw_file() {
     let steady = tiny_table("steady --requests=64 --depths=32");
     let cells = [

@@ -49,7 +49,8 @@ pub struct Args {
     /// Repetitions of each cell with each server or contestant
     #[arg(long, value_name = "N")]
     repetitions: Option<usize>,
-    /// Only these of --shown: killed, served, subclusters, flush, steady, discard, metadata
+    /// Only these of --shown: killed, served, vhost-user, fuse, threads, subclusters, flush,
+    /// steady, discard, metadata
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "shown")]
     tables: Vec<String>,
     /// File systems to mount; `here` uses the work directory as it is

@@ -3,7 +3,7 @@
 use cowslip_console::size;
 
 use crate::peers::Peer;
-use crate::server::Kind;
+use crate::server::{Kind, Transport};
 
 /// Contestant, and its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,10 @@ pub enum Contestant {
     CowslipZeroing(&'static str),
     /// Cowslip, with this memory for tables.
     CowslipCached(CacheBudget),
+    /// Cowslip with its requests spread over this many threads, on a file that keeps nothing.
+    CowslipThreads(u16),
+    /// As many processes of Cowslip, each with such a file of its own.
+    CowslipProcesses(u16),
     /// Cowslip, as a vhost-user-blk device of a guest; the others are its NBD export there.
     CowslipVhostUser,
     /// `qemu-img bench`, on an image that `qemu-img create` made.
@@ -87,6 +91,9 @@ impl Contestant {
             Contestant::CowslipZeroing(method) => format!("cowslip {method}"),
             Contestant::CowslipCached(budget) => format!("cowslip {}", budget.name()),
             Contestant::CowslipVhostUser => "cowslip vhost-user".to_string(),
+            Contestant::CowslipThreads(1) => "cowslip 1 thread".to_string(),
+            Contestant::CowslipThreads(count) => format!("cowslip {count} threads"),
+            Contestant::CowslipProcesses(count) => format!("cowslip {count} processes"),
             Contestant::QemuImg => "qemu-img".to_string(),
             Contestant::QemuImgCached(budget) => format!("qemu-img {}", budget.name()),
             Contestant::QemuServer(kind) => kind.name().to_string(),
@@ -109,10 +116,16 @@ impl Contestant {
 
     /// Whether it is we, on an image.
     pub fn is_cowslip(self) -> bool {
-        use Contestant::{Cowslip, CowslipCached, CowslipVhostUser, CowslipZeroing};
+        use Contestant::{Cowslip, CowslipCached, CowslipProcesses, CowslipThreads};
+        use Contestant::{CowslipVhostUser, CowslipZeroing};
         matches!(
             self,
-            Cowslip(_) | CowslipZeroing(_) | CowslipCached(_) | CowslipVhostUser
+            Cowslip(_)
+                | CowslipZeroing(_)
+                | CowslipCached(_)
+                | CowslipThreads(_)
+                | CowslipProcesses(_)
+                | CowslipVhostUser
         )
     }
 
@@ -129,6 +142,13 @@ impl Contestant {
     pub fn is_limited_form_of(self, other: Contestant) -> bool {
         let unlimited = Contestant::CowslipCached(CacheBudget::Unlimited);
         matches!(self, Contestant::CowslipCached(_)) && other == unlimited
+    }
+
+    /// Whether `other` is this one on a single thread.
+    pub fn is_many_of(self, other: Contestant) -> bool {
+        use Contestant::{CowslipProcesses, CowslipThreads};
+        let is_many = matches!(self, CowslipThreads(2..) | CowslipProcesses(_));
+        is_many && other == CowslipThreads(1)
     }
 
     /// Whether a first touch of its file allocates space of the file system.
@@ -307,6 +327,37 @@ impl CellLoad {
     }
 }
 
+/// How a cell's requests reach the disk, where a table has several ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By a server that lives.
+    Served(Transport),
+    /// By a vhost-user server that is killed meanwhile, again and again, and started again.
+    Killed,
+    /// By one that hands over to a successor, again and again.
+    HandedOver,
+}
+
+impl Way {
+    /// The transport.
+    pub fn transport(self) -> Transport {
+        match self {
+            Way::Served(transport) => transport,
+            Way::Killed | Way::HandedOver => Transport::VhostUser,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Served(Transport::Nbd) => "NBD",
+            Way::Served(Transport::VhostUser) => "vhost-user",
+            Way::Served(Transport::Fuse) => "FUSE",
+            Way::Killed => "killed",
+            Way::HandedOver => "handed over",
+        }
+    }
+}
+
 /// A cell of a table.
 #[derive(Clone, Debug)]
 pub struct Cell {
@@ -316,9 +367,21 @@ pub struct Cell {
     pub load: CellLoad,
     /// Contestants that take it.
     pub contestants: Vec<Contestant>,
+    /// How requests reach the disk; `None` is the table's own way.
+    pub way: Option<Way>,
 }
 
 impl Cell {
+    /// A cell of a table with one way to the disk.
+    pub fn new(shape: Shape, load: CellLoad, contestants: Vec<Contestant>) -> Cell {
+        Cell {
+            shape,
+            load,
+            contestants,
+            way: None,
+        }
+    }
+
     /// Returns the name for tables and filters.
     pub fn name(&self) -> String {
         let mut name = format!("{}, depth {}", self.shape.name(), self.load.depth);
@@ -330,6 +393,9 @@ impl Cell {
         }
         if self.load.flush_interval > 0 {
             name += &format!(", flush every {}", self.load.flush_interval);
+        }
+        if let Some(way) = self.way {
+            name += &format!(", {}", way.name());
         }
         name
     }

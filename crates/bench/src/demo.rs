@@ -24,7 +24,7 @@ use crate::run::own_path;
 mod load;
 mod table;
 
-use crate::server::{Kind, PageCache, Server};
+use crate::server::{Export, Kind, PageCache, Server, Transport};
 use load::Load;
 use table::{Checked, Report, Row};
 
@@ -113,6 +113,16 @@ impl Stage<'_> {
         self.directory.join("golden.qcow2")
     }
 
+    fn serve(&self, kind: Kind, image: &Path) -> Result<Server, CommandError> {
+        let export = Export {
+            kind,
+            transport: Transport::Nbd,
+            image: image.to_path_buf(),
+            page_cache: self.page_cache,
+        };
+        Server::start(export, self.directory)
+    }
+
     fn make_golden_image(&self) -> Result<(), CommandError> {
         self.progress.say("filling the golden image");
         let golden = self.golden();
@@ -122,9 +132,9 @@ impl Stage<'_> {
                 .arg(&golden)
                 .arg(self.load.disk_bytes().to_string()),
         )?;
-        let server = Server::start(Kind::Cowslip, &golden, self.directory, self.page_cache)?;
+        let server = self.serve(Kind::Cowslip, &golden)?;
         self.queue
-            .block_on(self.load.populate(server.socket(), self.progress))?;
+            .block_on(self.load.populate(server.at(), self.progress))?;
         server.stop()?;
         Ok(())
     }
@@ -144,15 +154,15 @@ impl Stage<'_> {
                 .arg(self.golden())
                 .arg(&overlay),
         )?;
-        let server = Server::start(kind, &overlay, self.directory, self.page_cache)?;
+        let server = self.serve(kind, &overlay)?;
         self.progress.say(&format!("{name}: writing"));
         let written = self
             .queue
-            .block_on(self.load.write(server.socket(), self.progress))?;
+            .block_on(self.load.write(server.at(), self.progress))?;
         let cpu_seconds = server.cost_so_far()?.cpu_seconds;
         self.progress.say(&format!("{name}: reading back"));
         self.queue
-            .block_on(self.load.read_back(server.socket(), self.progress))
+            .block_on(self.load.read_back(server.at(), self.progress))
             .map_err(|e| CommandError::new(format!("{name}: {e}")))?;
         let cost = server.stop()?;
         self.progress.say(&format!("{name}: checking"));

@@ -21,6 +21,7 @@ use crate::description::Description;
 use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
+use crate::server::Transport;
 use crate::stage::{Stage, Turn, mebibytes};
 
 mod trace;
@@ -61,14 +62,14 @@ fn cells(scale: &Scale) -> Vec<Cell> {
         .flat_map(|direction| {
             shapes.map(|(cluster_bytes, subclusters)| {
                 let requests = trace(direction, scale.disk_bytes).len();
-                Cell {
-                    shape: Shape::new(cluster_bytes, subclusters, Backing::None),
-                    load: CellLoad {
+                Cell::new(
+                    Shape::new(cluster_bytes, subclusters, Backing::None),
+                    CellLoad {
                         direction,
                         ..CellLoad::writes(requests, DEPTH, PIECE_BYTES)
                     },
-                    contestants: scale.servers(),
-                }
+                    scale.servers(),
+                )
             })
         });
     cells.collect()
@@ -87,11 +88,11 @@ fn trace(direction: Direction, disk_bytes: u64) -> Trace {
 /// The server fails, or the image is not sound.
 fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, turn.contestant)?);
-    let server = stage.serve(turn.contestant, file.path())?;
+    let server = stage.serve(turn.contestant, file.path(), Transport::Nbd)?;
     let queue = Queue::new(Backend::Auto)
         .map_err(|e| CommandError::new(format!("Could not make a queue: {e}")))?;
     let trace = trace(cell.load.direction, stage.disk_bytes());
-    let taken = queue.block_on(take(server.socket(), &trace))?;
+    let taken = queue.block_on(take(server.at(), &trace))?;
     let closing = Instant::now();
     let cost = server.stop()?;
     let close = closing.elapsed();

@@ -25,14 +25,14 @@ fn cells(scale: &Scale) -> Vec<Cell> {
             let most = scale.disk_bytes / REQUEST_BYTES;
             let flushes = (scale.requests / FULL_INTERVAL * 4).clamp(1, most / interval);
             let flushes = flushes.min((scale.requests / interval).max(1));
-            cells.push(Cell {
-                shape: Shape::new(cluster_bytes, Subclusters::Off, Backing::None),
-                load: CellLoad {
+            cells.push(Cell::new(
+                Shape::new(cluster_bytes, Subclusters::Off, Backing::None),
+                CellLoad {
                     flush_interval: interval,
                     ..CellLoad::writes(flushes * interval, interval, REQUEST_BYTES)
                 },
-                contestants: scale.contestants(&[RawFile::Sparse, RawFile::Written]),
-            });
+                scale.contestants(&[RawFile::Sparse, RawFile::Written]),
+            ));
         }
     }
     cells

@@ -45,11 +45,11 @@ fn cells(scale: &Scale) -> Vec<Cell> {
         for (cluster_bytes, subclusters) in CLUSTERS {
             let mut load = scale.writes(DEPTH, BLOCK_BYTES);
             load.direction = Direction::Read;
-            cells.push(Cell {
-                shape: Shape::new(cluster_bytes, subclusters, backing),
+            cells.push(Cell::new(
+                Shape::new(cluster_bytes, subclusters, backing),
                 load,
-                contestants: scale.contestants(&[RawFile::Sparse, RawFile::Written]),
-            });
+                scale.contestants(&[RawFile::Sparse, RawFile::Written]),
+            ));
         }
     }
     cells

@@ -22,7 +22,7 @@ use crate::machine::{Guest, GuestDisk, init};
 use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
-use crate::server::Server;
+use crate::server::{Server, Transport};
 use crate::stage::{Stage, Turn, mebibytes};
 
 const REQUEST_BYTES: u64 = 4096;
@@ -69,11 +69,11 @@ fn cells(scale: &Scale) -> Vec<Cell> {
                     Contestant::QemuDriver,
                     Contestant::Raw(RawFile::Written),
                 ];
-                cells.push(Cell {
-                    shape: Shape::new(cluster_bytes, subclusters, backing),
-                    load: scale.writes(*depth, REQUEST_BYTES),
-                    contestants: ours.chain(others).collect(),
-                });
+                cells.push(Cell::new(
+                    Shape::new(cluster_bytes, subclusters, backing),
+                    scale.writes(*depth, REQUEST_BYTES),
+                    ours.chain(others).collect(),
+                ));
             }
         }
     }
@@ -89,14 +89,18 @@ fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, Co
     let machine = stage.machine()?;
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, contestant)?);
     let is_served = contestant.is_cowslip();
-    let server = is_served.then(|| stage.serve(contestant, file.path()));
+    let transport = match contestant {
+        Contestant::CowslipVhostUser => Transport::VhostUser,
+        _ => Transport::Nbd,
+    };
+    let server = is_served.then(|| stage.serve(contestant, file.path(), transport));
     let server = server.transpose()?;
     let socket = server
         .as_ref()
-        .map(|server| RemovedOnInterrupt::new(server.socket()));
+        .map(|server| RemovedOnInterrupt::new(server.at()));
     let disk = match (contestant, &server) {
         (Contestant::CowslipVhostUser, Some(server)) => {
-            GuestDisk::VhostUser(server.socket().to_path_buf())
+            GuestDisk::VhostUser(server.at().to_path_buf())
         }
         _ => GuestDisk::Block(disk(
             stage,
@@ -166,7 +170,7 @@ fn disk(
     let mut disk = match server {
         Some(server) => json!({
             "driver": "nbd",
-            "server": { "type": "unix", "path": server.socket().to_string_lossy() },
+            "server": { "type": "unix", "path": server.at().to_string_lossy() },
         }),
         None => json!({
             "driver": if contestant == Contestant::QemuDriver { "qcow2" } else { "raw" },

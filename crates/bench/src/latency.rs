@@ -24,6 +24,16 @@ impl Histogram {
         self.total += 1;
     }
 
+    /// Takes in all of another one.
+    pub fn merge(&mut self, other: &Histogram) {
+        self.counts
+            .resize(self.counts.len().max(other.counts.len()), 0);
+        for (sum, more) in self.counts.iter_mut().zip(&other.counts) {
+            *sum += more;
+        }
+        self.total += other.total;
+    }
+
     /// The duration that this many of a million requests do not exceed; 0 if there were none.
     pub fn percentile(&self, of_a_million: u64) -> Duration {
         let rank = (u128::from(self.total) * u128::from(of_a_million)).div_ceil(1_000_000);
@@ -85,6 +95,11 @@ mod tests {
         }
         assert_eq!(histogram.percentile(500_000), Duration::from_nanos(15));
         assert_eq!(histogram.percentile(999_000), Duration::from_nanos(30));
+        let mut longer = Histogram::default();
+        longer.add(Duration::from_micros(1));
+        longer.merge(&histogram);
+        assert_eq!(longer.percentile(500_000), Duration::from_nanos(16));
+        assert!(longer.percentile(1_000_000) >= Duration::from_micros(1));
         assert_eq!(histogram.percentile(1), Duration::from_nanos(1));
     }
 }

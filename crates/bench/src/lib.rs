@@ -20,6 +20,7 @@ pub mod demo;
 mod description;
 mod discard;
 mod document;
+mod fio;
 mod flush;
 mod fragmentation;
 mod guest;
@@ -48,6 +49,8 @@ mod stage;
 mod steady;
 mod subclusters;
 mod tables;
+mod threads;
+mod transports;
 mod writers;
 
 pub use machine::init as guest_init;

@@ -81,6 +81,8 @@ pub struct Load {
     pub pause: Pause,
     /// Messages printed meanwhile.
     pub verbosity: Verbosity,
+    /// Number of places of the order that it leaves out at the start: others' share.
+    pub skipped: u64,
 }
 
 /// Figures of a run.
@@ -120,6 +122,17 @@ struct Run<'a> {
 }
 
 impl Load {
+    /// The part of this number when the load is cut into `parts` that run at the same time.
+    pub fn part(&self, index: u64, parts: u64) -> Load {
+        let before = |index: u64| (u128::from(self.count) * u128::from(index)) / u128::from(parts);
+        let before = |index| u64::try_from(before(index)).unwrap_or(u64::MAX);
+        Load {
+            count: before(index + 1) - before(index),
+            skipped: before(index),
+            ..*self
+        }
+    }
+
     /// Runs it to its end.
     ///
     /// # Errors
@@ -133,7 +146,7 @@ impl Load {
                 data.freeze()
             }
         };
-        let places = Places::new(self.order, self.request_bytes as u64, image.size());
+        let places = Places::new(self, image.size());
         let run = Run {
             load: self,
             image,
@@ -141,9 +154,10 @@ impl Load {
             start: Instant::now(),
             places: RefCell::new(places),
             figures: RefCell::default(),
-            counted: Cell::new(match self.direction {
-                Direction::Read => None,
-                Direction::Write(_) => image.write_statistics(),
+            counted: Cell::new(match (self.direction, self.skipped) {
+                (Direction::Write(_), 0) => image.write_statistics(),
+                // The statistics are the image's, so one of those who share it takes them.
+                _ => None,
             }),
             unsent: Cell::new(self.count),
             in_flight: Cell::new(0),
@@ -284,6 +298,18 @@ impl Run<'_> {
 }
 
 impl Figures {
+    /// Adds those of a part that ran at the same time.
+    pub fn add(&mut self, other: &Figures) {
+        self.elapsed = self.elapsed.max(other.elapsed);
+        self.latency.merge(&other.latency);
+        self.flushes += other.flushes;
+        let steps = self.series.len().max(other.series.len());
+        self.series.resize(steps, 0);
+        for (sum, more) in self.series.iter_mut().zip(&other.series) {
+            *sum += more;
+        }
+    }
+
     fn note(&mut self, begun: Instant, start: Instant) {
         let now = Instant::now();
         self.latency.add(now - begun);
@@ -307,16 +333,22 @@ struct Places {
 }
 
 impl Places {
-    fn new(order: Order, request_bytes: u64, disk_bytes: u64) -> Places {
-        let next = match order {
-            Order::Steps { start, .. } => start,
-            Order::Random(_) => 0,
+    fn new(load: &Load, disk_bytes: u64) -> Places {
+        let request_bytes = load.request_bytes as u64;
+        let skipped = u128::from(load.skipped);
+        let next = match load.order {
+            Order::Steps { start, .. } if skipped == 0 => u128::from(start),
+            Order::Steps { start, step } => {
+                let at = u128::from(start) + skipped * u128::from(step);
+                at.checked_rem(disk_bytes.into()).unwrap_or(0)
+            }
+            Order::Random(_) => skipped % u128::from((disk_bytes / request_bytes).max(1)),
         };
         Places {
-            order,
+            order: load.order,
             request_bytes,
             disk_bytes,
-            next,
+            next: u64::try_from(next).unwrap_or(0),
         }
     }
 
@@ -367,10 +399,43 @@ pub fn permuted(seed: u64, index: u64, count: u64) -> u64 {
 mod tests {
     use super::*;
 
+    fn load(count: u64, request_bytes: usize, order: Order) -> Load {
+        Load {
+            count,
+            request_bytes,
+            depth: 1,
+            direction: Direction::Read,
+            order,
+            flush_interval: 0,
+            pause: Pause::None,
+            verbosity: Verbosity::Nothing,
+            skipped: 0,
+        }
+    }
+
+    #[test]
+    fn parts_visit_together_what_the_whole_visits() {
+        let steps = Order::Steps {
+            start: 3 << 10,
+            step: 3 << 10,
+        };
+        for order in [steps, Order::Random(7)] {
+            let whole = load(10, 1 << 10, order);
+            let visited = |load: &Load| -> Vec<u64> {
+                let mut places = Places::new(load, 16 << 10);
+                (0..load.count).map(|_| places.advance()).collect()
+            };
+            let parts: Vec<u64> = (0..3)
+                .flat_map(|part| visited(&whole.part(part, 3)))
+                .collect();
+            assert_eq!(parts, visited(&whole));
+        }
+    }
+
     #[test]
     fn random_places_are_each_visited_once() {
         for count in [1, 2, 3, 100, 1024, 1025] {
-            let mut places = Places::new(Order::Random(7), 512, count * 512);
+            let mut places = Places::new(&load(count, 512, Order::Random(7)), count * 512);
             let mut seen: Vec<u64> = (0..count).map(|_| places.advance() / 512).collect();
             let in_order = seen.is_sorted();
             seen.sort_unstable();
@@ -385,7 +450,7 @@ mod tests {
             start: 3 << 10,
             step: 3 << 10,
         };
-        let mut places = Places::new(order, 1 << 10, 8 << 10);
+        let mut places = Places::new(&load(5, 1 << 10, order), 8 << 10);
         let seen: Vec<u64> = (0..5).map(|_| places.advance() >> 10).collect();
         assert_eq!(seen, [3, 6, 1, 4, 7]);
     }

@@ -89,11 +89,11 @@ fn cell(scale: &Scale, shape: Shape, (depth, direction): (u64, Direction)) -> Ce
     let budgets = [Mebibytes(64), Mebibytes(128)];
     let ours = budgets.into_iter().chain([Unlimited]);
     let qemus = budgets.map(Contestant::QemuImgCached);
-    Cell {
+    Cell::new(
         shape,
         load,
-        contestants: ours.map(Contestant::CowslipCached).chain(qemus).collect(),
-    }
+        ours.map(Contestant::CowslipCached).chain(qemus).collect(),
+    )
 }
 
 /// Makes one run on the image of the cell, which is made if it is not the last one's.

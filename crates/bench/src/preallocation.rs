@@ -48,11 +48,11 @@ fn cells(scale: &Scale) -> Vec<Cell> {
                 // No cluster is new: nothing is left to be made zero.
                 contestants.retain(|c| !matches!(c, Contestant::CowslipZeroing(_)));
             }
-            cells.push(Cell {
+            cells.push(Cell::new(
                 shape,
-                load: scale.writes(*depth, REQUEST_BYTES),
+                scale.writes(*depth, REQUEST_BYTES),
                 contestants,
-            });
+            ));
         }
     }
     cells

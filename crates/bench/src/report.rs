@@ -122,7 +122,7 @@ struct Comparison {
     is_with: fn(Contestant, Contestant) -> bool,
 }
 
-const RATIOS: [Comparison; 4] = [
+const RATIOS: [Comparison; 5] = [
     Comparison {
         title: "x QEMU",
         name: "times-qemu-img",
@@ -144,6 +144,11 @@ const RATIOS: [Comparison; 4] = [
         title: "x unlimited",
         name: "times-unlimited",
         is_with: |ours, other| ours.is_limited_form_of(other),
+    },
+    Comparison {
+        title: "x 1 thread",
+        name: "times-one-thread",
+        is_with: |ours, other| ours.is_many_of(other),
     },
 ];
 

@@ -40,12 +40,17 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Requests of a run at this depth: each place is visited once, so no more than there are.
-    pub fn requests_at(&self, depth: u64, request_bytes: u64) -> u64 {
-        let wanted = match depth {
-            1 => self.requests / FEWER_AT_DEPTH_ONE,
+    /// Requests of a run at this depth.
+    pub fn requests_of(&self, depth: u64) -> u64 {
+        match depth {
+            1 => (self.requests / FEWER_AT_DEPTH_ONE).max(1),
             _ => self.requests,
-        };
+        }
+    }
+
+    /// The same where each place is visited once: no more than there are.
+    pub fn requests_at(&self, depth: u64, request_bytes: u64) -> u64 {
+        let wanted = self.requests_of(depth);
         wanted.clamp(1, self.disk_bytes / request_bytes)
     }
 

@@ -24,7 +24,7 @@ const SERIES_CHARTS_MAX: usize = 24;
 const GROUPS_IN_ONE: usize = 12;
 
 /// Titles of the sections of tables, by the names of these.
-const TITLES: [(&str, &str); 9] = [
+const TITLES: [(&str, &str); 12] = [
     (
         "subclusters",
         "Random first writes, by cluster size (subclusters)",
@@ -48,6 +48,12 @@ const TITLES: [(&str, &str); 9] = [
         "Random requests over a large disk, little memory for tables (metadata)",
     ),
     ("served", "Random first writes over NBD (served)"),
+    ("vhost-user", "Disks of virtual machines (vhost-user)"),
+    ("fuse", "Disks as files (fuse)"),
+    (
+        "threads",
+        "Several threads on a file that keeps nothing (threads)",
+    ),
     ("guest", "Inside a Linux guest (guest)"),
 ];
 

@@ -1,5 +1,5 @@
-//! The servers of the demonstration, each a process of its own, so that the system counts for each
-//! alone what it wrote and how long it computed.
+//! Servers of images, each a process of its own, so that the system counts for each alone what it
+//! wrote and how long it computed.
 
 use std::fs;
 use std::io;
@@ -9,21 +9,43 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cowslip_console::error::CommandError;
+use cowslip_console::error::{CommandError, failed};
 
-use crate::run::Running;
+use crate::run::{Running, run};
 
 /// Owner of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `cowslip serve`.
+    /// `cowslip serve`, `cowslip mount`.
     Cowslip,
-    /// The same, as a vhost-user-blk device.
-    CowslipVhostUser,
     /// qemu-storage-daemon.
     StorageDaemon,
     /// qemu-nbd.
     QemuNbd,
+}
+
+/// How clients reach a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// NBD on a Unix socket.
+    Nbd,
+    /// A vhost-user-blk device on a Unix socket.
+    VhostUser,
+    /// A file (FUSE).
+    Fuse,
+}
+
+/// A disk as a server is asked for it.
+#[derive(Clone, Debug)]
+pub struct Export {
+    /// The server.
+    pub kind: Kind,
+    /// How clients reach it.
+    pub transport: Transport,
+    /// The image.
+    pub image: PathBuf,
+    /// How the image is opened.
+    pub page_cache: PageCache,
 }
 
 /// How image files are opened.
@@ -86,7 +108,7 @@ impl Kind {
     /// Its name in the table.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Cowslip | Kind::CowslipVhostUser => "cowslip",
+            Kind::Cowslip => "cowslip",
             Kind::StorageDaemon => "qemu-storage-daemon",
             Kind::QemuNbd => "qemu-nbd",
         }
@@ -102,112 +124,167 @@ impl Kind {
                 outcome.is_ok_and(|status| status.success())
             })
     }
-
-    fn command(
-        self,
-        image: &Path,
-        socket: &Path,
-        (page_cache, aio): (PageCache, Aio),
-    ) -> Result<Command, CommandError> {
-        let cache = format!("--cache={}", page_cache.cache_mode());
-        let aio_option = format!("--aio={}", aio.name());
-        match self {
-            Kind::Cowslip | Kind::CowslipVhostUser => {
-                let transport = match self {
-                    Kind::CowslipVhostUser => "--vhost-user",
-                    _ => "--socket",
-                };
-                let mut command = Command::new(crate::run::own_path()?);
-                command.args(["serve", "--format=qcow2", &cache, "--discard=unmap"]);
-                command.arg(transport).arg(socket).arg(image);
-                Ok(command)
-            }
-            Kind::QemuNbd => {
-                let mut command = Command::new("qemu-nbd");
-                command.args(["--persistent", "--format=qcow2", &cache, &aio_option]);
-                command.args(["--discard=unmap", "--shared=8", "--socket"]);
-                command.arg(socket).arg(image);
-                Ok(command)
-            }
-            Kind::StorageDaemon => Ok(storage_daemon(image, socket, page_cache, aio)),
-        }
-    }
 }
 
-fn storage_daemon(image: &Path, socket: &Path, page_cache: PageCache, aio: Aio) -> Command {
-    let direct = match page_cache {
-        PageCache::Use => "off",
-        PageCache::Bypass => "on",
-    };
-    // Commas in values are doubled.
-    let quote = |path: &Path| path.display().to_string().replace(',', ",,");
-    let mut command = Command::new("qemu-storage-daemon");
-    command.arg("--blockdev").arg(format!(
-        "driver=file,node-name=file,filename={},cache.direct={direct},aio={},discard=unmap",
-        quote(image),
-        aio.name()
-    ));
-    command.arg("--blockdev").arg(format!(
-        "driver=qcow2,node-name=disk,file=file,cache.direct={direct},discard=unmap"
-    ));
-    command.arg("--nbd-server");
-    command.arg(format!("addr.type=unix,addr.path={}", quote(socket)));
-    command.arg("--export");
-    command.arg("type=nbd,id=export,node-name=disk,name=,writable=on");
-    command
+impl Export {
+    /// The command that serves it at a path: a socket, or the file that shows the disk.
+    fn command(&self, at: &Path, aio: Aio) -> Result<Command, CommandError> {
+        let cache = format!("--cache={}", self.page_cache.cache_mode());
+        let mut command = match self.kind {
+            Kind::Cowslip => Command::new(crate::run::own_path()?),
+            kind => Command::new(kind.name()),
+        };
+        match self.kind {
+            Kind::Cowslip => {
+                let (verb, option) = match self.transport {
+                    Transport::Nbd => ("serve", "--socket"),
+                    Transport::VhostUser => ("serve", "--vhost-user"),
+                    Transport::Fuse => ("mount", "--foreground"),
+                };
+                command.args([verb, "--format=qcow2", &cache, "--discard=unmap", option]);
+                match self.transport {
+                    Transport::Fuse => command.arg(&self.image).arg(at),
+                    _ => command.arg(at).arg(&self.image),
+                };
+            }
+            Kind::QemuNbd => {
+                command.args(["--persistent", "--format=qcow2", &cache]);
+                command.arg(format!("--aio={}", aio.name()));
+                command.args(["--discard=unmap", "--shared=8", "--socket"]);
+                command.arg(at).arg(&self.image);
+            }
+            Kind::StorageDaemon => self.storage_daemon(&mut command, at, aio),
+        }
+        Ok(command)
+    }
+
+    fn storage_daemon(&self, command: &mut Command, at: &Path, aio: Aio) {
+        let direct = match self.page_cache {
+            PageCache::Use => "off",
+            PageCache::Bypass => "on",
+        };
+        // Commas in values are doubled.
+        let quote = |path: &Path| path.display().to_string().replace(',', ",,");
+        let (image, at, aio) = (quote(&self.image), quote(at), aio.name());
+        command.arg("--blockdev").arg(format!(
+            "driver=file,node-name=file,filename={image},cache.direct={direct},aio={aio},discard=unmap"
+        ));
+        command.arg("--blockdev").arg(format!(
+            "driver=qcow2,node-name=disk,file=file,cache.direct={direct},discard=unmap"
+        ));
+        let export = match self.transport {
+            Transport::Nbd => {
+                let address = format!("addr.type=unix,addr.path={at}");
+                command.arg("--nbd-server").arg(address);
+                "type=nbd,name=".to_string()
+            }
+            Transport::VhostUser => {
+                // Adaptive polling is a thing of these threads.
+                command.args(["--object", "iothread,id=thread"]);
+                format!("type=vhost-user-blk,addr.type=unix,addr.path={at},iothread=thread")
+            }
+            Transport::Fuse => format!("type=fuse,mountpoint={at},growable=off"),
+        };
+        command.arg("--export");
+        command.arg(format!("{export},id=export,node-name=disk,writable=on"));
+    }
 }
 
 /// A running server; killed if it is dropped before it was stopped.
 pub struct Server {
     process: Running,
-    socket: PathBuf,
+    export: Export,
+    /// The socket, or the file that shows the disk.
+    at: PathBuf,
+    aio: Aio,
 }
 
 impl Server {
-    /// Serves `image` on a socket in `directory` and waits until clients can connect.
-    pub fn start(
-        kind: Kind,
-        image: &Path,
-        directory: &Path,
-        page_cache: PageCache,
-    ) -> Result<Server, CommandError> {
-        let socket = directory.join("socket");
-        let with = |aio| Server::start_with(kind, image, &socket, (page_cache, aio));
+    /// Serves an image on a socket or as a file in `directory`, and waits until clients can use it.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(export: Export, directory: &Path) -> Result<Server, CommandError> {
+        let name = match export.transport {
+            Transport::Fuse => "disk",
+            _ => "socket",
+        };
+        let at = directory.join(name);
+        if export.transport == Transport::Fuse {
+            fs::write(&at, "").map_err(|e| failed("create", &at, &e))?;
+        }
+        let with = |aio| Server::start_with(&export, &at, aio);
         match with(Aio::Uring) {
             // QEMU without io_uring, or a kernel that forbids it.
-            Err(_) if !matches!(kind, Kind::Cowslip | Kind::CowslipVhostUser) => with(Aio::Threads),
+            Err(_) if export.kind != Kind::Cowslip => with(Aio::Threads),
             outcome => outcome,
         }
     }
 
-    fn start_with(
-        kind: Kind,
-        image: &Path,
-        socket: &Path,
-        how: (PageCache, Aio),
-    ) -> Result<Server, CommandError> {
-        let mut command = kind.command(image, socket, how)?;
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+    fn start_with(export: &Export, at: &Path, aio: Aio) -> Result<Server, CommandError> {
+        let process = Server::spawn(export, export.command(at, aio)?)?;
         let mut server = Server {
-            process: Running::start(kind.name(), command.stderr(Stdio::piped()))?,
-            socket: socket.to_path_buf(),
+            process,
+            export: export.clone(),
+            at: at.to_path_buf(),
+            aio,
         };
-        server.wait_until_it_listens()?;
+        server.wait_until_it_serves()?;
         Ok(server)
     }
 
-    fn wait_until_it_listens(&mut self) -> Result<(), CommandError> {
+    fn spawn(export: &Export, mut command: Command) -> Result<Running, CommandError> {
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Running::start(export.kind.name(), command.stderr(Stdio::piped()))
+    }
+
+    fn serves(&self) -> bool {
+        match self.export.transport {
+            // Below the disk is an empty file.
+            Transport::Fuse => fs::metadata(&self.at).is_ok_and(|file| file.len() > 0),
+            _ => UnixStream::connect(&self.at).is_ok(),
+        }
+    }
+
+    fn wait_until_it_serves(&mut self) -> Result<(), CommandError> {
         let start = Instant::now();
-        while UnixStream::connect(&self.socket).is_err() {
+        while !self.serves() {
             if let Ok(Some(_)) = self.process.child.try_wait() {
                 return Err(self.last_words());
             }
             if start.elapsed() > Duration::from_secs(10) {
-                return Err(self.failure("does not listen"));
+                return Err(self.failure("does not serve"));
             }
             sleep(Duration::from_millis(2));
         }
         Ok(())
+    }
+
+    /// Kills it and starts another one in its place.
+    ///
+    /// # Errors
+    /// It cannot be killed, or the other one does not start.
+    pub fn kill_and_restart(&mut self) -> Result<(), CommandError> {
+        let killed = self.process.child.kill();
+        let killed = killed.and_then(|()| self.process.child.wait());
+        killed.map_err(|e| self.failure(&format!("cannot be killed: {e}")))?;
+        let command = self.export.command(&self.at, self.aio)?;
+        self.process = Server::spawn(&self.export, command)?;
+        self.wait_until_it_serves()
+    }
+
+    /// Starts a successor that takes over from it. The predecessor comes back: it serves until it
+    /// ends by itself.
+    ///
+    /// # Errors
+    /// The successor cannot be started.
+    pub fn hand_over(&mut self) -> Result<Running, CommandError> {
+        let mut command = self.export.command(&self.at, self.aio)?;
+        let successor = Server::spawn(&self.export, {
+            command.arg("--handover");
+            command
+        })?;
+        Ok(std::mem::replace(&mut self.process, successor))
     }
 
     /// Returns the last messages of a server that has ended.
@@ -225,9 +302,9 @@ impl Server {
         self.process.failure(what)
     }
 
-    /// Where it listens.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    /// Its socket, or the file that shows the disk.
+    pub fn at(&self) -> &Path {
+        &self.at
     }
 
     /// Returns its costs until now.
@@ -257,12 +334,26 @@ impl Server {
         if !status.is_ok_and(|status| status.success()) {
             return Err(self.last_words());
         }
-        match fs::remove_file(&self.socket) {
+        match fs::remove_file(&self.at) {
             // QEMU's servers leave their socket or remove it, by version.
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(self.failure(&format!("leaves its socket: {e}")))
+                Err(self.failure(&format!("leaves '{}': {e}", self.at.display())))
             }
             _ => Ok(cost),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.export.transport == Transport::Fuse
+            && let Ok(None) = self.process.child.try_wait()
+            && let Ok(own) = crate::run::own_path()
+        {
+            // A file of a server that was killed would stay mounted.
+            drop(run(Command::new(own)
+                .args(["umount", "--lazy"])
+                .arg(&self.at)));
         }
     }
 }

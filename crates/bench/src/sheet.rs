@@ -234,10 +234,12 @@ mod tests {
     use crate::report::{Measurement, column};
 
     fn cells() -> Vec<Cell> {
-        let of = |cluster_bytes, contestants: &[Contestant]| Cell {
-            shape: Shape::new(cluster_bytes, Subclusters::Off, Backing::None),
-            load: CellLoad::writes(1, 32, 4096),
-            contestants: contestants.to_vec(),
+        let of = |cluster_bytes, contestants: &[Contestant]| {
+            Cell::new(
+                Shape::new(cluster_bytes, Subclusters::Off, Backing::None),
+                CellLoad::writes(1, 32, 4096),
+                contestants.to_vec(),
+            )
         };
         let ours = Contestant::Cowslip("auto");
         let raw = Contestant::Raw(RawFile::Allocated);

@@ -21,7 +21,7 @@ use crate::machine::Machine;
 use crate::report::{Column, Measurement, Row, column};
 use crate::run::{own_path, run, system_calls};
 use crate::scale::Scale;
-use crate::server::{Kind, PageCache, Server};
+use crate::server::{Export, Kind, PageCache, Server, Transport};
 
 /// Written by every load: zeroes might be treated apart.
 pub const PATTERN: &str = "--pattern=165";
@@ -231,7 +231,10 @@ impl<'a> Stage<'a> {
             | Contestant::QemuRaw(_) => self.has_qemu_img,
             Contestant::Raw(RawFile::Clone) => self.can_clone(),
             Contestant::Raw(RawFile::Hinted(bytes)) => self.can_hint(bytes),
-            Contestant::Raw(_) | Contestant::CowslipCached(_) => true,
+            Contestant::Raw(_)
+            | Contestant::CowslipCached(_)
+            | Contestant::CowslipThreads(_)
+            | Contestant::CowslipProcesses(_) => true,
             Contestant::Cowslip(_)
             | Contestant::CowslipZeroing(_)
             | Contestant::CowslipVhostUser => match cell.shape.before {
@@ -308,7 +311,10 @@ impl<'a> Stage<'a> {
                 self.create(create, &cell.shape, &cell.shape.options())?
             }
             // Theirs are laid out by the table that has them.
-            Contestant::CowslipCached(_) | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
+            Contestant::CowslipCached(_)
+            | Contestant::CowslipThreads(_)
+            | Contestant::CowslipProcesses(_)
+            | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
             Contestant::QemuImg | Contestant::QemuServer(_) | Contestant::QemuDriver => {
                 self.create(Command::new("qemu-img"), &cell.shape, &cell.shape.options())?
             }
@@ -498,14 +504,43 @@ impl<'a> Stage<'a> {
     ///
     /// # Errors
     /// The server does not start.
-    pub fn serve(&self, contestant: Contestant, image: &Path) -> Result<Server, CommandError> {
+    pub fn serve(
+        &self,
+        contestant: Contestant,
+        image: &Path,
+        transport: Transport,
+    ) -> Result<Server, CommandError> {
         let kind = match contestant {
             Contestant::QemuServer(kind) => kind,
-            Contestant::CowslipVhostUser => Kind::CowslipVhostUser,
             _ => Kind::Cowslip,
         };
-        let page_cache = PageCache::probe(self.directory())?;
-        Server::start(kind, image, self.directory(), page_cache)
+        let export = Export {
+            kind,
+            transport,
+            image: image.to_path_buf(),
+            page_cache: PageCache::probe(self.directory())?,
+        };
+        Server::start(export, self.directory())
+    }
+
+    /// An image of this shape, filled in order by ours, that all contestants use one after the
+    /// other: copies lie at other places of the device, which may be faster or slower.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn filled_image(&self, shape: &Shape) -> Result<PathBuf, CommandError> {
+        let path = self.file("filled.qcow2");
+        if path.exists() {
+            return Ok(path);
+        }
+        self.share(&path);
+        let ours = Contestant::Cowslip("auto");
+        let made = self.prepare(
+            &Cell::new(*shape, CellLoad::writes(1, 1, 4096), vec![]),
+            ours,
+        )?;
+        fs::rename(&made, &path).map_err(|e| failed("rename", &made, &e))?;
+        Ok(path)
     }
 
     /// Checks as [`Stage::check`], but by our `check`.

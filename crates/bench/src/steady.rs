@@ -35,11 +35,7 @@ fn cells(scale: &Scale) -> Vec<Cell> {
                     Before::Trimmed => scale.contestants(yardsticks),
                     _ => scale.contestants_of_one_policy(yardsticks),
                 };
-                cells.push(Cell {
-                    shape,
-                    load,
-                    contestants,
-                });
+                cells.push(Cell::new(shape, load, contestants));
             }
         }
     }

@@ -55,11 +55,11 @@ fn cell(scale: &Scale, shape: Shape, depth: u64) -> Cell {
     if shape.backing == Backing::Raw {
         raw.push(RawFile::Clone);
     }
-    Cell {
+    Cell::new(
         shape,
-        load: scale.writes(depth, REQUEST_BYTES),
-        contestants: scale.contestants(&raw),
-    }
+        scale.writes(depth, REQUEST_BYTES),
+        scale.contestants(&raw),
+    )
 }
 
 /// Whether two cells differ in the size of clusters alone, by a factor of two.
@@ -182,10 +182,12 @@ mod tests {
 
     fn cells() -> [Cell; 4] {
         let sizes = [64 << 10, 128 << 10, 256 << 10, 512 << 10];
-        sizes.map(|cluster_bytes| Cell {
-            shape: Shape::new(cluster_bytes, Subclusters::Off, Backing::None),
-            load: CellLoad::writes(1, 1, REQUEST_BYTES),
-            contestants: vec![Contestant::QemuImg],
+        sizes.map(|cluster_bytes| {
+            Cell::new(
+                Shape::new(cluster_bytes, Subclusters::Off, Backing::None),
+                CellLoad::writes(1, 1, REQUEST_BYTES),
+                vec![Contestant::QemuImg],
+            )
         })
     }
 

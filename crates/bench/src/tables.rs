@@ -28,6 +28,7 @@ use crate::sheet::Sheet;
 use crate::stage::{self, Stage};
 use crate::{
     discard, flush, fragmentation, guest, metadata, preallocation, served, steady, subclusters,
+    threads, transports,
 };
 
 /// Allocation policies, and how new clusters come to read as zeroes.
@@ -60,6 +61,15 @@ pub enum Table {
     Metadata(Options),
     /// Random first writes over NBD by one client (fio), to our server and to QEMU's
     Served(Options),
+    /// Reads, overwrites and first writes over vhost-user, to our server and to
+    /// qemu-storage-daemon, by one front end; and how long a guest waits while our server is killed
+    /// and started again, or replaced
+    VhostUser(Options),
+    /// Reads and overwrites of a disk that is shown as a file, by our server and by
+    /// qemu-storage-daemon, with one client (fio)
+    Fuse(Options),
+    /// Reads and overwrites on 1, 2 and 4 threads over a file that keeps nothing
+    Threads(Options),
     /// Random first writes and overwrites in a Linux guest: our NBD export beside QEMU's own driver
     Guest(GuestOptions),
 }
@@ -78,12 +88,12 @@ pub struct GuestOptions {
 pub struct Options {
     #[command(flatten)]
     places: PlaceOptions,
-    /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G, for guest 1G, for
-    /// metadata 8T
+    /// Size of the disks; if not given 4G, for discard 8G, for metadata 8T, for fragmentation,
+    /// guest, vhost-user, fuse and threads 1G
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
     /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for guest 2000, for
-    /// metadata 100000
+    /// metadata 100000, for vhost-user and fuse 200000, for threads 2000000
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
     /// Runs of each contestant in each cell; 5 if not given, for guest 3 with KVM and 1 without
@@ -98,7 +108,7 @@ pub struct Options {
     )]
     depths: Vec<u64>,
     /// Allocation policies, each a column: auto, contiguous, sparse; auto,sparse if not given, for
-    /// guest and served auto
+    /// guest and tables of servers auto
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     policies: Vec<String>,
     /// How new clusters of Cowslip are zeroed, each a column: auto, fresh, zero-range, write; for
@@ -150,7 +160,8 @@ pub struct Options {
     series: bool,
     /// QEMU's programs that take part, of those that are installed; none leaves them out. All if
     /// not given, but of two servers the faster. For discard and served qemu-storage-daemon and
-    /// qemu-nbd, for guest qemu-system-x86_64, for the others qemu-img
+    /// qemu-nbd, for vhost-user and fuse the first of these, for guest qemu-system-x86_64, for the
+    /// others qemu-img
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     peers: Option<Vec<String>>,
     /// Print the names of the cells, and measure nothing
@@ -253,32 +264,29 @@ fn yardstick(name: &str) -> Result<fn(RawFile) -> Contestant, CommandError> {
 }
 
 impl Table {
-    fn options(&self) -> &Options {
+    fn parts(&self) -> (&Options, &'static Description) {
         match self {
-            Table::Subclusters(options)
-            | Table::Flush(options)
-            | Table::Preallocation(options)
-            | Table::Discard(options)
-            | Table::Fragmentation(options)
-            | Table::Steady(options)
-            | Table::Metadata(options)
-            | Table::Served(options) => options,
-            Table::Guest(options) => &options.table,
+            Table::Subclusters(options) => (options, &subclusters::TABLE),
+            Table::Flush(options) => (options, &flush::TABLE),
+            Table::Preallocation(options) => (options, &preallocation::TABLE),
+            Table::Discard(options) => (options, &discard::TABLE),
+            Table::Fragmentation(options) => (options, &fragmentation::TABLE),
+            Table::Steady(options) => (options, &steady::TABLE),
+            Table::Metadata(options) => (options, &metadata::TABLE),
+            Table::Served(options) => (options, &served::TABLE),
+            Table::VhostUser(options) => (options, &transports::VHOST_USER),
+            Table::Fuse(options) => (options, &transports::FUSE),
+            Table::Threads(options) => (options, &threads::TABLE),
+            Table::Guest(options) => (&options.table, &guest::TABLE),
         }
     }
 
+    fn options(&self) -> &Options {
+        self.parts().0
+    }
+
     fn description(&self) -> &'static Description {
-        match self {
-            Table::Subclusters(_) => &subclusters::TABLE,
-            Table::Flush(_) => &flush::TABLE,
-            Table::Preallocation(_) => &preallocation::TABLE,
-            Table::Discard(_) => &discard::TABLE,
-            Table::Fragmentation(_) => &fragmentation::TABLE,
-            Table::Steady(_) => &steady::TABLE,
-            Table::Metadata(_) => &metadata::TABLE,
-            Table::Served(_) => &served::TABLE,
-            Table::Guest(_) => &guest::TABLE,
-        }
+        self.parts().1
     }
 
     /// The conditions of the source, if they are asked for.
@@ -525,4 +533,18 @@ pub fn cell_names(table: &str) -> Option<Vec<String>> {
     let parsed = Words::try_parse_from([table]).ok()?;
     let plan = Plan::new(parsed.table).ok()?;
     Some(plan.cells.iter().map(Cell::name).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn each_table_has_a_section_of_pages() {
+        let words = super::Words::command();
+        for table in words.get_subcommands() {
+            let title = crate::section::title_of(table.get_name());
+            assert!(title.is_some(), "{}", table.get_name());
+        }
+    }
 }

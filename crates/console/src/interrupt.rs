@@ -355,7 +355,7 @@ fn end_by(signal: i32) {
     // A file that has just been completed is removed too, since the user has cancelled it. Reverse
     // order: later entries may lie in directories that earlier entries name.
     for path in files.iter().rev() {
-        drop(std::fs::remove_file(path).or_else(|_| remove_directory(path)));
+        drop(remove_file(path).or_else(|_| remove_directory(path)));
     }
     if let Some(done) = act().take() {
         // A panic of the action must not keep the signal from ending the process.
@@ -373,6 +373,18 @@ fn end_by(signal: i32) {
     if emulate_default_handler(signal).is_err() {
         std::process::exit(1);
     }
+}
+
+/// Removes a file. A disk may be shown there by a process that has just been killed; it is then
+/// unmounted.
+fn remove_file(path: &Path) -> std::io::Result<()> {
+    std::fs::remove_file(path).or_else(|error| match error.kind() {
+        ErrorKind::ResourceBusy => {
+            rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH)?;
+            std::fs::remove_file(path)
+        }
+        _ => Err(error),
+    })
 }
 
 /// Removes a directory. One of our file systems may be mounted there and still be busy, because of

@@ -4,12 +4,15 @@
 //! printed time is defined as qemu-img's: until the last request has completed. The time of the
 //! close is reported separately (`--json`).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cowslip::Image;
 use cowslip::file::Sharing;
+use cowslip::file::host::Aio;
 use cowslip::image::WriteStatistics;
 use cowslip_bench::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Verbosity};
+use cowslip_queue::pending;
 use serde_json::json;
 
 use crate::cmd::serve::cache_report;
@@ -119,6 +122,10 @@ pub struct ImageArgs {
     /// Number of places, spread evenly over the disk, to read before the measurement starts
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     warm_up: u64,
+    /// Threads that the requests are spread over, each with --depth of them in flight
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
     /// How space is allocated: contiguous, sparse, or auto (as stored in the image)
     #[arg(long, default_value = "auto", value_name = "POLICY")]
     alloc_policy: String,
@@ -148,12 +155,16 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
         let text = "Flush interval can't be smaller than depth";
         return Err(CommandError::new(text));
     }
+    if load.flush_interval > 0 && args.threads > 1 {
+        let text = "--flush-interval is only available with one thread";
+        return Err(CommandError::new(text));
+    }
     args.refuse_native_without_direct(&spec)?;
     // An image that is written has to be closed.
     output::outlasts_its_output();
     block_on(settings.aio, async {
         let opening = Instant::now();
-        let image = open_image(&spec, &settings).await?;
+        let image = Arc::new(open_image(&spec, &settings).await?);
         if settings.access == Access::Write {
             warn_of_guessed_raw(&image, &spec)?;
         }
@@ -163,21 +174,55 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
         }
         let work = async {
             args.warm_up(&load, &image).await?;
-            run_and_close(&image, &load, args.json.then_some(opened)).await
+            let run = on_threads(&image, &load, (args.threads, settings.aio));
+            close_after(&image, (&load, run), args.json.then_some(opened)).await
         };
         // Tasks that a server runs beside its requests; they end with the close.
         futures_util::future::join(work, image.maintain()).await.0
     })
 }
 
-/// Prints the figures as JSON if `opened`, the time that it took to open the image, is given.
-async fn run_and_close(
-    image: &Image,
+/// Runs equal parts of a load on as many threads, each with a queue of its own.
+async fn on_threads(
+    image: &Arc<Image>,
     load: &Load,
+    (threads, aio): (u16, Aio),
+) -> cowslip::Result<Figures> {
+    let count = u64::from(threads);
+    let others: Vec<_> = (1..count)
+        .map(|index| {
+            let (image, part) = (Arc::clone(image), load.part(index, count));
+            let (completer, outcome) = pending();
+            std::thread::spawn(move || {
+                let run = async { Ok(part.run(&image).await) };
+                completer.complete(block_on(aio, run));
+            });
+            outcome
+        })
+        .collect();
+    let mut outcome = load.part(0, count).run(image).await;
+    for other in others {
+        // All end before the image is closed.
+        let other = other
+            .await
+            .map_err(|error| cowslip::Error::invalid(error.to_string()));
+        outcome = outcome.and_then(|mut figures| {
+            figures.add(&other.flatten()?);
+            Ok(figures)
+        });
+    }
+    outcome
+}
+
+/// Awaits a run and closes the image. Prints the figures as JSON if `opened`, the time that it took
+/// to open the image, is given.
+async fn close_after(
+    image: &Image,
+    (load, run): (&Load, impl Future<Output = cowslip::Result<Figures>>),
     opened: Option<Duration>,
 ) -> Result<(), CommandError> {
     let cache_before = image.cache_statistics();
-    let outcome = load.run(image).await;
+    let outcome = run.await;
     let mut cache = image.cache_statistics();
     cache.hits -= cache_before.hits;
     cache.misses -= cache_before.misses;
@@ -308,6 +353,7 @@ impl ImageArgs {
                 true => Verbosity::Flushes,
                 false => Verbosity::Nothing,
             },
+            skipped: 0,
         })
     }
 

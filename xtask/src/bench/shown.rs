@@ -23,8 +23,11 @@ const KILLED: &str = "killed";
 /// First writes over NBD.
 const SERVED: &str = "served";
 /// The command's own.
-const TABLES: [&str; 6] = [
+const TABLES: [&str; 9] = [
     SERVED,
+    "vhost-user",
+    "fuse",
+    "threads",
     "subclusters",
     "flush",
     "steady",
@@ -102,7 +105,8 @@ impl Shown {
         }
         // These make file systems of their own, where that was.
         for table in TABLES.into_iter().filter(|table| chosen.contains(table)) {
-            if table == SERVED && run::find_program(SERVERS[0]).is_none() {
+            let is_of_servers = [SERVED, "vhost-user", "fuse"].contains(&table);
+            if is_of_servers && run::find_program(SERVERS[0]).is_none() {
                 println!("{filesystem}: {table} needs {}", SERVERS[0]);
                 continue;
             }
@@ -153,7 +157,10 @@ fn command(args: &Args, binary: &Path, table: &str) -> Command {
         command.args(args.cells.as_ref().map(|part| format!("--cells={part}")));
         return command;
     }
-    command.arg("--depths=32");
+    command.arg(match table {
+        "vhost-user" | "fuse" => "--depths=32,1",
+        _ => "--depths=32",
+    });
     let (mut requests, mut cells) = (args.requests, args.cells.as_deref());
     if args.quick && table == "metadata" {
         // Its disks are sparse, and smaller ones ask another question; with clusters of 64 KiB it
@@ -161,7 +168,12 @@ fn command(args: &Args, binary: &Path, table: &str) -> Command {
         requests = requests.or(Some(25_000));
         cells = cells.or(Some("1M/32K"));
     } else if args.quick {
-        requests = requests.or(Some(2000));
+        requests = requests.or(match table {
+            // Fewer would take no time that could be measured.
+            "vhost-user" | "fuse" => Some(50_000),
+            "threads" => Some(500_000),
+            _ => Some(2000),
+        });
         command.arg("--size=1G");
     }
     command.args(requests.map(|requests| format!("--requests={requests}")));
@@ -196,7 +208,7 @@ mod tests {
     #[test]
     fn tables_are_chosen_by_name() {
         let names = |text: &str| text.split(',').map(str::to_string).collect::<Vec<_>>();
-        assert_eq!(chosen(&[]).unwrap().len(), 7);
+        assert_eq!(chosen(&[]).unwrap().len(), 10);
         assert_eq!(
             chosen(&names("steady,served")),
             Ok(vec!["served", "steady"])

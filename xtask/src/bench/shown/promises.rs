@@ -120,8 +120,9 @@ struct Promise {
 #[derive(Deserialize)]
 struct Rows {
     contestant: String,
-    /// A part of the cell's name, and one that it has not.
-    part: Option<String>,
+    /// Parts of the cell's name, and one that it has not.
+    #[serde(default)]
+    parts: Vec<String>,
     without: Option<String>,
     /// The least and the greatest size of a cluster in bytes.
     cluster: Option<(u64, u64)>,
@@ -150,6 +151,8 @@ enum Figure {
     OverPlain(String),
     /// One over a figure: of space over live data, whose best is 1.
     Inverse(String),
+    /// The most that a figure may be, over it.
+    Within(f64, String),
 }
 
 impl Rows {
@@ -158,7 +161,7 @@ impl Rows {
             return false;
         };
         row.contestant == self.contestant
-            && self.part.as_ref().is_none_or(has)
+            && self.parts.iter().all(has)
             && !self.without.as_ref().is_some_and(has)
             && self
                 .cluster
@@ -182,6 +185,7 @@ impl Figure {
             Figure::Under(figure, other) => over(row.beside(rows, other)?, Some(row), figure),
             Figure::OverPlain(figure) => over(row, row.without_subclusters(rows), figure),
             Figure::Inverse(figure) => Some(1.0 / row.figure(figure, pick)?),
+            Figure::Within(most, figure) => Some(most / row.figure(figure, pick)?),
         }
     }
 }
@@ -401,11 +405,12 @@ mod tests {
         assert_eq!(of(1, json!({ "over": ["iops", "raw sparse"] })), Some(2.0));
         assert_eq!(of(0, json!({ "over": ["iops", "raw sparse"] })), None);
         assert_eq!(of(1, json!({ "inverse": "CPU us" })), Some(0.25));
+        assert_eq!(of(1, json!({ "within": [20.0, "CPU us"] })), Some(5.0));
         let contained = |which: Value| {
             let which: Rows = serde_json::from_value(which).unwrap();
             rows.each_ref().map(|row| which.contain(row))
         };
-        let plain = json!({ "contestant": "cowslip", "part": "empty", "subclusters": "none" });
+        let plain = json!({ "contestant": "cowslip", "parts": ["empty"], "subclusters": "none" });
         assert_eq!(contained(plain), [true, false, false, false]);
         let small = json!({ "contestant": "cowslip", "subclusters": { "up-to": 2048 } });
         assert_eq!(contained(small), [false, true, false, false]);
@@ -419,7 +424,7 @@ mod tests {
     #[test]
     fn the_promises_are_read() {
         let all = promises();
-        assert_eq!(all.len(), 19);
+        assert_eq!(all.len(), 33);
         assert!(
             all.iter()
                 .all(|p| super::super::TABLES.contains(&&*p.table))
