@@ -88,8 +88,7 @@ fn a_table_is_a_page_too_and_its_json_is_the_same_page_later() {
         let command = row["command"].as_str().unwrap();
         assert!(command.contains(" bench -t "), "{command}");
     }
-    let svg = &html[html.find("<svg").unwrap()..html.find("</svg>").unwrap()];
-    assert_eq!(svg.matches("<rect ").count(), rows.len());
+    assert_eq!(html.matches("<div class=\"bar ").count(), rows.len());
     // Standard input is a file as well, and several files are one page.
     let both = dir.path().join("both.html");
     let input = std::fs::File::open(&results).unwrap();
@@ -326,9 +325,10 @@ const CHECK: &str = r#"(() => {
     if (box.right > outer.right + 1 || box.left < outer.left - 1)
       found.push(`${name(e)} ${box.left}-${box.right} in ${name(around)} ${outer.left}-${outer.right}`);
   }
-  for (const svg of document.querySelectorAll('svg')) {
-    const edge = svg.getBoundingClientRect();
-    const boxes = [...svg.querySelectorAll('text')].map(t => [t.textContent.trim(), t.getBoundingClientRect()]);
+  for (const chart of document.querySelectorAll('.bars .group,.curves')) {
+    const edge = chart.getBoundingClientRect();
+    const texts = chart.querySelectorAll('.title,.name,.value,.top,.from,.right');
+    const boxes = [...texts].map(t => [t.textContent.trim(), t.getBoundingClientRect()]);
     boxes.forEach(([text, a], i) => {
       if (a.left < edge.left - 1 || a.right > edge.right + 1 || a.bottom > edge.bottom + 1)
         found.push(`"${text}" is cut off`);
@@ -382,11 +382,13 @@ fn examine(browser: &mut Browser, page: &Path) {
         let ground = browser.evaluate("getComputedStyle(document.body).backgroundColor");
         let is_dark = (media, scheme) == ("screen", "dark");
         assert_eq!(ground != "rgb(255, 255, 255)", is_dark, "{ground}");
-        // A chart's text is the page's colour, though it was drawn in one only.
-        let colours = "(() => { const text = document.querySelector('svg text'); \
-                       return [getComputedStyle(text).fill, getComputedStyle(document.body).color] })()";
-        let colours = browser.evaluate(colours);
-        assert_eq!(colours[0], colours[1]);
+        // A bar has its colour on both grounds.
+        let colour = "getComputedStyle(document.querySelector('.fill')).backgroundColor";
+        let own = match is_dark {
+            true => "rgb(79, 159, 232)",
+            false => "rgb(20, 99, 181)",
+        };
+        assert_eq!(browser.evaluate(colour), own);
         if let Some(directory) = &kept {
             let file = format!("{name}-{media}-{scheme}-{width}.png");
             keep(&directory.join(file), &browser.screenshot());

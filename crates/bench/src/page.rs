@@ -217,6 +217,12 @@ impl Series {
     }
 }
 
+impl AsRef<Series> for Series {
+    fn as_ref(&self) -> &Series {
+        self
+    }
+}
+
 /// How an axis of values is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {

@@ -4,10 +4,7 @@
 //! figures), which of theirs in its lightness: both survive every kind of colour blindness, and
 //! lightness a black and white printer. Lines are dashed differently too.
 //!
-//! The plotting library writes colours into its elements; the page's style sheet selects elements
-//! by them and sets what they are on dark ground. So each colour here may occur once.
-
-use plotters::style::RGBColor;
+//! Elements have the class of their colour.
 
 /// Owner of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,16 +73,12 @@ const SOURCES: [Ink; 3] = [
 ];
 /// Text in charts.
 pub const TEXT: Ink = ink("ink", 0x1b1f24, 0xe6edf3, SOLID);
-/// Axes.
-pub const AXIS: Ink = ink("axis", 0x8a929b, 0x7b848e, SOLID);
-/// Lines behind a chart.
-pub const GRID: Ink = ink("grid", 0xdfe3e8, 0x2d343c, SOLID);
 /// Marks of spread.
 pub const WHISKER: Ink = ink("whisker", 0x14171a, 0xf5f7fa, SOLID);
 
 fn inks() -> impl Iterator<Item = Ink> {
     let of_series = OURS.iter().chain(&PEERS).chain(&YARDSTICKS).chain(&SOURCES);
-    of_series.copied().chain([TEXT, AXIS, GRID, WHISKER])
+    of_series.copied().chain([TEXT, WHISKER])
 }
 
 fn ink_of(key: Key) -> Ink {
@@ -98,22 +91,9 @@ fn ink_of(key: Key) -> Ink {
     inks[key.index % inks.len()]
 }
 
-impl Ink {
-    /// The colour on light ground.
-    pub fn colour(self) -> RGBColor {
-        let [_, red, green, blue] = self.light.to_be_bytes();
-        RGBColor(red, green, blue)
-    }
-}
-
 /// The class of a key in a legend or a row.
 pub fn class(key: Key) -> &'static str {
     ink_of(key).name
-}
-
-/// The colour of a series.
-pub fn colour(key: Key) -> RGBColor {
-    ink_of(key).colour()
 }
 
 /// The part of the style sheet that is about these colours.
@@ -127,20 +107,8 @@ pub fn style() -> String {
         "@media screen and (prefers-color-scheme:dark){{:root{{{}}}}}\n",
         variables(|ink| ink.dark)
     );
-    for Ink {
-        name,
-        light,
-        dashes,
-        ..
-    } in inks()
-    {
-        // As the plotting library writes it.
-        let written = format!("#{light:06X}");
-        style += &format!(
-            "svg [fill=\"{written}\"]{{fill:var(--{name})}}\
-             svg [stroke=\"{written}\"]{{stroke:var(--{name});stroke-dasharray:{dashes}}}\
-             .{name} .key{{background:var(--{name})}}\n"
-        );
+    for Ink { name, dashes, .. } in inks() {
+        style += &format!(".{name}{{--own:var(--{name});--dashes:{dashes}}}\n");
     }
     style
 }
