@@ -34,7 +34,7 @@ impl Page {
                     meta name="viewport" content="width=device-width, initial-scale=1"; "\n"
                     meta name="color-scheme" content="light dark"; "\n"
                     title { (self.title) } "\n"
-                    style { "\n" (PreEscaped(palette::style())) (PreEscaped(STYLE)) } "\n"
+                    style { "\n" (PreEscaped(STYLE)) } "\n"
                 } "\n"
                 body { "\n"
                     header {
