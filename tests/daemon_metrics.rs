@@ -127,6 +127,29 @@ fn requests_are_counted_by_export_and_node() {
     assert_eq!(of(&moved, "cowslip_node_backing_depth{node=\"o\"}"), 1.0);
 }
 
+/// The images of a chain share one budget for their tables, however often figures are asked for.
+#[test]
+fn figures_leave_the_budget_of_a_chain_as_it_is() {
+    let dir = scratch();
+    let dir = dir.path();
+    let _server = start(dir);
+    let snapshot = [
+        "blockdev-snapshot-sync",
+        "node-name=a",
+        "snapshot-file=o.qcow2",
+        "snapshot-node-name=o",
+    ];
+    ctl(dir, &snapshot);
+    let budget = |samples: BTreeMap<String, f64>| {
+        let name = "cowslip_node_cache_budget_bytes";
+        let of_nodes = samples.into_iter().filter(|(it, _)| it.starts_with(name));
+        of_nodes.map(|(_, value)| value).sum::<f64>()
+    };
+    let first = budget(samples(dir));
+    assert!(first <= f64::from(32 << 20), "{first}");
+    assert_eq!(budget(samples(dir)), first);
+}
+
 #[test]
 fn jobs_have_their_progress() {
     let dir = scratch();

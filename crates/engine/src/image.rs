@@ -264,6 +264,12 @@ impl Image {
         })
     }
 
+    /// Returns the statistics of the top layer's metadata cache.
+    pub fn own_cache_statistics(&self) -> CacheStatistics {
+        let image = self.top.qcow2();
+        image.map_or_else(Default::default, Qcow2::cache_statistics)
+    }
+
     /// Returns the statistics of writes to the top layer, if it is qcow2; writes of compressed
     /// clusters are not counted.
     pub fn write_statistics(&self) -> Option<WriteStatistics> {

@@ -124,8 +124,7 @@ impl Node {
 
     /// The cache of the image's own tables, without those below.
     pub fn own_cache(&self) -> CacheStatistics {
-        let alone = self.alone();
-        alone.map_or_else(|_| CacheStatistics::default(), |it| it.cache_statistics())
+        self.image().own_cache_statistics()
     }
 
     /// The image's own layer, without those below.
