@@ -61,9 +61,14 @@ fn shells_complete_verbs_and_options() {
         }
     }
     let script = run(cowslip().args(["completions", "bash"]));
-    let asked = format!(
-        "{script}\nCOMP_WORDS=(cowslip resi) COMP_CWORD=1; _cowslip cowslip resi cowslip; echo \"${{COMPREPLY[@]}}\""
-    );
-    let printed = run(std::process::Command::new("bash").args(["-c", &asked]));
+    // As a shell reads it: from a file, since an argument has 128 KiB at most.
+    let dir = scratch();
+    let file = dir.path().join("completions");
+    std::fs::write(&file, script).unwrap();
+    let asked = "source \"$0\"; COMP_WORDS=(cowslip resi) COMP_CWORD=1; \
+                 _cowslip cowslip resi cowslip; echo \"${COMPREPLY[@]}\"";
+    let printed = run(std::process::Command::new("bash")
+        .args(["-c", asked])
+        .arg(&file));
     assert_eq!(printed, "resize\n");
 }
