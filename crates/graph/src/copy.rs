@@ -16,8 +16,9 @@ use cowslip_queue::Pending;
 use crate::dirty::DirtyMap;
 use crate::live::LiveDisk;
 
-/// Chunks that are copied at a time.
-const PIECE_CHUNKS: u64 = 16;
+/// Chunks that are copied at a time: 256 KiB of the usual ones. The page cache is read and written
+/// by the thread that serves guests, and their requests wait as long as that takes for a piece.
+const PIECE_CHUNKS: u64 = 4;
 /// Extents that are looked at at a time.
 const EXTENTS_AT_ONCE: usize = 256;
 
