@@ -269,7 +269,8 @@ fn job(daemon: &mut Measured, kind: &str) {
 #[ignore = "a measurement"]
 fn guests_beside_jobs() {
     println!(
-        "a guest of 4 KiB at depth 4, half writes: p50 and p99 alone and beside a job of 1 GiB"
+        "a guest of 4 KiB at depth 4, half writes, alone and beside a job of 1 GiB: requests a \
+         second, median, p99, the longest"
     );
     for kind in ["mirror", "backup", "commit"] {
         for name in contestants() {

@@ -48,6 +48,7 @@ pub fn reads(socket: &Path, export: &str, count: usize) -> Duration {
 /// A guest that reads and writes until it is stopped.
 pub struct Load {
     stops: Arc<AtomicBool>,
+    begun: Instant,
     thread: JoinHandle<Vec<Duration>>,
 }
 
@@ -55,14 +56,16 @@ pub struct Load {
 pub struct Latencies {
     pub p50: Duration,
     pub p99: Duration,
-    requests: usize,
+    longest: Duration,
+    per_second: f64,
 }
 
 impl fmt::Display for Latencies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = |time: Duration| time.as_secs_f64() * 1e6;
-        let (p50, p99) = (us(self.p50), us(self.p99));
-        write!(f, "{p50:.0} and {p99:.0} us of {}", self.requests)
+        let (p50, p99, longest) = (us(self.p50), us(self.p99), us(self.longest) / 1000.0);
+        let rate = self.per_second;
+        write!(f, "{rate:.0}/s, {p50:.0}, {p99:.0} us, {longest:.0} ms")
     }
 }
 
@@ -72,19 +75,25 @@ impl Load {
         let stops = Arc::new(AtomicBool::new(false));
         let (socket, stopped) = (socket.to_path_buf(), Arc::clone(&stops));
         let thread = std::thread::spawn(move || load(socket, export, (bytes, stopped)));
-        Load { stops, thread }
+        Load {
+            stops,
+            begun: Instant::now(),
+            thread,
+        }
     }
 
     /// Stops it.
     pub fn stop(self) -> Latencies {
         self.stops.store(true, Ordering::Release);
+        let took = self.begun.elapsed();
         let mut times = self.thread.join().unwrap();
         times.sort();
         let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
         Latencies {
             p50: at(0.5),
             p99: at(0.99),
-            requests: times.len(),
+            longest: at(1.0),
+            per_second: times.len() as f64 / took.as_secs_f64(),
         }
     }
 }
