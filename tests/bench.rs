@@ -357,6 +357,26 @@ fn the_table_of_threads_holds_many_against_one() {
 }
 
 #[test]
+fn the_tables_of_programs_hold_ours_against_qemu_img() {
+    if !peers_are_installed(&["qemu-img", "qemu-nbd", "nbdcopy"]) {
+        return;
+    }
+    let check = tiny_table("check --size=1G --cells=empty");
+    for cell in ["1 GiB, empty, cold", "1 GiB, empty, warm"] {
+        assert_eq!(contestants(&check, cell), ["cowslip", "qemu-img"]);
+    }
+    let convert = tiny_table("convert --size=4M --cells=pieces");
+    let copied = "raw in 4 KiB pieces to qcow2, page cache, nbdcopy";
+    assert_eq!(contestants(&convert, copied), ["nbdcopy"]);
+    let direct = "raw in 4 KiB pieces to qcow2, direct";
+    assert_eq!(contestants(&convert, direct), ["cowslip", "qemu-img"]);
+    let ours = &convert["rows"][0];
+    assert!(ours["times-qemu-img"].as_f64() > Some(0.0), "{ours}");
+    assert_eq!(ours["runs"][0]["must x QEMU"], 1.5, "{ours}");
+    assert!(ours["runs"][0]["MiB"].as_f64() > Some(0.0), "{ours}");
+}
+
+#[test]
 fn threads_write_all_that_one_would() {
     let dir = scratch();
     let image = dir.path().join("a.qcow2");

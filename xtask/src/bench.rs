@@ -1,7 +1,5 @@
-//! Tables that are no user's: conversions ([`convert`]), `--check` ([`check`]), and what allocation
-//! costs held against what it must reach (`--shown`, [`shown`]). Without any of these, first writes
-//! over NBD by the command's own table, on loop-mounted file systems whose own space is fully
-//! written.
+//! The command's own tables (`cowslip bench TABLE`) on loop-mounted file systems whose own space is
+//! fully written; and what allocation costs held against what it must reach (`--shown`, [`shown`]).
 //!
 //! Needs root for the mounts; it works in a mount namespace of its own and removes the files under
 //! its mounts at once, so that whatever ends it also cleans up.
@@ -11,11 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-mod check;
-mod convert;
 mod report;
 mod shown;
-mod turns;
 
 use cowslip_testbed::{Place, Recipe};
 
@@ -24,15 +19,11 @@ use crate::{peers, run};
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Subject of the measurement: random writes over NBD, unless it is `convert` (beside qemu-img
-    /// and nbdcopy)
-    #[arg(conflicts_with_all = ["check", "shown"])]
-    table: Option<Table>,
-    /// Measure `check` beside `qemu-img check` instead
-    #[arg(long)]
-    check: bool,
+    /// The table, such as check or convert
+    #[arg(conflicts_with = "shown", default_value = SERVED)]
+    table: String,
     /// Hold what allocation costs against what it must reach, by the tables of `cowslip bench`
-    #[arg(long, conflicts_with = "check")]
+    #[arg(long)]
     shown: bool,
     /// Fewer operations on a smaller disk, three repetitions
     #[arg(long)]
@@ -43,9 +34,6 @@ pub struct Args {
     /// Requests of each run in the tables of --shown
     #[arg(long, value_name = "N", requires = "shown")]
     requests: Option<u64>,
-    /// MiB of data of each source of `convert`; 1024, or 256 with --quick
-    #[arg(long, value_name = "MIB", requires = "table")]
-    data_mib: Option<u64>,
     /// Repetitions of each cell with each server or contestant
     #[arg(long, value_name = "N")]
     repetitions: Option<usize>,
@@ -56,7 +44,7 @@ pub struct Args {
     /// File systems to mount; `here` uses the work directory as it is
     #[arg(long, value_delimiter = ',', default_value = "ext4,xfs")]
     filesystems: Vec<String>,
-    /// Cells, or images of `--check`, whose name contains this text
+    /// Cells whose name contains this text
     #[arg(long, value_name = "TEXT")]
     cells: Option<String>,
     /// Where the file systems' images are made; needs about 14 GiB
@@ -67,20 +55,8 @@ pub struct Args {
     binary: Option<PathBuf>,
 }
 
-impl Args {
-    /// Whether a cell or image of this name is asked for.
-    fn wants(&self, name: &str) -> bool {
-        self.cells.as_ref().is_none_or(|part| name.contains(part))
-    }
-}
-
-/// Tables that have a name.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Table {
-    /// `convert` beside qemu-img and nbdcopy.
-    Convert,
-}
-
+/// First writes over NBD.
+const SERVED: &str = "served";
 const GIB: u64 = 1 << 30;
 
 /// Measures what the arguments ask for and writes the table and the results.
@@ -100,45 +76,47 @@ pub fn run(args: &Args) -> Result<(), String> {
         None => build()?,
     };
     let directory = work_directory(args)?;
-    if args.table == Some(Table::Convert) {
-        convert::run(args, &binary, &directory)?;
-    } else if args.check {
-        check::run(args, &binary, &directory)?;
-    } else if args.shown {
-        shown::run(args, &binary, &directory)?;
-    } else {
-        served(args, &binary, &directory)?;
+    match args.shown {
+        true => shown::run(args, &binary, &directory)?,
+        false => table(args, &binary, &directory)?,
     }
     fs::remove_dir(&directory).map_err(|e| format!("cannot remove {}: {e}", directory.display()))
 }
 
-/// First writes over NBD beside both servers of QEMU's: rows for people, and a page for each file
-/// system.
-fn served(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
-    let installed = |server: &&str| run::find_program(server).is_some();
-    let servers: Vec<&str> = shown::SERVERS.into_iter().filter(installed).collect();
-    let peers = if servers.is_empty() {
-        "none".to_string()
-    } else {
-        servers.join(",")
-    };
+/// A table on each file system: rows for people, and a page.
+fn table(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
     for filesystem in &args.filesystems {
-        let page = report::new_results(&format!("served-{filesystem}"), "html")?;
+        let page = report::new_results(&format!("{}-{filesystem}", args.table), "html")?;
         let mut command = Command::new(binary);
-        command.args(["bench", "served", "--depths=32", "--peers"]);
-        command.arg(&peers);
-        command.args(shown::of_served(args));
+        command.args(["bench", &args.table]);
         let repetitions = args.repetitions.unwrap_or(if args.quick { 3 } else { 5 });
-        command.arg(format!("--repetitions={repetitions}"));
+        if args.table == SERVED {
+            command.args(["--depths=32", "--peers", &servers()]);
+            command.args(shown::of_served(args));
+            command.arg(format!("--repetitions={repetitions}"));
+        } else if args.quick {
+            command.arg("--quick");
+        } else {
+            command.arg(format!("--repetitions={repetitions}"));
+        }
         command.args(args.cells.as_ref().map(|part| format!("--cells={part}")));
-        command
-            .arg("--html")
-            .arg(&page)
-            .args(on(filesystem, directory));
-        run::run(&mut command)?;
+        command.arg("--html").arg(&page);
+        run::run(command.args(on(filesystem, directory)))?;
         println!("results: {}", page.display());
     }
     Ok(())
+}
+
+/// Both servers of QEMU's, as far as they are installed.
+fn servers() -> String {
+    let servers = shown::SERVERS.into_iter();
+    let installed: Vec<&str> = servers
+        .filter(|name| run::find_program(name).is_some())
+        .collect();
+    match installed.is_empty() {
+        true => "none".to_string(),
+        false => installed.join(","),
+    }
 }
 
 /// Where a table of the command's is measured: a new file system, or the directory as it is for

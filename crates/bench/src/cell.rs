@@ -20,8 +20,13 @@ pub enum Contestant {
     CowslipProcesses(u16),
     /// Cowslip, as a vhost-user-blk device of a guest; the others are its NBD export there.
     CowslipVhostUser,
-    /// `qemu-img bench`, on an image that `qemu-img create` made.
+    /// qemu-img: of a load its `bench`, on an image that `qemu-img create` made.
     QemuImg,
+    /// `qemu-img convert -W`: in any order, which with `-c` is its only way to use several
+    /// processors.
+    QemuImgAnyOrder,
+    /// nbdcopy.
+    Nbdcopy,
     /// `qemu-img bench`, with this memory for tables.
     QemuImgCached(CacheBudget),
     /// This NBD server of QEMU's, on such an image.
@@ -95,6 +100,8 @@ impl Contestant {
             Contestant::CowslipThreads(count) => format!("cowslip {count} threads"),
             Contestant::CowslipProcesses(count) => format!("cowslip {count} processes"),
             Contestant::QemuImg => "qemu-img".to_string(),
+            Contestant::QemuImgAnyOrder => "qemu-img -W".to_string(),
+            Contestant::Nbdcopy => "nbdcopy".to_string(),
             Contestant::QemuImgCached(budget) => format!("qemu-img {}", budget.name()),
             Contestant::QemuServer(kind) => kind.name().to_string(),
             Contestant::QemuDriver => "qemu driver".to_string(),
@@ -106,7 +113,10 @@ impl Contestant {
     /// The QEMU program that this is; raw files are a reference and belong to no peer.
     pub fn peer(self) -> Option<Peer> {
         match self {
-            Contestant::QemuImg | Contestant::QemuImgCached(_) => Some(Peer::QemuImg),
+            Contestant::QemuImg | Contestant::QemuImgCached(_) | Contestant::QemuImgAnyOrder => {
+                Some(Peer::QemuImg)
+            }
+            Contestant::Nbdcopy => Some(Peer::Nbdcopy),
             Contestant::QemuServer(Kind::StorageDaemon) => Some(Peer::StorageDaemon),
             Contestant::QemuServer(_) => Some(Peer::QemuNbd),
             Contestant::QemuDriver => Some(Peer::System),
@@ -369,6 +379,8 @@ pub struct Cell {
     pub contestants: Vec<Contestant>,
     /// How requests reach the disk; `None` is the table's own way.
     pub way: Option<Way>,
+    /// What whole programs do, in place of a load on an image.
+    pub work: Option<String>,
 }
 
 impl Cell {
@@ -379,11 +391,23 @@ impl Cell {
             load,
             contestants,
             way: None,
+            work: None,
         }
+    }
+
+    /// A cell of what whole programs do, by its name.
+    pub fn of_work(name: String, contestants: &[Contestant]) -> Cell {
+        let shape = Shape::new(64 << 10, Subclusters::Off, Backing::None);
+        let mut cell = Cell::new(shape, CellLoad::writes(1, 1, 4096), contestants.to_vec());
+        cell.work = Some(name);
+        cell
     }
 
     /// Returns the name for tables and filters.
     pub fn name(&self) -> String {
+        if let Some(work) = &self.work {
+            return work.clone();
+        }
         let mut name = format!("{}, depth {}", self.shape.name(), self.load.depth);
         match (self.shape.before, self.load.direction) {
             (_, Direction::Read) => name += ", reads",

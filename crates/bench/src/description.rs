@@ -3,6 +3,7 @@
 
 use crate::cell::Cell;
 use crate::peers::Peer;
+use crate::report::{Column, column};
 use crate::scale::Scale;
 use crate::stage::{Measure, bench_process};
 
@@ -35,6 +36,8 @@ pub struct Description {
     /// Space of its files, for disks of this size, with as much again so that their file system is
     /// not nearly full.
     pub files_bytes: fn(u64) -> u64,
+    /// What runs are compared by, the more the better.
+    pub rate: Column,
     /// Its cells.
     pub cells: fn(&Scale) -> Vec<Cell>,
     /// How a run is made.
@@ -68,6 +71,7 @@ impl Description {
             is_about_series: false,
             // A written raw file, a new image that may become as large, and as much again.
             files_bytes: |disk_bytes| disk_bytes * 3,
+            rate: column("IOPS", 0),
             cells,
             measure: bench_process,
         }

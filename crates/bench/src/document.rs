@@ -33,6 +33,11 @@ impl<'a> Document<'a> {
         &self.0["conditions"]
     }
 
+    /// What runs are compared by.
+    pub fn rate(self) -> &'a str {
+        self.conditions()["rate"].as_str().unwrap_or("IOPS")
+    }
+
     /// Returns the rows in the order of measurement.
     pub fn rows(self) -> impl Iterator<Item = DocumentRow<'a>> + Clone {
         self.0["rows"]

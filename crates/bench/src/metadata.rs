@@ -9,7 +9,6 @@
 //! start. After overwrites, which move nothing, our own `check` reads the image: qemu-img's takes
 //! many minutes where entries are scattered.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -31,8 +30,6 @@ const REQUEST_BYTES: u64 = 4096;
 const SEED: &str = "--random=1";
 /// A slice of a table, the unit of our cache, in bytes.
 const SLICE_BYTES: u64 = 4096;
-/// Ends the names of the images.
-const SUFFIX: &str = ".metadata.qcow2";
 
 const HITS: Column = column("hits", 0);
 const MISSES: Column = column("misses", 0);
@@ -145,11 +142,11 @@ fn bytes_of_slice(shape: &Shape) -> u64 {
 }
 
 fn bench(stage: &Stage<'_>, contestant: Contestant, path: &Path) -> Command {
-    let (budget, mut command) = match contestant {
-        Contestant::QemuImgCached(budget) => (budget, Command::new("qemu-img")),
-        Contestant::CowslipCached(budget) => (budget, Command::new(stage.cowslip())),
-        _ => (CacheBudget::Unlimited, Command::new(stage.cowslip())),
+    let budget = match contestant {
+        Contestant::QemuImgCached(budget) | Contestant::CowslipCached(budget) => budget,
+        _ => CacheBudget::Unlimited,
     };
+    let mut command = stage.program(contestant);
     let name = path.display().to_string().replace(',', ",,");
     command.args([
         "bench",
@@ -181,24 +178,15 @@ fn add_load(command: &mut Command, stage: &Stage<'_>, contestant: Contestant, lo
     });
 }
 
-/// The image of this shape, with space below all that will be requested. There is one at a time.
+/// The image of this shape, with space below all that will be requested.
 fn image(stage: &Stage<'_>, shape: &Shape) -> Result<PathBuf, CommandError> {
-    let name = shape.name().replace(['/', ' ', ','], "-");
-    let path = stage.directory().join(name + SUFFIX);
-    if path.exists() {
-        return Ok(path);
-    }
-    let entries = fs::read_dir(stage.directory());
-    for entry in entries.map_err(|e| failed("read", stage.directory(), &e))? {
-        let other = entry
-            .map_err(|e| failed("read", stage.directory(), &e))?
-            .path();
-        if other.to_string_lossy().ends_with(SUFFIX) {
-            fs::remove_file(&other).map_err(|e| failed("remove", &other, &e))?;
-        }
-    }
-    stage.say(&format!("making {}", path.display()));
-    stage.share(&path);
+    let directory = stage.shared_files(&shape.name(), |directory| {
+        make(stage, shape, &directory.join("image.qcow2"))
+    })?;
+    Ok(directory.join("image.qcow2"))
+}
+
+fn make(stage: &Stage<'_>, shape: &Shape, path: &Path) -> Result<(), CommandError> {
     let design = Design {
         disk_bytes: stage.disk_bytes(),
         cluster_bits: shape.cluster_bytes.ilog2(),
@@ -208,9 +196,7 @@ fn image(stage: &Stage<'_>, shape: &Shape) -> Result<PathBuf, CommandError> {
             _ => Mapping::InOrder,
         },
     };
-    design
-        .write(&path)
-        .map_err(|e| failed("write", &path, &e))?;
+    design.write(path).map_err(|e| failed("write", path, &e))?;
     let unlimited = CacheBudget::Unlimited;
     let load = CellLoad::writes(stage.requests_at(32, REQUEST_BYTES), 32, REQUEST_BYTES);
     // The places of ours, then those of qemu-img; ours writes both.
@@ -218,11 +204,11 @@ fn image(stage: &Stage<'_>, shape: &Shape) -> Result<PathBuf, CommandError> {
         Contestant::CowslipCached(unlimited),
         Contestant::QemuImgCached(unlimited),
     ] {
-        let mut command = bench(stage, Contestant::CowslipCached(unlimited), &path);
+        let mut command = bench(stage, Contestant::CowslipCached(unlimited), path);
         add_load(&mut command, stage, places, &load);
         run(&mut command)?;
     }
-    Ok(path)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ pub enum Peer {
     QemuNbd,
     /// The driver below its guests.
     System,
+    /// libnbd's copying program.
+    Nbdcopy,
 }
 
 impl Peer {
@@ -31,6 +33,7 @@ impl Peer {
             Peer::StorageDaemon => Kind::StorageDaemon.name(),
             Peer::QemuNbd => Kind::QemuNbd.name(),
             Peer::System => "qemu-system-x86_64",
+            Peer::Nbdcopy => "nbdcopy",
         }
     }
 
@@ -39,7 +42,7 @@ impl Peer {
         match self {
             Peer::StorageDaemon => Some(Kind::StorageDaemon),
             Peer::QemuNbd => Some(Kind::QemuNbd),
-            Peer::QemuImg | Peer::System => None,
+            Peer::QemuImg | Peer::System | Peer::Nbdcopy => None,
         }
     }
 

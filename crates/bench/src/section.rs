@@ -24,7 +24,7 @@ const SERIES_CHARTS_MAX: usize = 24;
 const GROUPS_IN_ONE: usize = 12;
 
 /// Titles of the sections of tables, by the names of these.
-const TITLES: [(&str, &str); 12] = [
+const TITLES: [(&str, &str); 14] = [
     (
         "subclusters",
         "Random first writes, by cluster size (subclusters)",
@@ -54,6 +54,8 @@ const TITLES: [(&str, &str); 12] = [
         "threads",
         "Several threads on a file that keeps nothing (threads)",
     ),
+    ("check", "Checks of images (check)"),
+    ("convert", "Conversions (convert)"),
     ("guest", "Inside a Linux guest (guest)"),
 ];
 
@@ -109,9 +111,9 @@ pub fn section(title: &str, document: Document<'_>) -> Section {
             .rows()
             .filter(|row| row.filesystem() == *filesystem)
             .collect();
-        charts(&rows, &mut section);
+        charts(document.rate(), &rows, &mut section);
         series_charts(&rows, &mut section);
-        section.add(Block::Table(table(filesystem, &rows)));
+        section.add(Block::Table(table((filesystem, document.rate()), &rows)));
     }
     for note in document.notes().filter(|note| is_table(note)) {
         let (title, _) = note.split_once('\n').unwrap_or((note, ""));
@@ -139,7 +141,7 @@ fn series_of(rows: &[DocumentRow<'_>]) -> Vec<Series> {
     )
 }
 
-fn charts(rows: &[DocumentRow<'_>], section: &mut Section) {
+fn charts(rate: &str, rows: &[DocumentRow<'_>], section: &mut Section) {
     let cells = distinct(rows.iter().map(|row| row.cell()));
     for panel in panels(&cells) {
         let bars = panel.groups.iter().flat_map(|(name, cell)| {
@@ -149,9 +151,9 @@ fn charts(rows: &[DocumentRow<'_>], section: &mut Section) {
                 (name.clone(), contestant, row.spread("iops").map(Bar::from))
             })
         });
-        let unit = "operations a second, more is better; medians";
+        let unit = format!("{rate}, more is better; medians");
         section.add(Block::Bars(Bars::of(
-            (panel.title, unit, Scale::Linear),
+            (panel.title, &unit, Scale::Linear),
             bars,
         )));
     }
@@ -228,7 +230,7 @@ fn one_panel<'a>(cells: &[&'a str]) -> Panel<'a> {
     };
     Panel {
         title: match common.is_empty() {
-            true => "Operations a second".to_string(),
+            true => "All cells".to_string(),
             false => common.join(", "),
         },
         groups: cells.iter().map(name).collect(),
@@ -335,13 +337,13 @@ fn shares(cell: &str, rows: &[DocumentRow<'_>]) -> Option<Block> {
 }
 
 /// All rows of a file system, by cell.
-fn table(filesystem: &str, rows: &[DocumentRow<'_>]) -> Table {
+fn table((filesystem, rate): (&str, &str), rows: &[DocumentRow<'_>]) -> Table {
     let ratios: Vec<(&str, &str)> = RATIO_TITLES
         .into_iter()
         .filter(|(name, _)| rows.iter().any(|row| row.0[*name].is_number()))
         .collect();
     let figures = distinct(rows.iter().flat_map(|row| row.figures()));
-    let numbers = ["IOPS", "least", "most"]
+    let numbers = [rate, "least", "most"]
         .into_iter()
         .chain(ratios.iter().map(|(_, title)| *title));
     let numbers = numbers.chain(figures.iter().copied());
@@ -352,7 +354,12 @@ fn table(filesystem: &str, rows: &[DocumentRow<'_>]) -> Table {
         let iops = row.spread("iops");
         let iops = iops.map(|iops| [iops.median, iops.least, iops.greatest]);
         let mut fields = vec![row.contestant().to_string()];
-        fields.extend((0..3).map(|index| field(iops.map(|all| all[index]), 0)));
+        let decimals = if iops.is_some_and(|all| all[0] < 10.0) {
+            2
+        } else {
+            0
+        };
+        fields.extend((0..3).map(|index| field(iops.map(|all| all[index]), decimals)));
         let ratio = |(name, _): &(&str, &str)| row.0[*name].as_f64();
         fields.extend(
             ratios

@@ -16,8 +16,8 @@ use crate::reporter::{Made, Results};
 use crate::sparkline::Sparkline;
 use serde_json::Value;
 
-/// Columns of numbers before the ratios, with their usual widths: "123456", "123456-123456".
-const IOPS: [(&str, usize); 2] = [("IOPS", 7), ("least-most", 13)];
+/// Widths of the rate and of its spread: "123456", "123456-123456".
+const RATE_WIDTHS: [usize; 2] = [7, 13];
 /// Width of other numbers: "1234.56".
 const NUMBER_WIDTH: usize = 7;
 /// Mark after the rows of a cell that was measured again.
@@ -27,6 +27,8 @@ const AGAIN: &str = "(again)";
 #[derive(Debug)]
 struct Layout {
     columns: TextColumns,
+    /// What runs are compared by.
+    rate: Column,
     /// Titles of the ratios that occur.
     ratios: Vec<&'static str>,
     /// Figures that have occurred.
@@ -34,7 +36,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(places: &[String], cells: &[Cell]) -> Layout {
+    fn new((places, cells): (&[String], &[Cell]), rate: Column) -> Layout {
         let all = cells.iter().flat_map(|cell| &cell.contestants);
         let all: Vec<_> = all.copied().collect();
         // In their own order, and only those that a single cell has.
@@ -48,10 +50,11 @@ impl Layout {
             .names("fs", places)
             .names("cell", cells.iter().map(Cell::name))
             .names("contestant", all.iter().map(|c| c.name()))
-            .numbers(IOPS)
+            .numbers([(rate.title, RATE_WIDTHS[0]), ("least-most", RATE_WIDTHS[1])])
             .numbers(ratios.iter().map(|title| (*title, NUMBER_WIDTH)));
         Layout {
             columns,
+            rate,
             ratios,
             figures: Vec::new(),
         }
@@ -71,14 +74,15 @@ impl Layout {
 
     fn fields(&self, row: &Row, rows: &[Row]) -> Vec<String> {
         let mark = if row.is_outlier { "!" } else { "" };
+        let decimals = self.rate.decimals;
         let spread = row.spread().map_or(String::new(), |iops| {
-            format!("{:.0}-{:.0}", iops.least, iops.greatest)
+            format!("{:.decimals$}-{:.decimals$}", iops.least, iops.greatest)
         });
         let mut fields = vec![
             row.filesystem.clone(),
             row.cell.clone(),
             row.contestant.name(),
-            format!("{mark}{:.0}", row.iops()),
+            format!("{mark}{:.decimals$}", row.iops()),
             spread,
         ];
         let mut push = |value: Option<f64>, decimals: usize| {
@@ -157,12 +161,12 @@ impl Sheet {
     pub fn new(
         results: Results,
         with_series: bool,
-        (places, cells): (&[String], &[Cell]),
+        (named, rate): ((&[String], &[Cell]), Column),
     ) -> Sheet {
         Sheet {
             results,
             rows: Vec::new(),
-            layout: Layout::new(places, cells),
+            layout: Layout::new(named, rate),
             with_series,
         }
     }
@@ -266,7 +270,7 @@ mod tests {
     #[test]
     fn ratios_are_those_that_a_single_cell_has() {
         let cells = cells();
-        let mut layout = Layout::new(&["ext4".to_string()], &cells);
+        let mut layout = Layout::new((&["ext4".to_string()], &cells), column("IOPS", 0));
         let mut text = String::new();
         for (cell, iops) in cells
             .iter()
@@ -288,7 +292,7 @@ mod tests {
     #[test]
     fn titles_are_printed_again_when_there_are_more() {
         let cells = cells();
-        let mut layout = Layout::new(&["ext4".to_string()], &cells);
+        let mut layout = Layout::new((&["ext4".to_string()], &cells), column("IOPS", 0));
         let mut rows = [row(&cells[0], Contestant::QemuImg, &[5.0])];
         let titled = |text: &str| text.starts_with("fs ");
         assert!(titled(&layout.rows(&rows, "")));
@@ -301,7 +305,7 @@ mod tests {
     #[test]
     fn the_series_of_the_median_run_is_drawn() {
         let cells = cells();
-        let layout = Layout::new(&["ext4".to_string()], &cells);
+        let layout = Layout::new((&["ext4".to_string()], &cells), column("IOPS", 0));
         let mut row = row(&cells[0], Contestant::Cowslip("auto"), &[10.0, 500.0, 90.0]);
         for (run, series) in row.runs.iter_mut().zip([[1, 1], [2, 2], [8, 4]]) {
             run.output = serde_json::json!({

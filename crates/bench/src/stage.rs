@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cowslip_console::error::{CommandError, failed};
-use cowslip_console::interrupt::RemovedOnInterrupt;
+use cowslip_console::interrupt::{RemovedOnInterrupt, TreeRemovedOnInterrupt};
 use cowslip_console::progress::Progress;
 use cowslip_testbed::Place;
 use rustix::fs::FallocateFlags;
@@ -19,7 +19,7 @@ use crate::conditions::{self, line_of};
 use crate::host_usage::{HostUsage, device_flushes};
 use crate::machine::Machine;
 use crate::report::{Column, Measurement, Row, column};
-use crate::run::{own_path, run, system_calls};
+use crate::run::{Run, own_path, run, system_calls};
 use crate::scale::Scale;
 use crate::server::{Export, Kind, PageCache, Server, Transport};
 
@@ -43,8 +43,12 @@ const P999: Column = column("p99.9 us", 0);
 /// The most memory that the process had at a time.
 pub const RSS: Column = column("RSS MiB", 0);
 /// Space of the file afterwards.
-const SPACE: Column = column("MiB", 0);
-const EXTENTS: Column = column("extents", 0);
+pub const SPACE: Column = column("MiB", 0);
+/// Mapping records of the file afterwards.
+pub const EXTENTS: Column = column("extents", 0);
+const SECONDS: Column = column("ms", 1);
+/// CPU time of a whole program, user and system.
+const CPU_MS: Column = column("CPU ms", 1);
 /// Flushes that the device completed meanwhile, by anyone.
 const FLUSHES: Column = column("flushes", 0);
 
@@ -75,8 +79,8 @@ pub struct Stage<'a> {
     has_qemu_img: bool,
     /// The directory, and the file in it that lives as long.
     _removed: [RemovedOnInterrupt; 2],
-    /// An image that serves several runs.
-    shared: RefCell<Option<RemovedOnInterrupt>>,
+    /// Files that serve several runs.
+    shared: RefCell<Option<TreeRemovedOnInterrupt>>,
 }
 
 impl<'a> Stage<'a> {
@@ -164,9 +168,38 @@ impl<'a> Stage<'a> {
         scattering_step(self.scale.disk_bytes, request_bytes)
     }
 
-    /// Makes this the image that several runs share: an interruption removes it.
-    pub fn share(&self, image: &Path) {
-        *self.shared.borrow_mut() = Some(RemovedOnInterrupt::new(image));
+    /// The directory of the files of this name, which several runs share, filled by `make` if it is
+    /// not there. There is one at a time.
+    ///
+    /// # Errors
+    /// They cannot be made.
+    pub fn shared_files(
+        &self,
+        name: &str,
+        make: impl FnOnce(&Path) -> Result<(), CommandError>,
+    ) -> Result<PathBuf, CommandError> {
+        let shared = self.file("shared");
+        let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+        let directory = shared.join(name);
+        if directory.exists() {
+            return Ok(directory);
+        }
+        self.say(&format!("making {}", directory.display()));
+        if shared.exists() {
+            fs::remove_dir_all(&shared).map_err(|e| failed("remove", &shared, &e))?;
+        }
+        *self.shared.borrow_mut() = Some(TreeRemovedOnInterrupt::new(&shared));
+        fs::create_dir_all(&directory).map_err(|e| failed("make", &directory, &e))?;
+        make(&directory)?;
+        Ok(directory)
+    }
+
+    /// The program of a contestant.
+    pub fn program(&self, contestant: Contestant) -> Command {
+        match contestant.is_cowslip() || matches!(contestant, Contestant::Raw(_)) {
+            true => Command::new(&self.cowslip),
+            false => Command::new("qemu-img"),
+        }
     }
 
     /// Prints the progress.
@@ -225,6 +258,8 @@ impl<'a> Stage<'a> {
         match contestant {
             Contestant::QemuImg
             | Contestant::QemuImgCached(_)
+            | Contestant::QemuImgAnyOrder
+            | Contestant::Nbdcopy
             | Contestant::QemuDriver
             // Its image is qemu-img's.
             | Contestant::QemuServer(_)
@@ -314,6 +349,8 @@ impl<'a> Stage<'a> {
             Contestant::CowslipCached(_)
             | Contestant::CowslipThreads(_)
             | Contestant::CowslipProcesses(_)
+            | Contestant::QemuImgAnyOrder
+            | Contestant::Nbdcopy
             | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
             Contestant::QemuImg | Contestant::QemuServer(_) | Contestant::QemuDriver => {
                 self.create(Command::new("qemu-img"), &cell.shape, &cell.shape.options())?
@@ -392,13 +429,8 @@ impl<'a> Stage<'a> {
 
     /// `bench` of this file by the contestant's engine; what it is to do is still to be said.
     fn bench(&self, contestant: Contestant, file: &Path) -> Command {
-        use Contestant::{QemuDriver, QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw};
-        let mut command = match contestant {
-            QemuImg | QemuImgCached(_) | QemuServer(_) | QemuDriver | QemuRaw(_) => {
-                Command::new("qemu-img")
-            }
-            _ => Command::new(&self.cowslip),
-        };
+        use Contestant::{QemuRaw, Raw};
+        let mut command = self.program(contestant);
         command.args(["bench", "-t", self.cache, "-i", &self.aio]);
         match contestant {
             Contestant::CowslipZeroing(method) => {
@@ -529,18 +561,13 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// It cannot be made.
     pub fn filled_image(&self, shape: &Shape) -> Result<PathBuf, CommandError> {
-        let path = self.file("filled.qcow2");
-        if path.exists() {
-            return Ok(path);
-        }
-        self.share(&path);
-        let ours = Contestant::Cowslip("auto");
-        let made = self.prepare(
-            &Cell::new(*shape, CellLoad::writes(1, 1, 4096), vec![]),
-            ours,
-        )?;
-        fs::rename(&made, &path).map_err(|e| failed("rename", &made, &e))?;
-        Ok(path)
+        let directory = self.shared_files(&shape.name(), |directory| {
+            let cell = Cell::new(*shape, CellLoad::writes(1, 1, 4096), Vec::new());
+            let made = self.prepare(&cell, Contestant::Cowslip("auto"))?;
+            let path = directory.join("image.qcow2");
+            fs::rename(&made, &path).map_err(|e| failed("rename", &made, &e))
+        })?;
+        Ok(directory.join("image.qcow2"))
     }
 
     /// Checks as [`Stage::check`], but by our `check`.
@@ -612,6 +639,16 @@ pub fn bench_process(
     measurement.add(FLUSHES, flushes);
     measurement.output = output;
     Ok(measurement)
+}
+
+/// A run of a whole program that did this much work.
+pub fn by_program(work: f64, run: &Run, command: &Command) -> Measurement {
+    let line = Some(line_of(command));
+    let mut measurement = Measurement::new(work / run.seconds, serde_json::Value::Null, line);
+    measurement.add(SECONDS, Some(run.seconds * 1e3));
+    measurement.add(CPU_MS, Some(run.cpu_seconds * 1e3));
+    measurement.add(RSS, Some(mebibytes(run.peak_rss_bytes)));
+    measurement
 }
 
 fn check_by(checker: &Path, image: &Path) -> Result<(), CommandError> {

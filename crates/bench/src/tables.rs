@@ -27,8 +27,8 @@ use crate::scale::Scale;
 use crate::sheet::Sheet;
 use crate::stage::{self, Stage};
 use crate::{
-    discard, flush, fragmentation, guest, metadata, preallocation, served, steady, subclusters,
-    threads, transports,
+    check, convert, discard, flush, fragmentation, guest, metadata, preallocation, served, steady,
+    subclusters, threads, transports,
 };
 
 /// Allocation policies, and how new clusters come to read as zeroes.
@@ -70,6 +70,10 @@ pub enum Table {
     Fuse(Options),
     /// Reads and overwrites on 1, 2 and 4 threads over a file that keeps nothing
     Threads(Options),
+    /// `check` beside qemu-img's, on images in and out of the page cache
+    Check(Options),
+    /// `convert` beside qemu-img's and nbdcopy
+    Convert(Options),
     /// Random first writes and overwrites in a Linux guest: our NBD export beside QEMU's own driver
     Guest(GuestOptions),
 }
@@ -88,8 +92,9 @@ pub struct GuestOptions {
 pub struct Options {
     #[command(flatten)]
     places: PlaceOptions,
-    /// Size of the disks; if not given 4G, for discard 8G, for metadata 8T, for fragmentation,
-    /// guest, vhost-user, fuse and threads 1G
+    /// Size of the disks, for convert of the data, for check of the largest disk; if not given 4G,
+    /// for discard 8G, for metadata and check 8T, for fragmentation, guest, vhost-user, fuse, threads
+    /// and convert 1G
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
     /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for guest 2000, for
@@ -277,6 +282,8 @@ impl Table {
             Table::VhostUser(options) => (options, &transports::VHOST_USER),
             Table::Fuse(options) => (options, &transports::FUSE),
             Table::Threads(options) => (options, &threads::TABLE),
+            Table::Check(options) => (options, &check::TABLE),
+            Table::Convert(options) => (options, &convert::TABLE),
             Table::Guest(options) => (&options.table, &guest::TABLE),
         }
     }
@@ -446,15 +453,17 @@ impl Plan {
         let names = names.iter();
         let names = names.flat_map(|place| aios.iter().map(|aio| stage::name_of(place, *aio)));
         let names: Vec<String> = names.collect();
+        let rate = table.description().rate;
         let asked = json!({
             "table": table.description().name,
+            "rate": rate.title,
             "disk-bytes": scale.disk_bytes,
             "requests": scale.requests,
             "repetitions": scale.repetitions,
         });
         let mut results = Results::new(asked, names.len() * cells.len(), outlet);
         Plan::describe(&table, &mut scale, &mut results, program)?;
-        let mut sheet = Sheet::new(results, table.draws_series(), (&names, &cells));
+        let mut sheet = Sheet::new(results, table.draws_series(), ((&names, &cells), rate));
         let mut shares = Shares::new(deadline, names.len() as u32);
         let make = |recipe: &Recipe, dir: &Path| make_loop(recipe, dir, filesystem_bytes);
         let outcome = places.each(&recipes, make).try_for_each(|held| {

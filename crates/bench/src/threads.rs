@@ -118,10 +118,7 @@ fn image(stage: &Stage<'_>, index: u16) -> Result<RemovedOnInterrupt, CommandErr
 }
 
 fn command(stage: &Stage<'_>, cell: &Cell, contestant: Contestant, image: &Path) -> Command {
-    let mut command = match contestant {
-        Contestant::QemuImg => Command::new("qemu-img"),
-        _ => Command::new(stage.cowslip()),
-    };
+    let mut command = stage.program(contestant);
     let image = image.display().to_string().replace(',', ",,");
     command.args([
         "bench",

@@ -8,12 +8,6 @@ use serde_json::{Value, json};
 
 use crate::run;
 
-/// A figure to show.
-#[expect(clippy::cast_precision_loss, reason = "for display")]
-pub fn as_f64(value: u64) -> f64 {
-    value as f64
-}
-
 /// Returns the common conditions of all runs: these, and the machine.
 pub fn conditions(mut conditions: Value) -> Value {
     let read = |path: &str| {

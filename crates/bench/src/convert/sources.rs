@@ -6,12 +6,13 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cowslip_console::error::{CommandError, failed};
 use cowslip_testbed::{Random, populate, populate_compressible};
 
-use crate::run;
+use crate::run::{Running, run};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
 /// The disk of the sparse sources.
@@ -24,7 +25,7 @@ const LAYERS: u64 = 5;
 const PREFIX: &str = "source";
 
 /// A source.
-#[derive(Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
     /// A raw file, all of it data.
@@ -56,17 +57,6 @@ pub enum Source {
 /// How long a server may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A server of a source; ends with this value.
-pub struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // If it ended early, its client has reported that.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
 impl Source {
     /// Its format.
     pub fn format(self) -> &'static str {
@@ -94,7 +84,7 @@ impl Source {
     }
 
     /// Starts what serves it, if it is not a file.
-    pub fn serve(self, place: &Path) -> Result<Option<Server>, String> {
+    pub fn serve(self, place: &Path) -> Result<Option<Running>, CommandError> {
         let socket = socket(place);
         let mut command = match self {
             Source::Served => {
@@ -112,12 +102,12 @@ impl Source {
             }
             _ => return Ok(None),
         };
-        let child = command.stdin(Stdio::null()).spawn();
-        let server = Server(child.map_err(|e| format!("{}: {e}", run::describe(&command)))?);
+        let mut server = Running::start("the source's server", command.stdin(Stdio::null()))?;
         let begun = Instant::now();
         while std::os::unix::net::UnixStream::connect(&socket).is_err() {
-            if begun.elapsed() > PATIENCE {
-                return Err(format!("{}: does not listen", run::describe(&command)));
+            let ended = server.child.try_wait().is_ok_and(|status| status.is_some());
+            if ended || begun.elapsed() > PATIENCE {
+                return Err(server.failure("does not listen"));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -125,30 +115,40 @@ impl Source {
     }
 
     /// The size of its disk.
-    pub fn disk_bytes(self, place: &Path) -> Result<u64, String> {
+    pub fn disk_bytes(self, place: &Path) -> Result<u64, CommandError> {
         let mut info = Command::new("qemu-img");
         info.args(["info", "--output=json", "-f", self.format()]);
-        let info = run::output(info.arg(self.path(place)))?;
-        let info: serde_json::Value = serde_json::from_str(&info).map_err(|e| e.to_string())?;
-        info["virtual-size"]
-            .as_u64()
-            .ok_or_else(|| "qemu-img tells no size".to_string())
+        let info = run(info.arg(self.path(place)))?.output;
+        let info: serde_json::Value = serde_json::from_str(&info).unwrap_or_default();
+        let size = info["virtual-size"].as_u64();
+        size.ok_or_else(|| CommandError::new("qemu-img prints no size"))
     }
 
-    /// Makes it with `data_bytes` of data, or a quarter of that where it takes long enough.
-    pub fn make(self, place: &Path, data_bytes: u64) -> Result<(), String> {
-        let path = self.path(place);
+    /// Bytes of data in it, of these: a quarter where they take long enough.
+    pub fn data_bytes(self, data_bytes: u64) -> u64 {
+        match self {
+            Source::Raw | Source::Served | Source::SparseRaw => data_bytes,
+            Source::Qcow2 | Source::SparseQcow2 => data_bytes,
+            _ => data_bytes / 4,
+        }
+    }
+
+    /// Makes it with this much data, or a quarter of it.
+    pub fn make(self, place: &Path, data_bytes: u64) -> Result<(), CommandError> {
+        let (path, data_bytes) = (self.path(place), self.data_bytes(data_bytes));
+        let populate = |path: &Path| populate(path, data_bytes).map_err(CommandError::new);
+        let compressible =
+            |path: &Path| populate_compressible(path, data_bytes).map_err(CommandError::new);
         let raw = place.join(format!("{PREFIX}.raw"));
         match self {
-            Source::Raw | Source::Served => populate(&path, data_bytes),
-            Source::Distant(_) => populate(&path, data_bytes / 4),
-            Source::Compressible => populate_compressible(&path, data_bytes / 4),
+            Source::Raw | Source::Served | Source::Distant(_) => populate(&path),
+            Source::Compressible => compressible(&path),
             Source::SparseRaw => sparse(&path, data_bytes),
-            Source::PiecesRaw => pieces(&path, data_bytes / 4),
-            Source::Scattered => scattered(&path, data_bytes / 4),
-            Source::Chain => chain(place, data_bytes / 4),
+            Source::PiecesRaw => pieces(&path, data_bytes),
+            Source::Scattered => scattered(&path, data_bytes),
+            Source::Chain => chain(place, data_bytes),
             Source::Qcow2 => {
-                populate(&raw, data_bytes)?;
+                populate(&raw)?;
                 convert(&raw, &path, &[])
             }
             Source::SparseQcow2 => {
@@ -156,11 +156,11 @@ impl Source {
                 convert(&raw, &path, &[])
             }
             Source::Zlib => {
-                populate_compressible(&raw, data_bytes / 4)?;
+                compressible(&raw)?;
                 convert(&raw, &path, &["-c", "-W"])
             }
             Source::Zstd => {
-                populate_compressible(&raw, data_bytes / 4)?;
+                compressible(&raw)?;
                 convert(&raw, &path, &["-c", "-W", "-o", "compression_type=zstd"])
             }
         }
@@ -171,26 +171,14 @@ fn socket(place: &Path) -> PathBuf {
     place.join(format!("{PREFIX}.socket"))
 }
 
-/// Removes what any source is made of.
-pub fn remove(place: &Path) -> Result<(), String> {
-    let entries = fs::read_dir(place).map_err(|e| e.to_string())?;
-    for entry in entries {
-        let entry = entry.map_err(|e| e.to_string())?;
-        if entry.file_name().to_string_lossy().starts_with(PREFIX) {
-            fs::remove_file(entry.path()).map_err(|e| e.to_string())?;
-        }
-    }
-    Ok(())
-}
-
 /// Makes qcow2 of a raw file, which goes.
-fn convert(raw: &Path, path: &Path, words: &[&str]) -> Result<(), String> {
+fn convert(raw: &Path, path: &Path, words: &[&str]) -> Result<(), CommandError> {
     let mut convert = Command::new("qemu-img");
     convert
         .args(["convert", "-f", "raw", "-O", "qcow2"])
         .args(words);
-    run::output(convert.arg(raw).arg(path))?;
-    fs::remove_file(raw).map_err(|e| e.to_string())
+    run(convert.arg(raw).arg(path))?;
+    fs::remove_file(raw).map_err(|e| failed("remove", raw, &e))
 }
 
 fn noise(random: &mut Random, len: u64) -> Vec<u8> {
@@ -199,8 +187,8 @@ fn noise(random: &mut Random, len: u64) -> Vec<u8> {
         .collect()
 }
 
-fn sparse(path: &Path, data_bytes: u64) -> Result<(), String> {
-    let failed = |e: std::io::Error| format!("cannot write {}: {e}", path.display());
+fn sparse(path: &Path, data_bytes: u64) -> Result<(), CommandError> {
+    let failed = |e: std::io::Error| failed("write", path, &e);
     let file = File::create(path).map_err(failed)?;
     file.set_len(SPARSE_BYTES).map_err(failed)?;
     let part = data_bytes / SPARSE_PARTS;
@@ -212,9 +200,9 @@ fn sparse(path: &Path, data_bytes: u64) -> Result<(), String> {
     Ok(())
 }
 
-fn pieces(path: &Path, data_bytes: u64) -> Result<(), String> {
+fn pieces(path: &Path, data_bytes: u64) -> Result<(), CommandError> {
     const BLOCK_BYTES: u64 = 4096;
-    let failed = |e: std::io::Error| format!("cannot write {}: {e}", path.display());
+    let failed = |e: std::io::Error| failed("write", path, &e);
     let file = File::create(path).map_err(failed)?;
     file.set_len(2 * data_bytes).map_err(failed)?;
     let mut random = Random::new(2);
@@ -226,35 +214,32 @@ fn pieces(path: &Path, data_bytes: u64) -> Result<(), String> {
 }
 
 /// Writes clusters by qemu-io, in the order that is given.
-fn write_clusters(path: &Path, clusters: impl Iterator<Item = u64>) -> Result<(), String> {
+fn write_clusters(path: &Path, clusters: impl Iterator<Item = u64>) -> Result<(), CommandError> {
     let mut command = Command::new("qemu-io");
     command.args(["-t", "unsafe", "-f", "qcow2"]).arg(path);
     command.stdin(Stdio::piped()).stdout(Stdio::null());
-    let failed = |e: std::io::Error| format!("qemu-io: {e}");
-    let mut child = command.spawn().map_err(failed)?;
-    let mut stdin = child.stdin.take().ok_or("qemu-io takes no commands")?;
+    let failed = |e: std::io::Error| failed("write", path, &e);
+    let mut writer = Running::start("qemu-io", &mut command)?;
+    let stdin = writer.child.stdin.take();
+    let mut stdin = stdin.ok_or_else(|| writer.failure("takes no commands"))?;
     for cluster in clusters {
         let (pattern, at) = (1 + cluster % 255, cluster * CLUSTER_BYTES);
         writeln!(stdin, "write -q -P {pattern} {at} {CLUSTER_BYTES}").map_err(failed)?;
     }
     drop(stdin);
-    let status = child.wait().map_err(failed)?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(format!("qemu-io: {status}")),
-    }
+    writer.wait()
 }
 
-fn create(path: &Path, disk_bytes: u64, backing: Option<&Path>) -> Result<(), String> {
+fn create(path: &Path, disk_bytes: u64, backing: Option<&Path>) -> Result<(), CommandError> {
     let mut create = Command::new("qemu-img");
     create.args(["create", "-q", "-f", "qcow2"]);
     if let Some(backing) = backing {
         create.args(["-F", "qcow2", "-b"]).arg(backing);
     }
-    run::output(create.arg(path).arg(disk_bytes.to_string())).map(drop)
+    run(create.arg(path).arg(disk_bytes.to_string())).map(drop)
 }
 
-fn scattered(path: &Path, data_bytes: u64) -> Result<(), String> {
+fn scattered(path: &Path, data_bytes: u64) -> Result<(), CommandError> {
     let count = data_bytes / CLUSTER_BYTES;
     create(path, data_bytes, None)?;
     let mut order: Vec<u64> = (0..count).collect();
@@ -266,7 +251,7 @@ fn scattered(path: &Path, data_bytes: u64) -> Result<(), String> {
 }
 
 /// The top one is the source.
-fn chain(place: &Path, data_bytes: u64) -> Result<(), String> {
+fn chain(place: &Path, data_bytes: u64) -> Result<(), CommandError> {
     let count = data_bytes / CLUSTER_BYTES;
     let mut below: Option<PathBuf> = None;
     for layer in 0..LAYERS {
