@@ -502,8 +502,8 @@ fn a_backup_that_cannot_begin_leaves_its_bitmap_as_it_was() {
     daemon.wait_for("j", "concluded").unwrap();
     let dirty = |daemon: &mut Daemon| {
         let nodes = daemon.done("query-named-block-nodes", json!({"flat": true}));
-        let nodes = nodes.as_array().unwrap().iter();
-        let node = nodes.filter(|node| node["node-name"] == "n0").next_back();
+        let mut nodes = nodes.as_array().unwrap().iter();
+        let node = nodes.rfind(|node| node["node-name"] == "n0");
         node.unwrap()["dirty-bitmaps"][0]["count"].as_u64().unwrap()
     };
     let before = dirty(&mut daemon);

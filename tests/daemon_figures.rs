@@ -192,7 +192,7 @@ fn chain(dir: &Path, layers: usize) -> String {
         io.current_dir(dir).arg("io");
         // 40 clusters a layer, spread over the disk.
         for at in 0..40 {
-            let offset = ((layer * 40 + at) as u64 * 2_654_435_761) % (4 << 30) & !0xffff;
+            let offset = (((layer * 40 + at) as u64 * 2_654_435_761) % (4 << 30)) & !0xffff;
             io.args([
                 "-c",
                 &format!("write -q -P {} {offset} 64k", layer % 250 + 1),

@@ -129,8 +129,11 @@ const NODES: [NodeMetric; 13] = [
     ),
 ];
 
+/// A count of statistics.
+type Count = fn(&WriteStatistics) -> u64;
+
 /// The effects of writes on clusters, and their counts.
-const ALLOCATION: [(&str, fn(&WriteStatistics) -> u64); 3] = [
+const ALLOCATION: [(&str, Count); 3] = [
     ("new", |it| it.new_space),
     ("filled", |it| it.filled),
     ("in-place", |it| it.in_place),
