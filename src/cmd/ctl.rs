@@ -175,7 +175,7 @@ pub fn connect(socket: &Path) -> Result<Client, CommandError> {
     })
 }
 
-/// What a client's failure means to its user.
+/// The failure of a client in words for its user, with the exit code.
 pub fn failure(error: &ClientError) -> CommandError {
     match error {
         ClientError::Refused(error) => CommandError::new(error.desc.clone()),

@@ -152,7 +152,7 @@ impl Metric {
     }
 }
 
-/// What has to be refused is: the reader is no rubber stamp.
+/// The reader is no rubber stamp.
 #[test]
 fn the_reader_refuses_what_is_wrong() {
     let head = "# HELP a_total Help.\n# TYPE a_total counter\n";

@@ -238,7 +238,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// What happened between two samples.
+    /// The differences between two samples.
     pub fn between(before: &Sample, now: &Sample) -> Interval {
         let length = now.moment.saturating_duration_since(before.moment);
         let seconds = length.as_secs_f64().max(1e-6);

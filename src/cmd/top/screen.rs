@@ -19,7 +19,7 @@ use crate::size;
 /// Lines of jobs at most; the disks have the rest.
 const JOB_LINES_MAX: usize = 8;
 
-/// What is shown.
+/// The state of the picture.
 struct View {
     socket: String,
     sort: Sort,
