@@ -92,7 +92,29 @@ pub struct Progress {
 #[doc(hidden)]
 pub type Moment = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Observer of a job, which shows its progress and sets its pace.
+/// The disk of a copy that an error is of.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The disk that is read.
+    Source,
+    /// The disk that is written.
+    Target,
+}
+
+/// Answer to an error of a disk.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The job fails.
+    Report,
+    /// The job goes on without what has failed, or tries it again later.
+    Ignore,
+    /// The same piece of work is tried again when its user lets the job go on.
+    Stop,
+}
+
+/// Observer of a job, which shows its progress, sets its pace and decides on errors.
 #[doc(hidden)]
 pub trait Attendant: Send + Sync {
     /// Reports the progress after each piece of work.
@@ -103,6 +125,12 @@ pub trait Attendant: Send + Sync {
     /// cancelled.
     fn pace(&self, _bytes: u64) -> Option<Moment> {
         None
+    }
+
+    /// Decides what an error of a disk means. After [`Verdict::Stop`] no piece of work may begin
+    /// ([`Attendant::pace`]) until the user lets the job go on.
+    fn failed(&self, _side: Side, _error: &Error) -> Verdict {
+        Verdict::Report
     }
 }
 
@@ -187,6 +215,15 @@ impl Job {
             self.check()?;
         }
         Ok(())
+    }
+
+    /// For the operation: what an error of a disk means. Without an attendant, and after a
+    /// cancellation, the operation fails.
+    pub fn verdict(&self, side: Side, error: &Error) -> Verdict {
+        match &self.0.attendant {
+            Some(attendant) if !self.is_cancelled() => attendant.failed(side, error),
+            _ => Verdict::Report,
+        }
     }
 
     /// For the operation: fails if cancellation was requested.

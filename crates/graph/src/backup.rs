@@ -60,7 +60,12 @@ struct Guard(Arc<Copier>);
 
 impl Tap for Guard {
     fn before(&self, range: Range<u64>) -> Wait<'_> {
-        Box::pin(self.0.settle(range))
+        Box::pin(async move {
+            // The request goes on, and overwrites what should have been copied.
+            if let Err(error) = self.0.settle(range).await {
+                self.0.fail(error);
+            }
+        })
     }
 
     fn changed(&self, _range: Range<u64>) {}
@@ -128,7 +133,8 @@ impl Backup {
         }
     }
 
-    /// Copies what is wanted, and flushes the copy.
+    /// Copies what is wanted, and flushes the copy. The job decides on errors, but for those of
+    /// copies that requests make: they cannot be made again.
     ///
     /// # Errors
     /// Of either disk, also in a copy that a request has made; [`cowslip_block::Error::Cancelled`].

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cowslip_block::disk::{Disk, Extent, ZeroOptions};
 use cowslip_block::file::{Durability, Space};
-use cowslip_block::job::{Cost, Job, PIECE_BYTES, Pieces};
+use cowslip_block::job::{Cost, Job, PIECE_BYTES, Pieces, Side, Verdict};
 use cowslip_block::sync::{Mutex, Waiters, lock};
 use cowslip_block::{BufMut, Error, Result};
 use cowslip_queue::Pending;
@@ -38,9 +38,14 @@ struct State {
     copying: Vec<Range<u64>>,
     /// Woken when a copy ends, something is to be copied, or a user asks for something.
     changed: Waiters,
-    /// The first error of a copy that no job has made.
+    /// The first error of a copy that no job has made, and that cannot be made again.
     failure: Option<Error>,
+    /// Bytes whose copies have failed, and that are to be copied again.
+    again_bytes: u64,
 }
+
+/// An error of a copy, with the disk that it is of.
+type Failed = (Side, Error);
 
 /// The next step for a range.
 enum Step {
@@ -125,20 +130,54 @@ impl Copier {
     }
 
     /// Copies each chunk that is to be copied and is not under way, from the first to the last,
-    /// once. Returns whether there was one.
+    /// once. Returns whether there was one. What has failed is to be copied again, unless the
+    /// job's user has errors reported.
     ///
     /// # Errors
     /// Of either disk; [`Error::Cancelled`].
     pub async fn pass(&self, job: &Job) -> Result<bool> {
+        self.pass_with(job, |side, error| job.verdict(side, error))
+            .await
+    }
+
+    /// The same, with all errors reported.
+    ///
+    /// # Errors
+    /// Of either disk; [`Error::Cancelled`].
+    pub async fn last_pass(&self, job: &Job) -> Result<bool> {
+        self.pass_with(job, |_, _| Verdict::Report).await
+    }
+
+    async fn pass_with(
+        &self,
+        job: &Job,
+        verdict: impl Fn(Side, &Error) -> Verdict,
+    ) -> Result<bool> {
         let mut chunks = Chunks {
             copier: self,
             job,
             at: 0,
         };
+        let verdict = &verdict;
         job.run_each(&mut chunks, |copying| async move {
-            let copied = self.copy(copying.range.clone()).await;
+            let range = copying.range.clone();
+            let copied = self.copy(range.clone()).await;
+            let outcome = match copied {
+                Ok(()) => {
+                    job.done(range.end - range.start);
+                    Ok(())
+                }
+                Err((side, error)) => match verdict(side, &error) {
+                    Verdict::Report => Err(error),
+                    Verdict::Ignore | Verdict::Stop => {
+                        self.todo.mark(range.clone());
+                        lock(&self.state).again_bytes += range.end - range.start;
+                        Ok(())
+                    }
+                },
+            };
             drop(copying);
-            copied
+            outcome
         })
         .await?;
         match lock(&self.state).failure.take() {
@@ -147,20 +186,66 @@ impl Copier {
         }
     }
 
+    /// Takes the number of bytes whose copies have failed since this was last called; the job
+    /// expects them already.
+    pub fn take_again_bytes(&self) -> u64 {
+        std::mem::take(&mut lock(&self.state).again_bytes)
+    }
+
+    /// Has the next [`Copier::pass`] fail: what was to be copied cannot be copied any more.
+    pub fn fail(&self, error: Error) {
+        lock(&self.state).failure.get_or_insert(error);
+        self.wake();
+    }
+
+    /// Whether nothing has failed for good.
+    ///
+    /// # Errors
+    /// The error that [`Copier::fail`] was called with.
+    pub fn check(&self) -> Result<()> {
+        match &lock(&self.state).failure {
+            None => Ok(()),
+            Some(error) => Err(error.duplicate()),
+        }
+    }
+
+    /// The first part of a range that is copied, or is not, and whether it is not.
+    pub fn first_run(&self, range: Range<u64>) -> (Range<u64>, bool) {
+        let state = lock(&self.state);
+        let mut runs = self.todo.runs(range.clone(), 1);
+        let Some((mut run, is_original)) = runs.pop() else {
+            return (range, false);
+        };
+        let inside = |other: &&Range<u64>| other.contains(&run.start);
+        if let Some(copying) = state.copying.iter().find(inside) {
+            return (run.start..copying.end.min(range.end), true);
+        }
+        for other in &state.copying {
+            if run.start < other.start {
+                run.end = run.end.min(other.start);
+            }
+        }
+        (run, is_original)
+    }
+
     /// Copies what of a range is to be copied, and waits for copies of it that are under way.
-    /// Errors are left to the next [`Copier::pass`].
-    pub async fn settle(&self, range: Range<u64>) {
+    ///
+    /// # Errors
+    /// Of either disk: what could not be copied is still to be copied.
+    pub async fn settle(&self, range: Range<u64>) -> Result<()> {
         loop {
             match self.step(&range) {
-                Step::Nothing => return,
+                Step::Nothing => return Ok(()),
                 Step::Wait(waiting) => waiting.await,
                 Step::Copy(part) => {
                     let copying = Copying {
                         copier: self,
                         range: part.clone(),
                     };
-                    if let Err(error) = self.copy(part).await {
-                        lock(&self.state).failure.get_or_insert(error);
+                    if let Err((_, error)) = self.copy(part.clone()).await {
+                        self.todo.mark(part);
+                        drop(copying);
+                        return Err(error);
                     }
                     drop(copying);
                 }
@@ -222,12 +307,13 @@ impl Copier {
         }
     }
 
-    async fn copy(&self, range: Range<u64>) -> Result<()> {
+    async fn copy(&self, range: Range<u64>) -> std::result::Result<(), Failed> {
         let source = self.source.behind();
         let end = range.end.min(source.size());
         let mut at = range.start;
         while at < end {
-            let extents = source.extents(at, end - at, EXTENTS_AT_ONCE).await?;
+            let extents = source.extents(at, end - at, EXTENTS_AT_ONCE).await;
+            let extents = extents.map_err(|error| (Side::Source, error))?;
             for extent in extents {
                 let to = (extent.start + extent.len).min(end);
                 self.copy_extent(&*source, at..to, extent.zero).await?;
@@ -237,21 +323,27 @@ impl Copier {
         Ok(())
     }
 
-    async fn copy_extent(&self, source: &dyn Disk, range: Range<u64>, is_zero: bool) -> Result<()> {
+    async fn copy_extent(
+        &self,
+        source: &dyn Disk,
+        range: Range<u64>,
+        is_zero: bool,
+    ) -> std::result::Result<(), Failed> {
         let (start, len) = (range.start, range.end - range.start);
+        let of_target = |error| (Side::Target, error);
         if is_zero {
             let options = ZeroOptions {
                 space: Space::Release,
                 ..ZeroOptions::default()
             };
-            return self.target.zero(start, len, options).await;
+            let zeroed = self.target.zero(start, len, options).await;
+            return zeroed.map_err(of_target);
         }
         let buf = BufMut::for_overwrite(len as usize);
-        let data = source.read(start, buf.into()).await?;
-        let data = BufMut::from(data).freeze();
-        self.target
-            .write(start, data.into(), Durability::Cached)
-            .await
+        let data = source.read(start, buf.into()).await;
+        let data = BufMut::from(data.map_err(|error| (Side::Source, error))?).freeze();
+        let written = self.target.write(start, data.into(), Durability::Cached);
+        written.await.map_err(of_target)
     }
 }
 
@@ -276,9 +368,10 @@ impl<'a> Pieces for Chunks<'a> {
         let taken = copier.take(&mut lock(&copier.state), self.at, most);
         Ok(taken.map(|range| {
             self.at = range.end;
+            // It is done when it is copied.
             let cost = Cost {
                 moved_bytes: 0,
-                done_bytes: range.end - range.start,
+                done_bytes: 0,
             };
             (Copying { copier, range }, cost)
         }))

@@ -1,10 +1,11 @@
 //! Jobs over the disks of a [`Host`]: stream, commit and mirror, from the first copy to the last
 //! step. What a crash leaves of each is in `steps.rs`; a backup is in `backup.rs`.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use cowslip_block::disk::{Disk, Extent};
-use cowslip_block::job::{Job, Stage};
+use cowslip_block::job::{Job, Side, Stage, Verdict};
 
 use crate::host::{Attended, Held, Host, NodeOf};
 use crate::mirror::{CopyMode, Mirror};
@@ -39,7 +40,8 @@ pub struct Mirroring {
 
 /// Copies into an image what `layers` images below it have, and takes those out of its chain: the
 /// disk lies over `base` then, or over none. With `renames` the header is changed even if no layer
-/// leaves the chain.
+/// leaves the chain. The job decides on errors; after one that it ignores all else is copied, and
+/// the chain stays.
 ///
 /// # Errors
 /// Of the disks; the job was cancelled. The disk is as before in any case.
@@ -53,11 +55,26 @@ pub async fn stream<H: Host>(
         let disk = host.live(node).behind();
         job.enter(Stage::Copy);
         job.expect(disk.size());
-        let pieces = job.run_pieces(0..disk.size(), |at, len| {
-            host.populate(node, at..at + len, layers)
+        let ignored = RefCell::new(None);
+        let ignore = &ignored;
+        let pieces = job.run_pieces(0..disk.size(), |at, len| async move {
+            while let Err(error) = host.populate(node, at..at + len, layers).await {
+                match job.verdict(Side::Source, &error) {
+                    Verdict::Report => return Err(error),
+                    Verdict::Ignore => {
+                        ignore.borrow_mut().get_or_insert(error);
+                        break;
+                    }
+                    Verdict::Stop => job.begin(0).await?,
+                }
+            }
+            Ok(())
         });
         pieces.await.map_err(H::failed)?;
         disk.flush().await.map_err(H::failed)?;
+        if let Some(error) = ignored.into_inner() {
+            return Err(H::failed(error));
+        }
     }
     let _turn = attended.finalize().await?;
     match layers > 0 || renames {

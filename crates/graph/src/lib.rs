@@ -3,7 +3,7 @@
 //!
 //! A [`LiveDisk`] passes requests on to another disk, which is exchanged when nothing is under way
 //! ([`LiveDisk::drain`]); taps see what changes: a [`DirtyMap`] notes it, a [`Backup`] copies old
-//! bytes before they are overwritten. A [`Mirror`] copies a disk until the copy is equal.
+//! bytes before they are overwritten, and a [`View`] shows them. A [`Mirror`] copies a disk until the copy is equal.
 //!
 //! Changes of a graph are steps of a [`Host`], which has the images: [`transact`], [`shorten`],
 //! [`resize`], and the jobs [`stream`], [`commit`] and [`mirror`]. The order of their durable steps
@@ -20,6 +20,7 @@ mod live;
 mod mirror;
 mod statistics;
 mod steps;
+mod view;
 
 pub use backup::{Backup, Rotates, Rotation};
 #[doc(no_inline)]
@@ -31,6 +32,7 @@ pub use live::{Drained, LiveDisk, Tap};
 pub use mirror::{CopyMode, Mirror};
 pub use statistics::{Counted, LATENCY_BOUNDS, Latencies, Statistics};
 pub use steps::{NotDone, resize, shorten, transact};
+pub use view::View;
 
 #[cfg(test)]
 mod tests;

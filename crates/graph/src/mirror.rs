@@ -34,18 +34,24 @@ pub enum CopyMode {
 pub struct Mirror {
     copier: Arc<Copier>,
     tap: Arc<dyn Tap>,
-    /// Changes reach the copy before their requests are answered.
-    blocks: Arc<AtomicBool>,
+    mode: Arc<Mode>,
     is_ready: AtomicBool,
+    completes: AtomicBool,
+}
+
+/// Whether requests wait for their copies.
+#[derive(Debug, Default)]
+struct Mode {
+    /// Changes reach the copy before their requests are answered.
+    blocks: AtomicBool,
     /// It was so, and the copy was equal.
     was_synced: AtomicBool,
-    completes: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Follower {
     copier: Arc<Copier>,
-    blocks: Arc<AtomicBool>,
+    mode: Arc<Mode>,
 }
 
 impl Tap for Follower {
@@ -55,10 +61,16 @@ impl Tap for Follower {
     }
 
     fn after(&self, range: Range<u64>) -> Wait<'_> {
-        match self.blocks.load(Ordering::Acquire) {
-            false => Box::pin(std::future::ready(())),
-            true => Box::pin(self.copier.settle(range)),
+        if !self.mode.blocks.load(Ordering::Acquire) {
+            return Box::pin(std::future::ready(()));
         }
+        Box::pin(async move {
+            if self.copier.settle(range).await.is_err() {
+                // The job copies it, and meets the error if it lasts.
+                self.mode.was_synced.store(false, Ordering::Release);
+                self.copier.wake();
+            }
+        })
     }
 
     fn resized(&self, size: u64) {
@@ -76,18 +88,20 @@ impl Mirror {
     ) -> Mirror {
         let drained = source.drain().await;
         let copier = Arc::new(Copier::new(source, target, chunk_bytes));
-        let blocks = Arc::new(AtomicBool::new(mode == CopyMode::WriteBlocking));
+        let mode = Arc::new(Mode {
+            blocks: AtomicBool::new(mode == CopyMode::WriteBlocking),
+            ..Mode::default()
+        });
         let tap: Arc<dyn Tap> = Arc::new(Follower {
             copier: Arc::clone(&copier),
-            blocks: Arc::clone(&blocks),
+            mode: Arc::clone(&mode),
         });
         drained.add(Arc::clone(&tap));
         Mirror {
             copier,
             tap,
-            blocks,
+            mode,
             is_ready: AtomicBool::new(false),
-            was_synced: AtomicBool::new(false),
             completes: AtomicBool::new(false),
         }
     }
@@ -107,19 +121,19 @@ impl Mirror {
 
     /// Whether requests have been copied before they are answered since the copy was equal.
     pub fn is_synced(&self) -> bool {
-        if !self.blocks.load(Ordering::Acquire) || !self.is_ready() {
+        if !self.mode.blocks.load(Ordering::Acquire) || !self.is_ready() {
             return false;
         }
         // Once so, the rest is that of requests that have not been answered.
         if self.rest_bytes() == 0 {
-            self.was_synced.store(true, Ordering::Release);
+            self.mode.was_synced.store(true, Ordering::Release);
         }
-        self.was_synced.load(Ordering::Acquire)
+        self.mode.was_synced.load(Ordering::Acquire)
     }
 
     /// When changes reach the copy.
     pub fn mode(&self) -> CopyMode {
-        match self.blocks.load(Ordering::Acquire) {
+        match self.mode.blocks.load(Ordering::Acquire) {
             false => CopyMode::Background,
             true => CopyMode::WriteBlocking,
         }
@@ -127,7 +141,7 @@ impl Mirror {
 
     /// Has changes reach the copy before their requests are answered, from now on.
     pub fn block_writes(&self) {
-        self.blocks.store(true, Ordering::Release);
+        self.mode.blocks.store(true, Ordering::Release);
         self.copier.wake();
     }
 
@@ -148,7 +162,7 @@ impl Mirror {
     }
 
     /// Copies until the copy is equal, calls `ready` then, and follows the disk until
-    /// [`Mirror::complete`].
+    /// [`Mirror::complete`]. The job decides on errors.
     ///
     /// # Errors
     /// Of either disk; [`cowslip_block::Error::Cancelled`]. The copy is of no use then.
@@ -163,7 +177,7 @@ impl Mirror {
             if completes && self.is_ready() && (rest <= REST_BYTES || passes >= PASSES_MAX) {
                 return Ok(());
             }
-            job.expect(rest);
+            job.expect(rest.saturating_sub(self.copier.take_again_bytes()));
             // Copies that requests make may be under way, and may have failed.
             if self.copier.pass(job).await? {
                 passes += usize::from(completes);
@@ -190,7 +204,8 @@ impl Mirror {
         }
     }
 
-    /// Holds requests back, copies the rest and flushes the copy, which is equal then.
+    /// Holds requests back, copies the rest and flushes the copy, which is equal then. Requests
+    /// wait meanwhile, so no error is tried again.
     ///
     /// # Errors
     /// As for [`Mirror::follow`].
@@ -198,7 +213,7 @@ impl Mirror {
         let drained = self.copier.source().drain().await;
         while !self.copier.is_done() {
             job.expect(self.rest_bytes());
-            let copied = self.copier.pass(job).await?;
+            let copied = self.copier.last_pass(job).await?;
             debug_assert!(copied, "no request makes copies of its own");
         }
         job.enter(Stage::Flush);

@@ -11,12 +11,13 @@ use std::task::{Context, Poll};
 
 use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, MemoryDisk, ZeroOptions};
 use cowslip_block::file::Durability;
-use cowslip_block::job::Job;
+use cowslip_block::job::{Attendant, Job, Moment, Side, Verdict};
+use cowslip_block::sync::{Mutex, lock};
 use cowslip_block::{Buf, BufMut, Error, IoVec, IoVecMut, Result};
 use fastrand::Rng;
 use futures_util::task::noop_waker_ref;
 
-use crate::{Backup, CopyMode, DirtyMap, LiveDisk, Mirror};
+use crate::{Backup, CopyMode, DirtyMap, LiveDisk, Mirror, View};
 
 const SIZE: u64 = 40 << 10;
 const CHUNK: u64 = 1 << 10;
@@ -30,6 +31,8 @@ struct SlowDisk {
     seed: AtomicU64,
     /// Number of the request that fails.
     fails: AtomicU64,
+    /// Requests of which one fails, on an average; 0 is none.
+    odds: AtomicU64,
 }
 
 impl SlowDisk {
@@ -38,6 +41,7 @@ impl SlowDisk {
             memory: MemoryDisk::new("disk", SIZE),
             seed: AtomicU64::new(seed),
             fails: AtomicU64::new(u64::MAX),
+            odds: AtomicU64::new(0),
         })
     }
 
@@ -59,6 +63,11 @@ impl SlowDisk {
     async fn slowly<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
         self.pause().await;
         if self.fails.fetch_sub(1, Ordering::Relaxed) == 0 {
+            return Err(Error::Invalid("a planted failure".to_string()));
+        }
+        let odds = self.odds.load(Ordering::Relaxed);
+        let seed = self.seed.fetch_add(1, Ordering::Relaxed);
+        if odds > 0 && Rng::with_seed(seed).u64(0..odds) == 0 {
             return Err(Error::Invalid("a planted failure".to_string()));
         }
         let outcome = request.await;
@@ -307,6 +316,135 @@ fn an_incremental_backup_copies_what_has_changed_and_nothing_else() {
     assert_eq!(dirty, [2 * CHUNK..4 * CHUNK, 7 * CHUNK..8 * CHUNK]);
 }
 
+async fn read_all(disk: &dyn Disk, random: &mut Rng) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while (bytes.len() as u64) < SIZE {
+        let at = bytes.len() as u64;
+        let len = random.u64(1..=(SIZE - at).min(7000));
+        let read = disk.read(at, BufMut::zeroed(len as usize).into()).await?;
+        bytes.extend(read.to_vec());
+    }
+    Ok(bytes)
+}
+
+#[test]
+fn a_view_shows_its_moment_while_guests_write_and_after() {
+    for seed in 0..400 {
+        let mut random = Rng::with_seed(seed);
+        let (source, store) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
+        let disk = LiveDisk::new("disk", source.clone());
+        let mut tasks = guests(&disk, &mut random, 60);
+        let fails = random.u8(0..4) == 0;
+        let (mut choice, pauses) = (random.fork(), SlowDisk::new(random.u64(..)));
+        tasks.push(Box::pin(async move {
+            for _ in 0..choice.u8(0..40) {
+                pauses.pause().await;
+            }
+            let view = View::new("view", (Arc::clone(&disk), store.clone() as _), CHUNK);
+            let drained = disk.drain().await;
+            let moment = source.bytes();
+            view.freeze(&drained);
+            drop(drained);
+            if fails {
+                store.odds.store(9, Ordering::Relaxed);
+            }
+            for _ in 0..6 {
+                match read_all(&view, &mut choice).await {
+                    Ok(bytes) => assert!(bytes == moment, "seed {seed}"),
+                    Err(_) => assert!(fails, "seed {seed}"),
+                }
+                let extents = view.extents(0, SIZE, 100).await;
+                let zeroes = extents.into_iter().flatten().filter(|extent| extent.zero);
+                for extent in zeroes {
+                    let range = extent.start as usize..(extent.start + extent.len) as usize;
+                    assert!(moment[range].iter().all(|byte| *byte == 0), "seed {seed}");
+                }
+            }
+            assert!(
+                view.write(0, Buf::copy_of(b"x").into(), Durability::Cached)
+                    .await
+                    .is_err()
+            );
+        }));
+        run(random, tasks);
+    }
+}
+
+/// Answers errors as the seed has it, and lets the job go on some time after a stop.
+struct Forgiving {
+    random: Mutex<Rng>,
+    met: Arc<AtomicU64>,
+    stopped: AtomicU64,
+}
+
+impl Attendant for Forgiving {
+    fn pace(&self, _bytes: u64) -> Option<Moment> {
+        let left = self.stopped.load(Ordering::Relaxed);
+        if left == 0 {
+            return None;
+        }
+        self.stopped.store(left - 1, Ordering::Relaxed);
+        let mut polls = 0..1;
+        Some(Box::pin(poll_fn(move |context| {
+            context.waker().wake_by_ref();
+            match polls.next() {
+                Some(_) => Poll::Pending,
+                None => Poll::Ready(()),
+            }
+        })))
+    }
+
+    fn failed(&self, _side: Side, _error: &Error) -> Verdict {
+        self.met.fetch_add(1, Ordering::Relaxed);
+        match lock(&self.random).bool() {
+            true => Verdict::Ignore,
+            false => {
+                self.stopped.store(5, Ordering::Relaxed);
+                Verdict::Stop
+            }
+        }
+    }
+}
+
+#[test]
+fn copies_that_fail_are_made_again_until_all_is_equal() {
+    let all_met = Arc::new(AtomicU64::new(0));
+    for seed in 0..200 {
+        let mut random = Rng::with_seed(seed);
+        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
+        let disk = LiveDisk::new("disk", source.clone());
+        let mut tasks = guests(&disk, &mut random, 40);
+        let mode = match random.bool() {
+            true => CopyMode::Background,
+            false => CopyMode::WriteBlocking,
+        };
+        target.odds.store(6, Ordering::Relaxed);
+        let job = Job::attended(Forgiving {
+            random: Mutex::new(random.fork()),
+            met: Arc::clone(&all_met),
+            stopped: AtomicU64::new(0),
+        });
+        tasks.push(Box::pin(async move {
+            let mirror = Mirror::begin(disk, target.clone(), (CHUNK, mode)).await;
+            mirror.mark(&job, |_| true).await.unwrap();
+            let followed = mirror.follow(&job, || {
+                // The last copies are made while requests are held back: they cannot wait.
+                target.odds.store(0, Ordering::Relaxed);
+                mirror.complete();
+            });
+            followed.await.unwrap();
+            let drained = mirror.finish(&job).await.unwrap();
+            assert!(source.bytes() == target.bytes(), "seed {seed}");
+            // Copies that requests make are not counted.
+            let is_whole = job.progress().done_bytes >= SIZE;
+            assert!(is_whole || mode == CopyMode::WriteBlocking, "seed {seed}");
+            drop(drained);
+        }));
+        run(random, tasks);
+    }
+    assert!(all_met.load(Ordering::Relaxed) > 200, "errors were met");
+}
+
 #[test]
 fn a_failed_or_cancelled_copy_holds_no_request_back() {
     for seed in 0..200 {
@@ -340,7 +478,8 @@ fn a_failed_or_cancelled_copy_holds_no_request_back() {
                     backup.run(&copying).await
                 }
             };
-            assert!(outcome.is_err() || cancels, "seed {seed}");
+            // What a request could not copy to a mirror is copied again.
+            assert!(outcome.is_err() || cancels || is_mirror, "seed {seed}");
         }));
         if cancels {
             let pauses = SlowDisk::new(random.u64(..));
