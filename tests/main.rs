@@ -9,6 +9,7 @@ mod bench;
 mod bitmap;
 mod check_and_map;
 mod check_interrupted;
+mod checkpoint;
 mod cli_differential;
 mod clone;
 mod convert;

@@ -15,6 +15,7 @@ pub mod bench;
 pub mod bitmap;
 mod change;
 pub mod check;
+pub mod checkpoint;
 pub mod clone;
 pub mod commit;
 pub mod compare;
@@ -133,6 +134,8 @@ pub enum CowslipVerb {
     Ctl(Box<ctl::Args>),
     /// Show the disks and jobs of a daemon, live in a terminal
     Top(top::Args),
+    /// Create, list or delete checkpoints of images: what changes from a moment on
+    Checkpoint(checkpoint::Args),
     /// Show the disk of an image as a file
     Mount(Box<mount::Args>),
     /// Unmount the file of an image, and wait until the image is closed
@@ -168,6 +171,7 @@ impl CowslipVerb {
             CowslipVerb::Daemon(args) => daemon::run(*args, program),
             CowslipVerb::Ctl(args) => ctl::run(&args, program),
             CowslipVerb::Top(args) => top::run(&args, program),
+            CowslipVerb::Checkpoint(args) => checkpoint::run(&args, program),
             CowslipVerb::Mount(args) => mount::run(*args, program),
             CowslipVerb::Umount(args) => umount::run(&args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
