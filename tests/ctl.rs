@@ -30,10 +30,7 @@ impl Daemon {
             .args(["io", "-c", "write -P 5 0 64M", "a.qcow2"]));
         let socket = dir.path().join("control");
         let server = Server::start(command.current_dir(dir.path()).args(words), &socket);
-        let daemon = Daemon {
-            dir,
-            server,
-        };
+        let daemon = Daemon { dir, server };
         for name in ["a", "b"] {
             let line = format!(
                 "blockdev-add driver=qcow2 node-name={name} file.driver=file \

@@ -14,6 +14,7 @@ use crate::support::{
     cowslip, number_from_environment, outcome, peers_are_installed, qemu_img, run,
 };
 
+mod checkpoint;
 mod guest;
 
 use guest::{DISK_BYTES, Guest, Model};
@@ -234,7 +235,16 @@ impl Chain {
 /// and their locks, until the system has ended it.
 fn bytes_of(dir: &Path, image: &str) -> Vec<u8> {
     let raw = dir.join("check.raw");
-    let words = ["convert", "-q", "-f", "qcow2", "-O", "raw", image, "check.raw"];
+    let words = [
+        "convert",
+        "-q",
+        "-f",
+        "qcow2",
+        "-O",
+        "raw",
+        image,
+        "check.raw",
+    ];
     let outcome = without_lock(dir, &words);
     let said = String::from_utf8_lossy(&outcome.stderr);
     assert!(outcome.status.success(), "{image}: {said}");
@@ -435,7 +445,17 @@ fn what_would_change_a_disk_under_another_use_is_refused() {
     );
     let file = json!({"driver": "file", "filename": "over.qcow2"});
     let second = json!({"driver": "qcow2", "node-name": "o2", "backing": "alone", "file": file});
-    refused("blockdev-add", second, "it is being written");
+    daemon.done("blockdev-add", second);
+    let mut refused = |command: &str, arguments: Value, why: &str| {
+        let error = daemon.ask(command, arguments).unwrap_err();
+        assert!(error.contains(why), "{command}: {error}");
+    };
+    refused("block-export-add", export("o2"), "it is being written");
+    daemon.done("blockdev-del", json!({"node-name": "o2"}));
+    let mut refused = |command: &str, arguments: Value, why: &str| {
+        let error = daemon.ask(command, arguments).unwrap_err();
+        assert!(error.contains(why), "{command}: {error}");
+    };
     let backup = |target: &str| json!({"device": "over", "target": target, "sync": "full"});
     refused("blockdev-backup", backup("alone"), "in use");
     refused(

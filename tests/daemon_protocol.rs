@@ -1,7 +1,9 @@
 //! The daemon beside qemu-storage-daemon: the same commands get the same replies, errors in the
 //! same words, and the same events in the same order.
 //!
-//! Scripts are in `daemon_protocol/`: a line is a command with its arguments, or `wait JOB STATUS`.
+//! Scripts are in `daemon_protocol/`: a line is a command with its arguments, or `wait JOB STATUS`;
+//! the status `error` is the event of an error that the job has met. `run LINE` is a command line of
+//! a client, whose output counts as a reply.
 //! What differs on purpose is left out by the functions below, each with its reason, or ends with
 //! `# ours: TEXT`, the words of our error.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
@@ -56,6 +58,7 @@ impl Outcome {
         if event.name == "BLOCK_JOB_CANCELLED" || data.contains_key("error") {
             data.remove("offset");
         }
+        reason_alone(&mut data);
         if data.get("type") == Some(&"commit".into()) {
             data.remove("offset");
             data.remove("len");
@@ -81,7 +84,7 @@ impl Outcome {
 }
 
 /// The images of a script: `a` with data in its first half, `b` over it, `c` and others that are
-/// empty, and `r`, which is raw.
+/// empty, `r`, which is raw, and `k` and `i`, which have bitmaps: those of `i` were not saved.
 fn make_images(dir: &Path) {
     for words in [
         &["create", "-q", "-f", "qcow2", "a.qcow2", "8M"][..],
@@ -93,9 +96,19 @@ fn make_images(dir: &Path) {
         &["create", "-q", "-f", "qcow2", "o.qcow2", "8M"],
         &["create", "-q", "-f", "qcow2", "small.qcow2", "1M"],
         &["create", "-q", "-f", "raw", "r.raw", "8M"],
+        &["create", "-q", "-f", "qcow2", "k.qcow2", "8M"],
+        &["bitmap", "--add", "k.qcow2", "p"],
+        &["bitmap", "--add", "--disable", "k.qcow2", "q"],
+        &["io", "-c", "write -P 5 1M 100k", "k.qcow2"],
     ] {
         run(cowslip().current_dir(dir).args(words));
     }
+    let mut image = std::fs::read(dir.join("k.qcow2")).unwrap();
+    let is_entry = |at: &usize| image[*at..].starts_with(b"p\0\0\0\0\0\0\0");
+    let name = (0..image.len()).rev().find(is_entry).unwrap();
+    // The lowest byte of its flags: what has changed is not in the file.
+    image[name - 9] |= 1;
+    std::fs::write(dir.join("i.qcow2"), image).unwrap();
 }
 
 fn play(command: &mut Command, script: &str) -> Outcome {
@@ -127,12 +140,25 @@ fn play(command: &mut Command, script: &str) -> Outcome {
                     )
                 });
                 outcome.note(&event);
-                if event.data.get("id") == Some(&job.into())
-                    && event.data.get("status") == Some(&status.into())
-                {
+                let has = |member: &str, value: &str| event.data.get(member) == Some(&value.into());
+                let is_error = event.name == "BLOCK_JOB_ERROR" && has("device", job);
+                if status == "error" && is_error || has("id", job) && has("status", status) {
                     break;
                 }
             }
+            continue;
+        }
+        if let Some(client) = line.text.strip_prefix("run ") {
+            // An underscore is a space within a word.
+            let words: Vec<String> = client
+                .split(' ')
+                .map(|word| word.replace('_', " "))
+                .collect();
+            let mut client = Command::new(&words[0]);
+            let output = run(client.current_dir(dir.path()).args(&words[1..]));
+            outcome
+                .replies
+                .push(json!({"output": output.lines().collect::<Vec<_>>()}));
             continue;
         }
         let (name, arguments) = line.text.split_once(' ').unwrap_or((line.text, "{}"));
@@ -188,9 +214,10 @@ fn comparable(command: &str, mut result: Value) -> Value {
     }
     if command.starts_with("query-") && command != "query-named-block-nodes" {
         for job in result.as_array_mut().into_iter().flatten() {
-            for name in ["busy", "io-status", "offset", "current-progress"] {
+            for name in ["busy", "offset", "current-progress"] {
                 job.as_object_mut().unwrap().remove(name);
             }
+            reason_alone(job.as_object_mut().unwrap());
             // The work of making an image is a step in QEMU, and bytes here; a commit is as long as
             // the disk there, and as what is copied here.
             if job["type"] == "create" || job["type"] == "commit" {
@@ -201,6 +228,13 @@ fn comparable(command: &str, mut result: Value) -> Value {
     }
     without_times(&mut result);
     result
+}
+
+/// Leaves the system's reason of an error of a job: QEMU does not say what it was about.
+fn reason_alone(data: &mut serde_json::Map<String, Value>) {
+    if let Some(Value::String(text)) = data.get_mut("error") {
+        *text = text.rsplit(": ").next().unwrap_or_default().to_string();
+    }
 }
 
 fn without_times(of: &mut Value) {
@@ -293,6 +327,11 @@ fn mirrors_and_backups_are_alike() {
 }
 
 #[test]
+fn jobs_that_meet_errors_are_alike() {
+    compare(include_str!("daemon_protocol/errors.txt"));
+}
+
+#[test]
 fn commands_about_jobs_are_alike() {
     compare(include_str!("daemon_protocol/jobs.txt"));
 }
@@ -305,6 +344,23 @@ fn exports_are_alike() {
 #[test]
 fn bitmaps_and_transactions_are_alike() {
     compare(include_str!("daemon_protocol/bitmaps.txt"));
+}
+
+#[test]
+fn bitmaps_of_images_are_alike() {
+    compare(include_str!("daemon_protocol/kept.txt"));
+}
+
+#[test]
+fn clients_of_nbd_see_the_same_bitmaps() {
+    if peers_are_installed(&["nbdinfo", "qemu-io", "qemu-img"]) {
+        compare(include_str!("daemon_protocol/shown.txt"));
+    }
+}
+
+#[test]
+fn nodes_are_reopened_alike() {
+    compare(include_str!("daemon_protocol/reopen.txt"));
 }
 
 #[test]

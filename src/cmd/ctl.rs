@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const NO_DAEMON: u8 = 2;
 
 /// Verbs that are short for commands, and texts about them.
-const SHORT: [(&str, &str, &str); 4] = [
+const SHORT: [(&str, &str, &str); 8] = [
     ("jobs", "query-jobs", "All jobs, as a table."),
     ("nodes", "query-named-block-nodes", "All nodes, as a table."),
     ("exports", "query-block-exports", "All exports, as a table."),
@@ -45,6 +45,26 @@ const SHORT: [(&str, &str, &str); 4] = [
         "stats",
         "query-blockstats",
         "Figures of all nodes, as a table.",
+    ),
+    (
+        "checkpoints",
+        "x-cowslip-query-checkpoints",
+        "All checkpoints of all nodes, as a table.",
+    ),
+    (
+        "checkpoint",
+        "x-cowslip-checkpoint-create",
+        "Takes a checkpoint of several disks.",
+    ),
+    (
+        "checkpoint-end",
+        "x-cowslip-checkpoint-end",
+        "Ends the exports of a checkpoint.",
+    ),
+    (
+        "checkpoint-delete",
+        "x-cowslip-checkpoint-delete",
+        "Removes a checkpoint.",
     ),
 ];
 const EVENTS: &str = "events";
@@ -232,6 +252,15 @@ impl Request {
                 let data = actions.filter_map(|action| action["data"].as_object());
                 data.filter_map(|data| text(data, ["job-id", "device", ""]))
                     .collect()
+            }
+            "x-cowslip-checkpoint-create" => {
+                let checkpoint = self.arguments.get("name").and_then(Value::as_str);
+                let disks = self.arguments.get("disks").and_then(Value::as_array);
+                let copied = |disk: &&Value| disk.get("target").is_some();
+                let disks = disks.into_iter().flatten().filter(copied);
+                let nodes = disks.filter_map(|disk| disk["node"].as_str());
+                let job = |node: &str| Some(format!("{}-{node}", checkpoint?));
+                nodes.filter_map(job).collect()
             }
             _ if is_about_a_job => {
                 let job = text(&self.arguments, ["id", "device", ""]);

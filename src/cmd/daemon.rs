@@ -4,12 +4,15 @@
 //! | file | subject |
 //! | --- | --- |
 //! | `host.rs` | the state of a daemon |
-//! | `nodes.rs` | disks by name, and their chains |
+//! | `nodes.rs`, `reopen.rs` | disks by name, and their chains; other options of those in use |
 //! | `export.rs`, `exports.rs` | disks for clients, by the protocols of `serve` |
+//! | `checkpoint.rs` | views of disks as they were at one moment, with what has changed since another |
 //! | `snapshots.rs`, `internal.rs` | overlays over disks in use, transactions; internal snapshots |
 //! | `job.rs`, `jobs.rs` | jobs, and the commands that control them |
-//! | `copies.rs`, `create.rs` | the work of jobs: copies of disks in use, new images |
-//! | `bitmap.rs`, `bitmaps.rs`, `queries.rs` | dirty bitmaps; descriptions |
+//! | `fault.rs`, `fleece.rs` | errors that jobs meet, and policies for them; copies of what changes |
+//! | `copies.rs`, `backups.rs`, `create.rs` | the work of jobs: copies of disks in use, new images |
+//! | `bitmap.rs`, `bitmaps.rs`, `contexts.rs` | dirty bitmaps, in memory and in images; as NBD shows them |
+//! | `queries.rs`, `shown.rs` | descriptions; the image that a node has at the moment |
 //! | `passed.rs` | files that clients have passed, by names |
 //! | `metrics.rs`, `http.rs` | figures for Prometheus, and the way to them |
 //! | `line.rs`, `as_qemu.rs`, `stdio.rs` | the command line, also QEMU's; the doors for clients |
@@ -38,13 +41,18 @@ use crate::output::Program;
 use crate::text_file;
 
 pub mod as_qemu;
+mod backups;
 mod bitmap;
 mod bitmaps;
 mod changing;
+mod checkpoint;
+mod contexts;
 mod copies;
 mod create;
 mod export;
 mod exports;
+mod fault;
+mod fleece;
 mod given;
 mod host;
 mod http;
@@ -56,6 +64,9 @@ mod metrics;
 mod nodes;
 mod passed;
 mod queries;
+mod reopen;
+mod scratch;
+mod shown;
 mod snapshots;
 mod stdio;
 mod supervisor;
@@ -124,6 +135,7 @@ impl Daemon {
     /// Ends jobs and exports, and closes all images.
     async fn end(&self) -> Result<(), CommandError> {
         self.end_jobs().await;
+        self.end_checkpoints().await;
         for export in self.exports.all() {
             self.end_export(&export).await;
         }
@@ -185,6 +197,7 @@ impl Daemon {
                 let added = self.nodes.add(given.0.clone()).await;
                 added.map(|_| json!({}))
             }
+            "blockdev-reopen" => self.blockdev_reopen(given).await,
             "blockdev-del" => {
                 self.nodes.delete(given.required("node-name")?).await?;
                 Ok(json!({}))
@@ -204,6 +217,10 @@ impl Daemon {
             "blockdev-mirror" => self.blockdev_mirror(given).await,
             "blockdev-backup" => self.blockdev_backup(given).await,
             "transaction" => self.transaction(given).await,
+            "x-cowslip-checkpoint-create" => self.checkpoint_create(given).await,
+            "x-cowslip-checkpoint-end" => self.checkpoint_end(given).await,
+            "x-cowslip-checkpoint-delete" => self.checkpoint_delete(given).await,
+            "x-cowslip-query-checkpoints" => self.query_checkpoints().await,
             "blockdev-snapshot-internal-sync" => self.internal_snapshot(given).await,
             "blockdev-snapshot-delete-internal-sync" => self.delete_internal_snapshot(given).await,
             "change-backing-file" => self.change_backing_file(given).await,
@@ -245,7 +262,7 @@ impl Daemon {
         let size = given.0.get("size").and_then(Value::as_u64);
         let size = size.ok_or_else(|| refused("Parameter 'size' expects a >0 size"))?;
         node.may_change()?;
-        if node.is_read_only {
+        if node.is_read_only() {
             return Err(refused("Image is read-only"));
         }
         self.nodes.is_root(&node)?;

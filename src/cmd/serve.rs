@@ -34,7 +34,7 @@ pub use fuse::wait_for_close;
 pub use fuse::{Fuse, unmounter};
 pub use image_args::ImageArgs;
 pub use log::{Log, LogFormat, Verbosity};
-pub use nbd::{Listening, report_events as report_nbd, tls as nbd_tls};
+pub use nbd::{Listening, depth, report_events as report_nbd, tls as nbd_tls};
 pub use service::{cache_report, default_poll};
 pub use socket_name::SocketName;
 pub use transport::{Endpoint, Served, Transport};

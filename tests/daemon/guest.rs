@@ -87,6 +87,48 @@ impl Model {
         }
     }
 
+    /// The versions of all blocks whose writes were answered.
+    pub fn versions(&self) -> Vec<u32> {
+        let blocks = self.0.lock().unwrap();
+        blocks.iter().map(|block| block.current).collect()
+    }
+
+    /// Checks the bytes of a disk at a moment: later than that of `before`, and past.
+    pub fn check_moment(&self, disk: &[u8], before: &[u32]) {
+        for (at, block) in self.0.lock().unwrap().iter().enumerate() {
+            let found = &disk[at * BLOCK_BYTES..][..BLOCK_BYTES];
+            let version = version(at as u64, found).unwrap();
+            let last = block
+                .possible
+                .last()
+                .copied()
+                .unwrap_or(0)
+                .max(block.current);
+            let possible = before[at]..=last;
+            assert!(
+                possible.contains(&version),
+                "block {at}: {version} {possible:?}"
+            );
+        }
+    }
+
+    /// Waits until most blocks have been written again.
+    pub fn wait_for_writes(&self) {
+        let before = self.versions();
+        for _ in 0..3000 {
+            let now = self.versions();
+            let written = now
+                .iter()
+                .zip(&before)
+                .filter(|(now, before)| now != before);
+            if written.count() > before.len() / 3 {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("the guest does not write");
+    }
+
     /// Checks the bytes of a disk whose daemon was killed; from now on they are its bytes.
     pub fn check_after_kill(&self, disk: &[u8], context: &str) {
         self.check_possible(disk, context);

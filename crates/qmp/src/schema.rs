@@ -153,6 +153,10 @@ const FILES: &[(&str, &str)] = &[
     ("nodes.schema", include_str!("../schema/nodes.schema")),
     ("bitmaps.schema", include_str!("../schema/bitmaps.schema")),
     ("block.schema", include_str!("../schema/block.schema")),
+    (
+        "checkpoints.schema",
+        include_str!("../schema/checkpoints.schema"),
+    ),
     ("queries.schema", include_str!("../schema/queries.schema")),
     ("exports.schema", include_str!("../schema/exports.schema")),
     ("objects.schema", include_str!("../schema/objects.schema")),

@@ -65,6 +65,22 @@ const NODES: &[Column] = &[
     ("FILE", Left, |it| text(it, &["file"])),
 ];
 
+const CHECKPOINTS: &[Column] = &[
+    ("CHECKPOINT", Left, |it| text(it, &["name"])),
+    ("NODE", Left, |it| text(it, &["node"])),
+    ("STATE", Left, |it| {
+        let state = match (it["inconsistent"] == true, it["recording"] == true) {
+            (true, _) => "inconsistent",
+            (false, true) => "recording",
+            (false, false) => "complete",
+        };
+        state.to_string()
+    }),
+    ("CHANGED", Right, |it| bytes(it, &["count"])),
+    ("EXPORT", Left, |it| text(it, &["export-name"])),
+    ("KEPT", Right, |it| bytes(it, &["stored-bytes"])),
+];
+
 const FIGURES: &[Column] = &[
     ("NODE", Left, |it| text(it, &["node-name"])),
     ("READS", Right, |it| text(it, &["stats", "rd_operations"])),
@@ -92,6 +108,7 @@ pub fn of(command: &str, result: &Value) -> Option<String> {
         "query-block-exports" => EXPORTS,
         "query-named-block-nodes" => NODES,
         "query-blockstats" => FIGURES,
+        "x-cowslip-query-checkpoints" => CHECKPOINTS,
         _ => return None,
     };
     Some(table(columns, result.as_array()?))

@@ -1,11 +1,9 @@
-//! Dirty bitmaps of a daemon's nodes, and the commands about them.
-//!
-//! They live in memory. Left out: bitmaps that the image keeps, which `serve --bitmap` and `bitmap`
-//! have.
+//! The commands about the dirty bitmaps of a daemon's nodes.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
+use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip_graph::{DirtyMap, Drained};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
@@ -14,130 +12,357 @@ use super::bitmap::Bitmap;
 use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
-use super::words::{missing, refused};
+use super::words::{failed, missing, refused};
 
-/// Bytes of a bit, if nothing else is asked for.
-const GRANULARITY: u64 = 64 << 10;
+/// Bytes that the bits of a bitmap may take.
+const BITS_BYTES_MAX: u64 = 512 << 20;
 
-impl Daemon {
-    /// The bitmap of this name.
-    ///
-    /// # Errors
-    /// The node has none.
-    pub fn bitmap(&self, node: &Node, name: &str) -> Result<Rc<Bitmap>, QmpError> {
-        let bitmaps = node.bitmaps.borrow();
-        let found = bitmaps.iter().find(|bitmap| bitmap.name == name).cloned();
-        found.ok_or_else(|| QmpError::generic(format!("Dirty bitmap '{name}' not found")))
+/// A change of a bitmap that is possible, with its node open for writing if the image keeps it.
+pub struct Change {
+    verb: String,
+    given: Given,
+    node: Rc<Node>,
+    is_entered: bool,
+}
+
+/// The state of a bitmap before a change, for taking it back.
+enum Before {
+    Nothing(Rc<Node>, String),
+    Bitmap(Bitmap, Arc<DirtyMap>),
+}
+
+/// Changes that were made, and can be taken back.
+#[derive(Default)]
+pub struct Made(Vec<Before>);
+
+impl Change {
+    /// The node whose bitmap it is about.
+    pub fn node(&self) -> &Rc<Node> {
+        &self.node
     }
 
+    /// Whether it is to be made after all that can be taken back.
+    pub fn is_last(&self) -> bool {
+        self.verb == "remove"
+    }
+
+    /// Whether it adds a bitmap of this name to a node.
+    pub fn adds_to(&self, node: &Rc<Node>, name: &str) -> bool {
+        Rc::ptr_eq(&self.node, node) && self.adds() == Some(name)
+    }
+
+    /// The name of the bitmap that it adds.
+    fn adds(&self) -> Option<&str> {
+        match self.verb.as_str() {
+            "add" => self.given.text("name"),
+            _ => None,
+        }
+    }
+}
+
+impl Daemon {
     /// A command about a bitmap: `block-dirty-bitmap-*`.
     ///
     /// # Errors
-    /// No such node or bitmap; what cannot be.
+    /// No such node or bitmap; what cannot be; I/O of the image that keeps it.
     pub async fn bitmap_command(&self, verb: &str, given: &Given) -> Result<Value, QmpError> {
-        let node = self.nodes.referred(given.required("node")?)?;
-        let drained = node.live.drain().await;
-        let changed = self.change_bitmap((verb, &node), given, &drained);
-        changed.map(|()| json!({}))
+        let change = self.prepare_bitmap(verb, given, &[]).await?;
+        let held = match (verb, change.is_entered) {
+            ("add", false) => self.nodes.hold(&[Rc::clone(&change.node)]).await,
+            _ => Vec::new(),
+        };
+        let changed = self.change_bitmap(&change, &held).await;
+        drop(held);
+        let left = self.leave_bitmap(&change).await;
+        changed.and(left).map(|()| json!({}))
     }
 
-    /// The same between two requests of the node.
+    /// Looks whether a change can be made after others, and opens the image that keeps the bitmap
+    /// for writing.
     ///
     /// # Errors
-    /// As for [`Daemon::bitmap_command`].
-    pub fn change_bitmap(
+    /// No such node or bitmap; what cannot be.
+    pub async fn prepare_bitmap(
         &self,
-        (verb, node): (&str, &Rc<Node>),
+        verb: &str,
         given: &Given,
-        drained: &Drained,
-    ) -> Result<(), QmpError> {
-        match verb {
-            "add" => return add_bitmap(node, given, drained),
-            "merge" => return self.merge_bitmaps(node, given),
-            _ => {}
+        earlier: &[&Change],
+    ) -> Result<Change, QmpError> {
+        let node = given.required("node")?;
+        let node = match verb {
+            "add" => self.nodes.referred(node)?,
+            _ => self.node_of_bitmap(node)?,
+        };
+        let name = given.required(if verb == "merge" { "target" } else { "name" })?;
+        let is_added = |name: &str| {
+            let adds = |change: &&&Change| change.adds() == Some(name);
+            let added = earlier.iter().find(adds)?;
+            Rc::ptr_eq(&added.node, &node).then(|| added.given.clone())
+        };
+        let is_kept = match (verb, is_added(name)) {
+            ("add", added) => {
+                self.may_add_bitmap(&node, given, added.is_some()).await?;
+                given.switch("persistent")?.unwrap_or(false)
+            }
+            (_, Some(given)) => given.switch("persistent")?.unwrap_or(false),
+            (_, None) => {
+                let bitmap = node.bitmap(name).await?;
+                self.may_change_bitmap(&bitmap, verb).await?;
+                bitmap.is_kept()
+            }
+        };
+        if verb == "merge" {
+            for source in self.sources(&node, given)? {
+                let (of, name) = source;
+                if is_added(&name).is_none() {
+                    let source = of.bitmap(&name).await?;
+                    source.refuse_unreadable()?;
+                }
+            }
         }
-        let bitmap = self.bitmap(node, given.required("name")?)?;
-        match verb {
-            "remove" => {
-                let tap = Arc::clone(&bitmap.map) as _;
-                node.live.remove(&tap);
-                let is_other = |other: &Rc<Bitmap>| !Rc::ptr_eq(other, &bitmap);
-                node.bitmaps.borrow_mut().retain(is_other);
+        if is_kept {
+            self.nodes.enter(&node, true).await?;
+        }
+        Ok(Change {
+            verb: verb.to_string(),
+            given: given.clone(),
+            node,
+            is_entered: is_kept,
+        })
+    }
+
+    /// Undoes [`Daemon::prepare_bitmap`]. The image stores what has changed when nothing else
+    /// writes it.
+    ///
+    /// # Errors
+    /// The image could not be closed in order.
+    pub async fn leave_bitmap(&self, change: &Change) -> Result<(), QmpError> {
+        match change.is_entered {
+            true => self.nodes.leave(&change.node, true).await,
+            false => Ok(()),
+        }
+    }
+
+    async fn may_add_bitmap(
+        &self,
+        node: &Rc<Node>,
+        given: &Given,
+        is_added: bool,
+    ) -> Result<(), QmpError> {
+        let name = given.required("name")?;
+        if name.is_empty() {
+            return Err(refused("Bitmap name cannot be empty"));
+        }
+        let granularity = given.number("granularity")?;
+        let granularity = granularity.unwrap_or_else(|| node.default_granularity());
+        if granularity < 512 || !granularity.is_power_of_two() {
+            return Err(refused("Granularity must be power of 2 and at least 512"));
+        }
+        let bits = node.live_size().div_ceil(granularity);
+        if bits.div_ceil(8) > BITS_BYTES_MAX {
+            return Err(refused(
+                "The bitmap would be too large. Use larger granularity",
+            ));
+        }
+        if is_added || node.find_bitmap(name).await?.is_some() {
+            return Err(QmpError::generic(format!("Bitmap already exists: {name}")));
+        }
+        if given.switch("persistent")?.unwrap_or(false) {
+            if node.driver() != "qcow2" {
+                return Err(QmpError::generic(format!(
+                    "Can't store persistent bitmaps to {}: Operation not supported",
+                    node.name
+                )));
             }
-            "clear" => bitmap.map.clear(),
-            "enable" => bitmap.map.enable(true),
-            "disable" => bitmap.map.enable(false),
-            _ => {
-                let name = format!("block-dirty-bitmap-{verb}");
-                return Err(QmpError::command_not_found(&name));
-            }
+            self.refuse_frozen(node, name)?;
         }
         Ok(())
     }
 
-    fn merge_bitmaps(&self, node: &Rc<Node>, given: &Given) -> Result<(), QmpError> {
-        let target = self.bitmap(node, given.required("target")?)?;
+    /// Refuses a change of a bitmap that the image of a node below others keeps.
+    fn refuse_frozen(&self, node: &Rc<Node>, name: &str) -> Result<(), QmpError> {
+        let is_written = node.access() == cowslip_nodes::Access::Write;
+        match !is_written && !self.nodes.parents(node).is_empty() {
+            false => Ok(()),
+            true => Err(QmpError::generic(format!(
+                "Bitmap '{name}' is readonly and cannot be modified"
+            ))),
+        }
+    }
+
+    /// Refuses a change of a bitmap.
+    ///
+    /// # Errors
+    /// In QEMU's words.
+    pub async fn may_change_bitmap(&self, bitmap: &Bitmap, verb: &str) -> Result<(), QmpError> {
+        bitmap.refuse_busy()?;
+        if bitmap.is_kept() {
+            self.refuse_frozen(&bitmap.node, &bitmap.name)?;
+        }
+        match verb {
+            "remove" => Ok(()),
+            _ => bitmap.refuse_unreadable(),
+        }
+    }
+
+    fn node_of_bitmap(&self, name: &str) -> Result<Rc<Node>, QmpError> {
+        let found = self.nodes.find(name);
+        found.ok_or_else(|| QmpError::generic(format!("Node '{name}' not found")))
+    }
+
+    /// The bitmaps that a merge is from, by node and name.
+    fn sources(&self, node: &Rc<Node>, given: &Given) -> Result<Vec<(Rc<Node>, String)>, QmpError> {
         let Some(Value::Array(sources)) = given.0.get("bitmaps") else {
             return Err(missing("bitmaps"));
         };
-        let mut found = Vec::new();
-        for source in sources {
-            let bitmap = match source {
-                Value::String(name) => self.bitmap(node, name)?,
-                Value::Object(other) => {
-                    let other = Given(other.clone());
-                    let node = self.nodes.referred(other.required("node")?)?;
-                    self.bitmap(&node, other.required("name")?)?
+        let named = sources.iter().map(|source| self.named_bitmap(node, source));
+        named.collect()
+    }
+
+    /// A bitmap by its name, or by node and name.
+    ///
+    /// # Errors
+    /// No such node.
+    pub fn named_bitmap(
+        &self,
+        node: &Rc<Node>,
+        named: &Value,
+    ) -> Result<(Rc<Node>, String), QmpError> {
+        match named {
+            Value::String(name) => Ok((Rc::clone(node), name.clone())),
+            Value::Object(other) => {
+                let other = Given(other.clone());
+                let node = self.node_of_bitmap(other.required("node")?)?;
+                Ok((node, other.required("name")?.to_string()))
+            }
+            _ => Err(missing("bitmaps")),
+        }
+    }
+
+    /// Makes a change that was prepared. The requests of a node that gets a bitmap in memory are
+    /// held back.
+    ///
+    /// # Errors
+    /// I/O of the image that keeps the bitmap.
+    pub async fn change_bitmap(&self, change: &Change, held: &[Drained]) -> Result<(), QmpError> {
+        let (node, given) = (&change.node, &change.given);
+        match change.verb.as_str() {
+            "add" => self.add_bitmap(change, held).await,
+            "merge" => {
+                let target = node.bitmap(given.required("target")?).await?;
+                for (of, name) in self.sources(node, given)? {
+                    let source = of.bitmap(&name).await?;
+                    let is_itself = Rc::ptr_eq(&of, node) && name == target.name;
+                    if !is_itself {
+                        target.merge(&*source.marks().await?).await?;
+                    }
                 }
-                _ => return Err(missing("bitmaps")),
+                Ok(())
+            }
+            verb => {
+                let bitmap = node.bitmap(given.required("name")?).await?;
+                match verb {
+                    "remove" => bitmap.remove().await,
+                    "clear" => bitmap.clear().await,
+                    "enable" => bitmap.enable(true).await,
+                    "disable" => bitmap.enable(false).await,
+                    _ => {
+                        let name = format!("block-dirty-bitmap-{verb}");
+                        Err(QmpError::command_not_found(&name))
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same as a part of a step that may fail later.
+    ///
+    /// # Errors
+    /// As for [`Daemon::change_bitmap`].
+    pub async fn change_bitmap_within(
+        &self,
+        made: &mut Made,
+        change: &Change,
+        held: &[Drained],
+    ) -> Result<(), QmpError> {
+        let target = change.given.text("target").or(change.given.text("name"));
+        let name = target.unwrap_or_default().to_string();
+        let before = match (change.verb.as_str(), change.node.find_bitmap(&name).await?) {
+            ("add", _) | (_, None) => Before::Nothing(Rc::clone(&change.node), name),
+            (_, Some(bitmap)) => {
+                let marks = bitmap.marks().await?;
+                Before::Bitmap(bitmap, marks)
+            }
+        };
+        self.change_bitmap(change, held).await?;
+        made.0.push(before);
+        Ok(())
+    }
+
+    /// Takes changes back, the last one first.
+    pub async fn take_back(&self, made: Made) {
+        for before in made.0.into_iter().rev() {
+            // What fails here has failed before: the image takes no change any more.
+            match before {
+                Before::Nothing(node, name) => {
+                    if let Ok(Some(bitmap)) = node.find_bitmap(&name).await {
+                        drop(bitmap.remove().await);
+                    }
+                }
+                Before::Bitmap(bitmap, marks) => {
+                    drop(bitmap.clear().await);
+                    drop(bitmap.merge(&marks).await);
+                    drop(bitmap.enable(bitmap.is_enabled()).await);
+                }
+            }
+        }
+    }
+
+    async fn add_bitmap(&self, change: &Change, held: &[Drained]) -> Result<(), QmpError> {
+        let (node, given) = (&change.node, &change.given);
+        let name = given.required("name")?.to_string();
+        let is_disabled = given.switch("disabled")?.unwrap_or(false);
+        let granularity = given.number("granularity")?;
+        let granularity = granularity.unwrap_or_else(|| node.default_granularity());
+        if change.is_entered {
+            let image = node.image();
+            let add = BitmapChange::Add {
+                granularity: Some(granularity),
             };
-            found.push(bitmap);
+            image.change_bitmap(&name, &add).await.map_err(failed)?;
+            if is_disabled {
+                let disabled = image.change_bitmap(&name, &BitmapChange::Disable).await;
+                disabled.map_err(failed)?;
+            }
+            return Ok(());
         }
-        for source in found.iter().filter(|source| !Rc::ptr_eq(source, &target)) {
-            target.map.merge(&source.map);
-        }
+        let map = DirtyMap::new(node.live_size(), granularity);
+        map.enable(!is_disabled);
+        let drained = held.iter().find(|it| Arc::ptr_eq(it.live(), &node.live));
+        let drained = drained.expect("its requests are held back");
+        drained.add(Arc::clone(&map) as _);
+        node.memory_bitmaps.borrow_mut().push((name, map));
         Ok(())
     }
 
     /// The bitmaps of a node, as `query-named-block-nodes` has them.
-    pub fn describe_bitmaps(&self, node: &Node) -> Value {
-        let describe = |bitmap: &Rc<Bitmap>| {
-            json!({
+    pub async fn describe_bitmaps(&self, node: &Rc<Node>) -> Vec<Value> {
+        let mut described = Vec::new();
+        // The last one first, as in QEMU. A list that cannot be read is described by no command.
+        for bitmap in node.bitmaps().await.unwrap_or_default().iter().rev() {
+            let mut found = json!({
                 "name": bitmap.name,
-                "recording": bitmap.map.is_enabled(),
-                "persistent": false,
-                "busy": false,
-                "granularity": bitmap.map.chunk_bytes(),
-                "count": bitmap.map.dirty_bytes(),
-            })
-        };
-        // The last one first, as in QEMU.
-        node.bitmaps.borrow().iter().rev().map(describe).collect()
+                "recording": bitmap.is_enabled(),
+                "persistent": bitmap.is_kept(),
+                "busy": bitmap.is_busy(),
+                "granularity": bitmap.granularity(),
+                "count": bitmap.dirty_bytes().await.unwrap_or(0),
+            });
+            if bitmap.is_inconsistent() {
+                found["inconsistent"] = true.into();
+            }
+            described.push(found);
+        }
+        described
     }
-}
-
-fn add_bitmap(node: &Rc<Node>, given: &Given, drained: &Drained) -> Result<(), QmpError> {
-    let name = given.required("name")?.to_string();
-    if name.is_empty() {
-        return Err(refused("Bitmap name cannot be empty"));
-    }
-    let granularity = given.number("granularity")?.unwrap_or(GRANULARITY);
-    if granularity < 512 || !granularity.is_power_of_two() {
-        return Err(refused("Granularity must be power of 2 and at least 512"));
-    }
-    if given.switch("persistent")?.unwrap_or(false) {
-        return Err(refused(
-            "bitmaps that the image keeps are not supported here; they are made by \
-             'cowslip bitmap' while nobody uses the image",
-        ));
-    }
-    let mut bitmaps = node.bitmaps.borrow_mut();
-    if bitmaps.iter().any(|bitmap| bitmap.name == name) {
-        return Err(QmpError::generic(format!("Bitmap already exists: {name}")));
-    }
-    let map = DirtyMap::new(node.live_size(), granularity);
-    map.enable(!given.switch("disabled")?.unwrap_or(false));
-    drained.add(Arc::clone(&map) as _);
-    bitmaps.push(Rc::new(Bitmap { name, map }));
-    Ok(())
 }

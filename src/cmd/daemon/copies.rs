@@ -1,4 +1,4 @@
-//! Jobs that copy disks in use: stream, commit, mirror, backup.
+//! Jobs that copy disks in use: stream, commit, mirror; backups are in `backups.rs`.
 //!
 //! Their steps, and what a crash leaves after each, are those of `cowslip_graph`.
 //!
@@ -8,26 +8,20 @@
 //! | commit below the active image | the disk: the images above the base still decide what was copied | the image above the committed ones names the base as its backing file |
 //! | commit of the active image | the same | the base is flushed, and the image becomes empty: either of the two shows the disk, before and after |
 //! | mirror | the disk; a copy that is of no use | clients go to the copy, which is flushed |
-//! | backup | the disk; a copy that is of no use | none |
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use cowslip::Disk;
-use cowslip::image::Extent;
-use cowslip_graph::{
-    Backup, CHUNK_BYTES, Committed, CopyMode, Drained, Mirroring, Rotates, commit, mirror, stream,
-};
+use cowslip_graph::{CHUNK_BYTES, Committed, CopyMode, Mirroring, commit, mirror, stream};
 use cowslip_qmp::{ErrorClass, QmpError};
 use serde_json::{Value, json};
 
-use super::bitmap::Bitmap;
 use super::changing::{Attending, Changing};
 use super::given::Given;
 use super::host::Daemon;
 use super::job::JobOptions;
 use super::nodes::Node;
-use super::words::{failed, refused};
+use super::words::refused;
 
 /// Nodes whose places nothing but a job changes, until this is dropped.
 pub struct Reserved(Vec<Rc<Node>>);
@@ -37,7 +31,7 @@ impl Reserved {
     ///
     /// # Errors
     /// Another job has one of them.
-    fn new(nodes: Vec<Rc<Node>>, kind: &str) -> Result<Reserved, QmpError> {
+    pub fn new(nodes: Vec<Rc<Node>>, kind: &str) -> Result<Reserved, QmpError> {
         nodes.iter().try_for_each(|node| node.may_change())?;
         for node in &nodes {
             node.job.replace(Some(kind.to_string()));
@@ -46,7 +40,7 @@ impl Reserved {
     }
 
     /// Keeps clients from these nodes, whose contents the job changes.
-    fn filling(self, nodes: &[Rc<Node>]) -> Reserved {
+    pub fn filling(self, nodes: &[Rc<Node>]) -> Reserved {
         nodes.iter().for_each(|node| node.is_filled.set(true));
         self
     }
@@ -110,7 +104,11 @@ fn place_in(
 }
 
 impl Daemon {
-    fn device(&self, given: &Given) -> Result<Rc<Node>, QmpError> {
+    /// The node that a job is about.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn device(&self, given: &Given) -> Result<Rc<Node>, QmpError> {
         self.nodes.referred(given.required("device")?)
     }
 
@@ -291,7 +289,10 @@ impl Daemon {
     }
 
     /// Refuses a copy that cannot be.
-    fn check_pair(&self, node: &Rc<Node>, target: &Rc<Node>) -> Result<(), QmpError> {
+    ///
+    /// # Errors
+    /// Of different sizes, in use.
+    pub fn check_pair(&self, node: &Rc<Node>, target: &Rc<Node>) -> Result<(), QmpError> {
         if Rc::ptr_eq(node, target) {
             return Err(refused("Source and target cannot be the same"));
         }
@@ -330,162 +331,5 @@ impl Daemon {
             }
         }
         Ok(())
-    }
-
-    /// `blockdev-backup`.
-    ///
-    /// # Errors
-    /// As for [`Daemon::backup_of`].
-    pub async fn blockdev_backup(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
-        let prepared = self.backup_of(given).await?;
-        let drained = prepared.node().live.drain().await;
-        let started = self.start_backup(prepared, &drained).await;
-        drop(drained);
-        started.map(|()| json!({}))
-    }
-
-    /// Prepares a backup: its target is open for writing, and its job has its name.
-    ///
-    /// # Errors
-    /// Nodes or bitmaps that are not there, or cannot be copied or written.
-    pub async fn backup_of(self: &Rc<Self>, given: &Given) -> Result<Prepared, QmpError> {
-        let node = self.device(given)?;
-        let target = self.nodes.referred(given.required("target")?)?;
-        let options = JobOptions::of(given, Some(&node.name))?;
-        self.check_pair(&node, &target)?;
-        let sync = given.required("sync")?.to_string();
-        let bitmap = match (sync.as_str(), given.text("bitmap")) {
-            ("full" | "top", None) => None,
-            ("incremental" | "bitmap", Some(name)) => {
-                let found = self.bitmap(&node, name);
-                let missing = |_| failed(format_args!("Bitmap '{name}' could not be found"));
-                Some(found.map_err(missing)?)
-            }
-            ("incremental" | "bitmap", None) => {
-                let text = format!("must provide a valid bitmap name for '{sync}' sync mode");
-                return Err(QmpError::generic(text));
-            }
-            (_, Some(_)) => {
-                let text = format!("sync mode '{sync}' with a bitmap is not supported");
-                return Err(QmpError::generic(text));
-            }
-            _ => {
-                let text = format!("sync mode '{sync}' is not supported");
-                return Err(QmpError::generic(text));
-            }
-        };
-        let keeps = given.text("bitmap-mode");
-        match (sync.as_str(), keeps) {
-            ("incremental", Some("never" | "always")) => {
-                return Err(refused(
-                    "Bitmap sync mode must be 'on-success' when using sync mode 'incremental'",
-                ));
-            }
-            ("bitmap", None) => {
-                let text = "Bitmap sync mode must be given when providing a bitmap";
-                return Err(refused(text));
-            }
-            _ => {}
-        }
-        let rotates = match keeps {
-            Some("never") => Rotates::Never,
-            Some("always") => Rotates::Always,
-            _ => Rotates::OnSuccess,
-        };
-        let both = vec![Rc::clone(&target), Rc::clone(&node)];
-        let reserved = Reserved::new(both, "backup")?.filling(&[Rc::clone(&target)]);
-        self.nodes.enter(&target, true).await?;
-        let disk: Arc<dyn Disk> = Arc::clone(&target.live) as _;
-        Ok(Prepared {
-            backup: Backup::new(Arc::clone(&node.live), disk, CHUNK_BYTES),
-            bitmap: bitmap.map(|bitmap| (bitmap, rotates)),
-            is_top: sync == "top",
-            nodes: (node, target),
-            options,
-            _reserved: reserved,
-        })
-    }
-
-    /// Takes the moment of a backup, while the requests of its node are held back, and starts its
-    /// job.
-    ///
-    /// # Errors
-    /// The disk cannot be read; the job's ID is in use.
-    pub async fn start_backup(
-        self: &Rc<Self>,
-        prepared: Prepared,
-        drained: &Drained,
-    ) -> Result<(), QmpError> {
-        let Prepared {
-            backup,
-            bitmap,
-            is_top,
-            nodes: (node, target),
-            options,
-            _reserved: reserved,
-        } = prepared;
-        let rotation = match bitmap {
-            Some((bitmap, rotates)) => Some(backup.freeze_since(drained, (&bitmap.map, rotates))),
-            None => {
-                let wanted = match is_top {
-                    true => {
-                        let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
-                        let job = cowslip::Job::default();
-                        backup.want_extents(&job, is_own).await
-                    }
-                    false => {
-                        backup.want_all();
-                        Ok(())
-                    }
-                };
-                if let Err(error) = wanted {
-                    drop(self.nodes.leave(&target, true).await);
-                    return Err(failed(error));
-                }
-                backup.freeze(drained);
-                None
-            }
-        };
-        let entered = Rc::clone(&target);
-        let started = self.start_job(("backup", options), |daemon, job| async move {
-            let copied = backup.run(&job.work).await.map_err(failed);
-            drop((backup, reserved));
-            let outcome = match copied {
-                Ok(()) => daemon.finalize(&job).await,
-                Err(error) => Err(error),
-            };
-            // A copy that is of no use has none of what the bitmap had.
-            if let (Ok(()), Some(rotation)) = (&outcome, rotation) {
-                rotation.succeeded();
-            }
-            let _turn = daemon.turn.take().await;
-            let left = daemon.nodes.leave(&target, true).await;
-            let _source = node;
-            outcome.and(left)
-        });
-        self.or_leave(started, &entered).await.map(drop)
-    }
-}
-
-/// A backup that is to be started.
-pub struct Prepared {
-    backup: Backup,
-    /// The bitmap of what is copied, and what becomes of it.
-    bitmap: Option<(Rc<Bitmap>, Rotates)>,
-    is_top: bool,
-    nodes: (Rc<Node>, Rc<Node>),
-    options: JobOptions,
-    _reserved: Reserved,
-}
-
-impl Prepared {
-    /// The node that is copied.
-    pub fn node(&self) -> &Rc<Node> {
-        &self.nodes.0
-    }
-
-    /// The node that is written.
-    pub fn target(&self) -> &Rc<Node> {
-        &self.nodes.1
     }
 }

@@ -5,15 +5,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cowslip::Disk;
 use cowslip::disk::ReadOnlyDisk;
+use cowslip::{Disk, Image};
 use cowslip_graph::LiveDisk;
 use cowslip_nbd::ServerHandle;
 use cowslip_qmp::QmpError;
 
+use super::bitmap::InUse;
 use super::nodes::Node;
+use super::shown::Shown;
 use super::wait::Flag;
 use super::words::refused;
 
@@ -26,6 +28,10 @@ pub struct Export {
     node: RefCell<Rc<Node>>,
     port: Arc<LiveDisk>,
     is_writable: bool,
+    /// The image of the node, for what shows its chain.
+    image: Arc<ImageOf>,
+    /// Bitmaps that clients see.
+    _bitmaps: Vec<InUse>,
     /// It is being removed.
     pub is_ending: Cell<bool>,
     /// The way to its clients.
@@ -53,6 +59,7 @@ impl Export {
         (id, kind): (String, &'static str),
         (node, port): (Rc<Node>, Arc<LiveDisk>),
         (is_writable, way): (bool, Way),
+        (image, bitmaps): (Arc<ImageOf>, Vec<InUse>),
     ) -> Export {
         Export {
             id,
@@ -60,6 +67,8 @@ impl Export {
             node: RefCell::new(node),
             port,
             is_writable,
+            image,
+            _bitmaps: bitmaps,
             is_ending: Cell::new(false),
             way,
         }
@@ -90,7 +99,27 @@ impl Export {
     /// Has clients use another node from now on; their requests are held back.
     pub fn moved_to(&self, node: &Rc<Node>) -> Arc<dyn Disk> {
         self.node.replace(Rc::clone(node));
+        self.image.follow(&node.shown);
         disk_of(node, self.is_writable)
+    }
+}
+
+/// The image of the node that clients use, whichever that is; for other threads, too.
+pub struct ImageOf(Mutex<Arc<Shown>>);
+
+impl ImageOf {
+    /// That of a node.
+    pub fn new(node: &Node) -> Arc<ImageOf> {
+        Arc::new(ImageOf(Mutex::new(Arc::clone(&node.shown))))
+    }
+
+    /// The image, now.
+    pub fn get(&self) -> Arc<Image> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get()
+    }
+
+    fn follow(&self, shown: &Arc<Shown>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(shown);
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use cowslip::error::system_words;
 use cowslip_graph::LiveDisk;
+use cowslip_nbd::export::MetadataContext;
 use cowslip_nbd::remote::Address;
 use cowslip_nbd::server::Offered;
 use cowslip_nbd::{Export as NbdExport, Server as NbdServer, ServerOptions};
@@ -16,7 +17,7 @@ use cowslip_qmp::QmpError;
 use cowslip_queue::Event;
 use serde_json::{Value, json};
 
-use super::export::{Export, Running, Way, disk_of};
+use super::export::{Export, ImageOf, Running, Way, disk_of};
 use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
@@ -30,7 +31,7 @@ use crate::open::object::{self, is_identifier};
 /// Clients of the NBD server at a time, if nothing else is asked for.
 const CONNECTIONS_MAX: usize = 100;
 /// How long clients of an export that is removed may take for their replies.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Daemon {
     /// `nbd-server-start`.
@@ -111,7 +112,7 @@ impl Daemon {
         }
         let is_writable = given.switch("writable")?.unwrap_or(false);
         let kind = given.required("type")?.to_string();
-        if is_writable && node.is_read_only {
+        if is_writable && node.is_read_only() {
             return Err(refused("Cannot export read-only node as writable"));
         }
         if node.is_filled.get() {
@@ -122,8 +123,19 @@ impl Daemon {
         }
         self.nodes.enter(&node, is_writable).await?;
         let port = LiveDisk::new(id.clone(), disk_of(&node, is_writable));
+        let image = ImageOf::new(&node);
+        let mut bitmaps = Vec::new();
         let way = match kind.as_str() {
-            "nbd" => self.offer_nbd(given, (&node, &port)),
+            "nbd" => match self
+                .contexts(given, (&node, is_writable), (&port, &image))
+                .await
+            {
+                Ok((contexts, in_use)) => {
+                    bitmaps = in_use;
+                    self.offer_nbd(given, (&node, &port), contexts)
+                }
+                Err(error) => Err(error),
+            },
             "vhost-user-blk" => self.serve_vhost_user(given, (&node, &port)).await,
             "fuse" => self.serve_fuse(given, (&node, &port)).await,
             other => Err(QmpError::generic(format!(
@@ -137,7 +149,8 @@ impl Daemon {
                 return Err(error);
             }
         };
-        let export = Export::new((id, kind), (node, port), (is_writable, way));
+        let shows = (image, bitmaps);
+        let export = Export::new((id, kind), (node, port), (is_writable, way), shows);
         self.exports.add(export);
         Ok(json!({}))
     }
@@ -146,12 +159,14 @@ impl Daemon {
         &self,
         given: &Given,
         (node, port): (&Node, &Arc<LiveDisk>),
+        contexts: Vec<Arc<dyn MetadataContext>>,
     ) -> Result<(&'static str, Way), QmpError> {
         let server = self.exports.nbd()?;
         let name = given.text("name").unwrap_or(&node.name).to_string();
         let mut export = NbdExport::new(Arc::clone(port) as _);
         export.description = given.text("description").unwrap_or_default().to_string();
         export.shared_cache = true;
+        export.contexts = contexts;
         match server.add_export(name.clone(), export) {
             true => Ok(("nbd", Way::Nbd(name))),
             false => Err(QmpError::generic(format!(
@@ -283,6 +298,9 @@ impl Daemon {
         self.nodes.referred(device)?;
         let name = given.text("name").unwrap_or(device);
         let mut export = given.clone();
+        if let Some(bitmap) = given.text("bitmap") {
+            export.0.insert("bitmaps".to_string(), json!([bitmap]));
+        }
         for (member, value) in [("type", "nbd"), ("id", name), ("node-name", device)] {
             export.0.insert(member.to_string(), value.into());
         }

@@ -8,6 +8,7 @@ use cowslip_graph::Turn;
 use cowslip_qmp::{Event, ServerHandle};
 use serde_json::Value;
 
+use super::checkpoint::Active;
 use super::export::Exports;
 use super::job::Jobs;
 use super::nodes::Nodes;
@@ -20,6 +21,8 @@ pub struct Daemon {
     pub nodes: Nodes,
     /// Disks for clients.
     pub exports: Exports,
+    /// Checkpoints whose views are still there.
+    pub checkpoints: RefCell<Vec<Active>>,
     /// Jobs.
     pub jobs: Jobs,
     /// A command, or the last step of a job, changes the graph.
@@ -46,6 +49,7 @@ impl Daemon {
         Rc::new(Daemon {
             nodes: Nodes::default(),
             exports: Exports::default(),
+            checkpoints: RefCell::default(),
             jobs: Jobs::default(),
             turn: Turn::new(()),
             clients: RefCell::default(),

@@ -14,14 +14,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cowslip::job::{Attendant, Job as Work, Moment};
-use cowslip_graph::Mirror;
+use cowslip::job::{Attendant, Job as Work, Moment, Side, Verdict};
+use cowslip_graph::{Mirror, View};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
+use super::fault::{Fault, Faults, Policies};
 use super::given::Given;
 use super::wait::Flag;
 
+/// Time after an error that is ignored before more is tried.
+const REST: Duration = Duration::from_millis(100);
 /// The longest wait for the pace before a job looks at whether it is cancelled.
 const WAIT_MAX: Duration = Duration::from_millis(50);
 /// Amount that may be moved at once before the pace is kept.
@@ -77,6 +80,7 @@ pub(super) struct Pace {
     pub(super) is_paused: AtomicBool,
     /// When the next bytes may be moved.
     next: Mutex<Instant>,
+    pub(super) faults: Faults,
 }
 
 struct Paced(Arc<Pace>);
@@ -88,6 +92,16 @@ impl Attendant for Paced {
             std::thread::sleep(wait);
         })))
     }
+
+    fn failed(&self, side: Side, error: &cowslip::Error) -> Verdict {
+        let verdict = self.0.faults.meet(side, error);
+        match verdict {
+            Verdict::Report => {}
+            Verdict::Ignore => *self.0.next() = Instant::now() + REST,
+            Verdict::Stop => self.0.is_paused.store(true, Ordering::Release),
+        }
+        verdict
+    }
 }
 
 impl Pace {
@@ -95,19 +109,29 @@ impl Pace {
         if self.is_paused.load(Ordering::Acquire) {
             return Some(WAIT_MAX);
         }
-        let speed = self.speed.load(Ordering::Acquire);
-        if speed == 0 {
-            return None;
-        }
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = self.next();
         let now = Instant::now();
         let early = next.saturating_duration_since(now);
         if early > Duration::ZERO {
             return Some(early.min(WAIT_MAX));
         }
+        let speed = self.speed.load(Ordering::Acquire);
+        if speed == 0 {
+            return None;
+        }
         let begun = (*next).max(now.checked_sub(BURST).unwrap_or(now));
         *next = begun + Duration::from_secs_f64(bytes as f64 / speed as f64);
         None
+    }
+
+    fn next(&self) -> std::sync::MutexGuard<'_, Instant> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the bytes a second from now on; 0 is no limit.
+    pub(super) fn set_speed(&self, speed: u64) {
+        self.speed.store(speed, Ordering::Release);
+        *self.next() = Instant::now();
     }
 }
 
@@ -121,11 +145,15 @@ pub struct Job {
     pub work: Work,
     /// The mirror, while the job follows its disk.
     pub mirror: RefCell<Option<Arc<Mirror>>>,
+    /// The view that the job keeps.
+    pub(super) view: RefCell<Option<Arc<View>>>,
     pub(super) pace: Arc<Pace>,
     pub(super) status: Cell<Status>,
     pub(super) error: RefCell<Option<String>>,
     pub(super) finalizes_itself: bool,
     pub(super) dismisses_itself: bool,
+    /// The error that has stopped it, until it is resumed.
+    pub(super) stopped_by: Cell<Option<Fault>>,
     /// A user has asked for the end without an effect.
     pub(super) is_cancelled: Cell<bool>,
     /// It is to end with a copy that is equal, and the disk as it is.
@@ -138,6 +166,7 @@ pub struct Job {
 pub struct JobOptions {
     id: String,
     speed: u64,
+    policies: Policies,
     finalizes_itself: bool,
     dismisses_itself: bool,
 }
@@ -157,6 +186,7 @@ impl JobOptions {
         Ok(JobOptions {
             id: id.to_string(),
             speed: given.number("speed")?.unwrap_or(0),
+            policies: Policies::of(given)?,
             finalizes_itself: given.switch("auto-finalize")?.unwrap_or(true),
             dismisses_itself: given.switch("auto-dismiss")?.unwrap_or(device.is_some()),
         })
@@ -231,17 +261,20 @@ impl Job {
             speed: AtomicU64::new(options.speed),
             is_paused: AtomicBool::new(false),
             next: Mutex::new(Instant::now()),
+            faults: Faults::new(options.policies),
         });
         Job {
             id: options.id,
             kind,
             work: Work::attended(Paced(Arc::clone(&pace))),
             mirror: RefCell::default(),
+            view: RefCell::default(),
             pace,
             status: Cell::new(Status::Created),
             error: RefCell::default(),
             finalizes_itself: options.finalizes_itself,
             dismisses_itself: options.dismisses_itself,
+            stopped_by: Cell::default(),
             is_cancelled: Cell::new(false),
             stays: Cell::new(false),
             finalized: Flag::default(),
@@ -252,6 +285,20 @@ impl Job {
     /// Whether it is about a disk; that of a new image is not.
     pub fn is_of_a_disk(&self) -> bool {
         self.kind != "create"
+    }
+
+    /// Whether it has not concluded.
+    pub fn in_work(&self) -> bool {
+        !matches!(self.status.get(), Status::Concluded | Status::Null)
+    }
+
+    /// Whether an error has stopped it, as the protocol has it.
+    pub fn io_status(&self) -> &'static str {
+        match self.stopped_by.get() {
+            None => "ok",
+            Some(fault) if fault.is_full => "nospace",
+            Some(_) => "failed",
+        }
     }
 
     /// Whether it is to leave the disk as it is, with a copy that is equal.
@@ -282,6 +329,9 @@ impl Job {
         self.finalized.set();
         if let Some(mirror) = &*self.mirror.borrow() {
             mirror.wake();
+        }
+        if let Some(view) = &*self.view.borrow() {
+            view.wake();
         }
     }
 

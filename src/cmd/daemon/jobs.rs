@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use cowslip::Error;
+use cowslip::job::Verdict;
 use cowslip_graph::CopyMode;
 use cowslip_qmp::{ErrorClass, QmpError};
 use serde_json::{Value, json};
@@ -57,6 +58,13 @@ impl Daemon {
         self.change_status(&job, Status::Created);
         self.change_status(&job, Status::Running);
         let working = work(Rc::clone(self), Rc::clone(&job));
+        let (daemon, watched) = (Rc::clone(self), Rc::clone(&job));
+        cowslip_queue::spawn(async move {
+            while watched.in_work() {
+                watched.pace.faults.wait(|| !watched.in_work()).await;
+                daemon.report_faults(&watched);
+            }
+        });
         let daemon = Rc::clone(self);
         cowslip_queue::spawn(async move {
             let outcome = working.await;
@@ -91,8 +99,29 @@ impl Daemon {
         }
     }
 
+    /// Lets clients know of the errors that a job has met.
+    fn report_faults(&self, job: &Job) {
+        for fault in job.pace.faults.take() {
+            let data = json!({
+                "device": job.id,
+                "operation": fault.operation(),
+                "action": fault.action(),
+            });
+            self.emit("BLOCK_JOB_ERROR", data);
+            if fault.verdict == Verdict::Stop {
+                job.stopped_by.set(job.stopped_by.get().or(Some(fault)));
+                match job.status.get() {
+                    Status::Running => self.change_status(job, Status::Paused),
+                    Status::Ready => self.change_status(job, Status::Standby),
+                    _ => {}
+                }
+            }
+        }
+    }
+
     fn conclude(&self, job: &Rc<Job>, outcome: Result<(), QmpError>) {
         job.mirror.take();
+        self.report_faults(job);
         let mut figures = job.figures();
         let mut event = "BLOCK_JOB_COMPLETED";
         self.jobs.count_ended(
@@ -121,6 +150,7 @@ impl Daemon {
             self.emit(event, figures);
         }
         self.change_status(job, Status::Concluded);
+        job.pace.faults.wake();
         if job.dismisses_itself {
             self.dismiss(job);
         }
@@ -187,7 +217,7 @@ impl Daemon {
             "set-speed" => {
                 job.refuses(verb, &IN_WORK)?;
                 let speed = given.number("speed")?.unwrap_or(0);
-                job.pace.speed.store(speed, Ordering::Release);
+                job.pace.set_speed(speed);
             }
             "change" => change(&job, given)?,
             _ => return Err(QmpError::command_not_found(command)),
@@ -214,6 +244,7 @@ impl Daemon {
             let text = "Can't resume a job that was not paused";
             return Err(QmpError::generic(text));
         }
+        job.stopped_by.take();
         let status = match job.status.get() {
             Status::Standby => Status::Ready,
             _ => Status::Running,
@@ -235,6 +266,12 @@ impl Daemon {
         job.refuses("cancel", &may)?;
         let is_forced = given.switch("force")?.unwrap_or(false) || command == "job-cancel";
         let is_ready = matches!(job.status.get(), Status::Ready | Status::Standby);
+        // It goes on, so that it can end.
+        match job.status.get() {
+            Status::Paused => self.change_status(job, Status::Running),
+            Status::Standby => self.change_status(job, Status::Ready),
+            _ => {}
+        }
         match (
             &*job.mirror.borrow(),
             is_ready && !is_forced && job.kind == "mirror",
@@ -274,7 +311,7 @@ impl Daemon {
             let status = job.status.get();
             let mut found = job.figures();
             found["auto-finalize"] = job.finalizes_itself.into();
-            found["io-status"] = "ok".into();
+            found["io-status"] = job.io_status().into();
             found["auto-dismiss"] = job.dismisses_itself.into();
             found["busy"] = (status == Status::Running).into();
             found["status"] = status.name().into();

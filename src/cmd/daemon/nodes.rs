@@ -13,16 +13,16 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip::Image;
 use cowslip::image::{BackingChoice, CacheStatistics};
-use cowslip_graph::{Drained, LiveDisk};
+use cowslip::{Disk, Image};
+use cowslip_graph::{DirtyMap, Drained, LiveDisk};
 use cowslip_nodes::{Access, OpenSettings, Source, drivers, json, open_source, reopen_source};
 use cowslip_qmp::{FdSets, QmpError};
 use serde_json::{Map, Value, json};
 
-use super::bitmap::Bitmap;
 use super::given::Given;
 use super::passed::Passed;
+use super::shown::Shown;
 use super::words::{failed, not_opened};
 use crate::open;
 
@@ -34,27 +34,52 @@ pub type Options = Map<String, Value>;
 
 type Adding<'a> = Pin<Box<dyn Future<Output = Result<Rc<Node>, QmpError>> + 'a>>;
 
+/// How a node is opened.
+pub struct Described {
+    /// Its options, without the name.
+    pub options: Options,
+    /// The same, as the images and files that they describe.
+    pub source: Source,
+}
+
+impl Described {
+    /// That of these options.
+    ///
+    /// # Errors
+    /// They describe nothing.
+    pub fn of(options: Options) -> Result<Described, QmpError> {
+        let text = Value::from(options.clone()).to_string();
+        let pairs = json::pairs(&text).map_err(failed)?;
+        let source = Source::of_pairs(pairs, 0, &drivers::standard());
+        let mut source = source.map_err(failed)?;
+        let filename = source.filename.clone();
+        source.say_given(&filename);
+        Ok(Described { options, source })
+    }
+}
+
 /// A disk with a name.
 pub struct Node {
     /// Its name.
     pub name: String,
-    /// Its options, without the name.
-    pub options: Options,
     /// No command has added it by itself: it goes when nothing uses it any more.
     pub is_implicit: bool,
-    /// It is never written.
-    pub is_read_only: bool,
     /// Its disk, for all who use it.
     pub live: Arc<LiveDisk>,
-    /// The bitmaps that follow its changes.
-    pub bitmaps: RefCell<Vec<Rc<Bitmap>>>,
+    /// The bitmaps in memory that follow its changes.
+    pub memory_bitmaps: RefCell<Vec<(String, Arc<DirtyMap>)>>,
+    /// The disk that its clients see in the place of its image: a view of the node below.
+    pub cover: RefCell<Option<Arc<dyn Disk>>>,
+    /// Names of bitmaps that operations use.
+    pub busy_bitmaps: RefCell<Vec<String>>,
     /// The kind of the job that keeps everybody from changing its place.
     pub job: RefCell<Option<String>>,
     /// The job changes what it shows, so that clients cannot come meanwhile.
     pub is_filled: Cell<bool>,
-    source: Source,
+    described: RefCell<Rc<Described>>,
     settings: RefCell<OpenSettings>,
-    image: RefCell<Arc<Image>>,
+    /// The image, with its chain.
+    pub shown: Arc<Shown>,
     backing: RefCell<Option<Rc<Node>>>,
     /// Nodes of protocols that it is over.
     files: Vec<Rc<Node>>,
@@ -65,12 +90,37 @@ pub struct Node {
 impl Node {
     /// The image, with its chain.
     pub fn image(&self) -> Arc<Image> {
-        Arc::clone(&self.image.borrow())
+        self.shown.get()
     }
 
     /// The node below.
     pub fn backing(&self) -> Option<Rc<Node>> {
         self.backing.borrow().clone()
+    }
+
+    /// How it is opened.
+    pub fn described(&self) -> Rc<Described> {
+        Rc::clone(&self.described.borrow())
+    }
+
+    /// Has it be opened in another way from the next time on. Returns the way so far.
+    pub fn describe(&self, described: Rc<Described>) -> Rc<Described> {
+        self.described.replace(described)
+    }
+
+    /// Whether it is never written.
+    pub fn is_read_only(&self) -> bool {
+        self.described().source.common.read_only
+    }
+
+    /// Whether clients or jobs write it.
+    pub fn is_written(&self) -> bool {
+        self.writers.get() > 0
+    }
+
+    /// Nodes of protocols that it is over.
+    pub fn files(&self) -> &[Rc<Node>] {
+        &self.files
     }
 
     /// The size of its disk in bytes.
@@ -100,7 +150,8 @@ impl Node {
 
     /// Whether its options name this object: it is opened again by them.
     pub fn needs_object(&self, id: &str) -> bool {
-        let mut waiting: Vec<&Value> = self.options.values().collect();
+        let described = self.described();
+        let mut waiting: Vec<&Value> = described.options.values().collect();
         while let Some(value) = waiting.pop() {
             match value {
                 Value::String(text) if text == id => return true,
@@ -119,7 +170,7 @@ impl Node {
 
     /// The file that its image is in.
     pub fn filename(&self) -> String {
-        self.source.filename.clone()
+        self.described().source.filename.clone()
     }
 
     /// The cache of the image's own tables, without those below.
@@ -128,13 +179,16 @@ impl Node {
     }
 
     /// The image's own layer, without those below.
-    fn alone(&self) -> Result<Image, QmpError> {
+    ///
+    /// # Errors
+    /// Of the engine.
+    pub fn alone(&self) -> Result<Image, QmpError> {
         self.image().above(&Default::default()).map_err(failed)
     }
 
     fn put(&self, image: Image) -> Arc<Image> {
         let image = Arc::new(image);
-        self.image.replace(Arc::clone(&image));
+        self.shown.put(Arc::clone(&image));
         image
     }
 
@@ -371,7 +425,7 @@ impl Nodes {
                     }
                     _ => continue,
                 };
-                options.insert(child.to_string(), node.options.clone().into());
+                options.insert(child.to_string(), node.described().options.clone().into());
                 files.push(node);
             }
             let node = self.open(name, (options, place), (below, files)).await?;
@@ -385,19 +439,7 @@ impl Nodes {
         (options, place): (Options, Place),
         (below, files): (Below, Vec<Rc<Node>>),
     ) -> Result<Rc<Node>, QmpError> {
-        if let Below::Node(node) = &below
-            && node.writers.get() > 0
-        {
-            // It would change under the new node.
-            let text = format!("Node '{}' is busy: it is being written", node.name);
-            return Err(QmpError::generic(text));
-        }
-        let text = Value::from(options.clone()).to_string();
-        let registry = drivers::standard();
-        let pairs = json::pairs(&text).map_err(failed)?;
-        let mut source = Source::of_pairs(pairs, 0, &registry).map_err(failed)?;
-        let filename = source.filename.clone();
-        source.say_given(&filename);
+        let described = Described::of(options)?;
         let mut settings = OpenSettings {
             access: Access::Read,
             workers: open::workers(),
@@ -409,7 +451,7 @@ impl Nodes {
         };
         let passed = self.passed.borrow().as_ref().map(Passed::of);
         settings.environment.passed = passed.map(|it| Arc::new(it) as _);
-        let image = open_source(&source, &settings).await;
+        let image = open_source(&described.source, &settings).await;
         let image = image.map_err(not_opened)?;
         let settings = OpenSettings {
             backing: BackingChoice::None,
@@ -429,10 +471,8 @@ impl Nodes {
             let text = format!("Duplicate nodes with node-name='{name}'");
             return Err(QmpError::generic(text));
         }
-        let is_read_only = source.common.read_only;
-        let node = Self::node((name, place), options, (image, source, settings));
+        let node = Self::node((name, place), described, (image, settings));
         let node = Rc::new(Node {
-            is_read_only,
             backing: RefCell::new(backing),
             files,
             ..node
@@ -443,22 +483,22 @@ impl Nodes {
 
     fn node(
         (name, place): (String, Place),
-        options: Options,
-        (image, source, settings): (Image, Source, OpenSettings),
+        described: Described,
+        (image, settings): (Image, OpenSettings),
     ) -> Node {
         let image = Arc::new(image);
         Node {
             live: LiveDisk::new(name.clone(), Arc::clone(&image) as _),
             is_implicit: place == Place::Below,
             name,
-            options,
-            is_read_only: false,
-            bitmaps: RefCell::default(),
+            memory_bitmaps: RefCell::default(),
+            busy_bitmaps: RefCell::default(),
+            cover: RefCell::default(),
             job: RefCell::default(),
             is_filled: Cell::new(false),
-            source,
+            described: RefCell::new(Rc::new(described)),
             settings: RefCell::new(settings),
-            image: RefCell::new(image),
+            shown: Shown::new(image),
             backing: RefCell::default(),
             files: Vec::new(),
             users: Cell::new(0),
@@ -489,7 +529,8 @@ impl Nodes {
             };
             source.say_given(&layer.name);
             let place = (self.generated_name(), Place::Below);
-            let node = Self::node(place, options, (image, source, settings.clone()));
+            let described = Described { options, source };
+            let node = Self::node(place, described, (image, settings.clone()));
             let node = Rc::new(Node {
                 backing: RefCell::new(backing.take()),
                 ..node
@@ -586,11 +627,19 @@ impl Nodes {
     /// # Errors
     /// It is read-only, or cannot be opened for writing.
     pub async fn enter(&self, node: &Rc<Node>, writes: bool) -> Result<(), QmpError> {
-        if writes && node.is_read_only {
+        if writes && node.is_read_only() {
             return Err(QmpError::generic(format!(
                 "Block node '{}' is read-only",
                 node.name
             )));
+        }
+        let below = node.backing().map_or_else(Vec::new, |below| below.chain());
+        // A job knows what it does to its chain.
+        let is_in_job = node.job.borrow().is_some();
+        if let Some(below) = below.iter().find(|below| below.is_written() && !is_in_job) {
+            // It changes under the node.
+            let text = format!("Node '{}' is busy: it is being written", below.name);
+            return Err(QmpError::generic(text));
         }
         if writes && node.settings.borrow().access == Access::Read {
             self.open_for(node, Access::Write).await?;
@@ -646,18 +695,18 @@ impl Nodes {
             ..before.clone()
         };
         let alone = node.alone()?;
-        let error = match reopen_source(&alone, &node.source, &settings).await {
+        let error = match open_again(&alone, &node.described().source, &settings).await {
             Ok(image) => {
                 node.settings.replace(settings);
                 return self.replace(node, image, held);
             }
             Err(error) => error,
         };
-        if let Ok(image) = reopen_source(&alone, &node.source, &before).await {
+        if let Ok(image) = open_again(&alone, &node.described().source, &before).await {
             self.replace(node, image, held)?;
         }
         // Else it answers reads as it did.
-        Err(not_opened(error))
+        Err(error)
     }
 
     /// Notes that a node's image was frozen: it is open to be read.
@@ -685,8 +734,9 @@ impl Nodes {
             let stack = node.backing().map(|below| below.image().stack());
             let image = node.image().above(&stack.unwrap_or_default());
             let image = node.put(image.map_err(failed)?);
+            let disk = node.cover.borrow().clone().unwrap_or(image);
             let drained = held.iter().find(|it| Arc::ptr_eq(it.live(), &node.live));
-            drained.expect("its requests are held back").exchange(image);
+            drained.expect("its requests are held back").exchange(disk);
         }
         Ok(())
     }
@@ -719,6 +769,24 @@ impl Nodes {
                 // It was read only; what fails is the end of its lock, which its file has, too.
                 drop(self.take_out(node).await);
             }
+        }
+    }
+}
+
+/// Opens an image again in another way. One over the disk of another image is closed first.
+async fn open_again(
+    image: &Image,
+    source: &Source,
+    settings: &OpenSettings,
+) -> Result<Image, QmpError> {
+    match source.image_below() {
+        None => {
+            let opened = reopen_source(image, source, settings).await;
+            opened.map_err(not_opened)
+        }
+        Some(_) => {
+            image.close().await.map_err(failed)?;
+            open_source(source, settings).await.map_err(not_opened)
         }
     }
 }

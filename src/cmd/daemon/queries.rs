@@ -28,18 +28,19 @@ impl Daemon {
         let chain = node.chain();
         let backing = chain.get(1);
         let driver = driver(node);
+        let described = node.described();
         let flag = |group: &str, name: &str| {
-            let group = node.options.get(group).and_then(Value::as_object);
+            let group = described.options.get(group).and_then(Value::as_object);
             let value = group.and_then(|group| group.get(name));
             value.and_then(Value::as_bool).unwrap_or(false)
         };
         let mut found = json!({
             "iops_rd": 0,
-            "detect_zeroes": node.options.get("detect-zeroes").cloned().unwrap_or("off".into()),
+            "detect_zeroes": described.options.get("detect-zeroes").cloned().unwrap_or("off".into()),
             "active": true,
             "image": self.describe_image(node).await,
             "iops_wr": 0,
-            "ro": node.is_read_only,
+            "ro": node.is_read_only(),
             "node-name": node.name,
             "backing_file_depth": chain.len() - 1,
             "drv": driver,
@@ -59,8 +60,9 @@ impl Daemon {
         if let Some(backing) = backing {
             found["backing_file"] = backing.filename().into();
         }
-        if !node.bitmaps.borrow().is_empty() {
-            found["dirty-bitmaps"] = self.describe_bitmaps(node);
+        let bitmaps = self.describe_bitmaps(node).await;
+        if !bitmaps.is_empty() {
+            found["dirty-bitmaps"] = bitmaps.into();
         }
         found
     }
@@ -147,9 +149,10 @@ impl Daemon {
 }
 
 /// The driver by which a node was added: that of a protocol, whose images are raw, or of a format.
-fn driver(node: &Node) -> &str {
-    let named = node.options.get("driver").and_then(Value::as_str);
-    named.unwrap_or(node.driver())
+fn driver(node: &Node) -> String {
+    let described = node.described();
+    let named = described.options.get("driver").and_then(Value::as_str);
+    named.unwrap_or(node.driver()).to_string()
 }
 
 /// The figures of a node's requests, as the protocol has them.

@@ -15,13 +15,14 @@ use std::sync::Arc;
 use cowslip::file::host::FlushPolicy;
 use cowslip::file::{Claim, ReadAs, ReadSet};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip_graph::{Held, NotDone, transact};
+use cowslip_graph::{Drained, Held, NotDone, transact};
 use cowslip_nodes::Destination;
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
+use super::backups::Prepared;
+use super::bitmaps::{Change, Made};
 use super::changing::{Changing, name_beside};
-use super::copies::Prepared;
 use super::export::Export;
 use super::given::Given;
 use super::host::Daemon;
@@ -42,7 +43,7 @@ pub struct Overlay {
 enum Action {
     Overlay(Overlay),
     Backup(Box<Prepared>),
-    Bitmap(String, Rc<Node>, Given),
+    Bitmap(Change),
     Abort,
 }
 
@@ -186,7 +187,7 @@ impl Daemon {
             let Value::Object(action) = action else {
                 return Err(missing("actions"));
             };
-            match self.prepare(&Given(action.clone())).await {
+            match self.prepare(&Given(action.clone()), &actions).await {
                 Ok(action) => actions.push(action),
                 Err(error) => {
                     self.undo(actions).await;
@@ -197,18 +198,24 @@ impl Daemon {
         self.act(actions).await
     }
 
-    async fn prepare(self: &Rc<Self>, action: &Given) -> Result<Action, QmpError> {
+    async fn prepare(
+        self: &Rc<Self>,
+        action: &Given,
+        earlier: &[Action],
+    ) -> Result<Action, QmpError> {
         let data = action.group("data").unwrap_or_default();
+        let earlier = earlier.iter().filter_map(|action| match action {
+            Action::Bitmap(change) => Some(change),
+            _ => None,
+        });
+        let earlier: Vec<&Change> = earlier.collect();
         Ok(match action.required("type")? {
             "abort" => Action::Abort,
             "blockdev-snapshot" => Action::Overlay(self.overlay_of(&data).await?),
             "blockdev-snapshot-sync" => Action::Overlay(self.new_overlay_of(&data).await?),
-            "blockdev-backup" => Action::Backup(Box::new(self.backup_of(&data).await?)),
+            "blockdev-backup" => Action::Backup(Box::new(self.backup_of(&data, &earlier).await?)),
             other => match other.strip_prefix("block-dirty-bitmap-") {
-                Some(verb) => {
-                    let node = self.nodes.referred(data.required("node")?)?;
-                    Action::Bitmap(verb.to_string(), node, data)
-                }
+                Some(verb) => Action::Bitmap(self.prepare_bitmap(verb, &data, &earlier).await?),
                 None => {
                     let text = format!("actions of type '{other}' are not supported");
                     return Err(QmpError::generic(text));
@@ -230,25 +237,31 @@ impl Daemon {
                         self.nodes.drop_unused(&[overlay.overlay]).await;
                     }
                 }
-                Action::Backup(prepared) => {
-                    drop(self.nodes.leave(prepared.target(), true).await);
-                }
-                Action::Bitmap(..) | Action::Abort => {}
+                Action::Backup(prepared) => self.leave_backup(*prepared).await,
+                Action::Bitmap(change) => drop(self.leave_bitmap(&change).await),
+                Action::Abort => {}
             }
         }
     }
 
     /// Does all actions at one moment, at which no request to their disks is under way.
-    async fn act(self: &Rc<Self>, actions: Vec<Action>) -> Result<Value, QmpError> {
+    async fn act(self: &Rc<Self>, mut actions: Vec<Action>) -> Result<Value, QmpError> {
         if actions.iter().any(|action| matches!(action, Action::Abort)) {
             self.undo(actions).await;
             return Err(refused("Transaction aborted using Abort action"));
         }
-        if let Err(error) = self.check_bitmaps(&actions) {
-            self.undo(actions).await;
-            return Err(error);
-        }
         let held = self.hold_all(&actions).await;
+        let made = match self.change_bitmaps(&mut actions, &held.disks).await {
+            Ok(made) => made,
+            Err(error) => {
+                drop(held);
+                self.undo(actions).await;
+                return Err(error);
+            }
+        };
+        let (changes, actions): (Vec<_>, Vec<_>) = actions
+            .into_iter()
+            .partition(|action| matches!(action, Action::Bitmap(_)));
         let nothing = Given::default();
         let changing = Changing::by(self, &nothing);
         let overlaid = |action: &Action| match action {
@@ -257,9 +270,18 @@ impl Daemon {
         };
         let act = async |action| self.act_on(action, &held).await;
         let done = transact(&changing, (actions, &held), overlaid, act).await;
+        if matches!(&done, Err(NotDone { actions, .. }) if !actions.is_empty()) {
+            self.take_back(made).await;
+        }
         drop(held);
+        let mut left = Ok(());
+        for change in &changes {
+            if let Action::Bitmap(change) = change {
+                left = left.and(self.leave_bitmap(change).await);
+            }
+        }
         match done {
-            Ok(()) => Ok(json!({})),
+            Ok(()) => left.map(|()| json!({})),
             Err(NotDone { actions, error }) => {
                 self.undo(actions).await;
                 Err(error)
@@ -274,7 +296,7 @@ impl Daemon {
             let of_action = match action {
                 Action::Overlay(overlay) => vec![&overlay.node, &overlay.overlay],
                 Action::Backup(prepared) => vec![prepared.node()],
-                Action::Bitmap(_, node, _) => vec![node],
+                Action::Bitmap(change) => vec![change.node()],
                 Action::Abort => Vec::new(),
             };
             for node in of_action {
@@ -300,29 +322,45 @@ impl Daemon {
                 let drained = drained.expect("it was held back");
                 self.start_backup(*prepared, drained).await
             }
-            Action::Bitmap(verb, node, given) => {
-                let drained = held.of(&node.live).expect("it was held back");
-                self.change_bitmap((&verb, &node), &given, drained)
-            }
-            Action::Abort => unreachable!("it was looked for"),
+            Action::Bitmap(_) | Action::Abort => unreachable!("it is not among the actions"),
         }
     }
 
-    /// Refuses actions on bitmaps that are not there, before anything is done.
-    fn check_bitmaps(&self, actions: &[Action]) -> Result<(), QmpError> {
-        for action in actions {
-            if let Action::Bitmap(verb, node, given) = action {
-                match verb.as_str() {
-                    "add" => {
-                        let name = given.required("name")?;
-                        if self.bitmap(node, name).is_ok() {
-                            let text = format!("Bitmap already exists: {name}");
-                            return Err(QmpError::generic(text));
-                        }
-                    }
-                    "merge" => drop(self.bitmap(node, given.required("target")?)?),
-                    _ => drop(self.bitmap(node, given.required("name")?)?),
+    /// Changes the bitmaps, removals last, or none of them; and finds those that backups copy.
+    async fn change_bitmaps(
+        &self,
+        actions: &mut [Action],
+        held: &[Drained],
+    ) -> Result<Made, QmpError> {
+        let mut made = Made::default();
+        let changed = self.change_each(&mut made, actions, held).await;
+        match changed {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                self.take_back(made).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn change_each(
+        &self,
+        made: &mut Made,
+        actions: &mut [Action],
+        held: &[Drained],
+    ) -> Result<(), QmpError> {
+        for is_last in [false, true] {
+            for action in &*actions {
+                if let Action::Bitmap(change) = action
+                    && change.is_last() == is_last
+                {
+                    self.change_bitmap_within(made, change, held).await?;
                 }
+            }
+        }
+        for action in actions {
+            if let Action::Backup(prepared) = action {
+                self.find_added(prepared).await?;
             }
         }
         Ok(())

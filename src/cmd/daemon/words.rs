@@ -6,9 +6,10 @@ use cowslip_qmp::QmpError;
 
 use crate::error::CommandError;
 
-/// An error of the engine, or of the program, for a client.
+/// An error of the engine, or of the program, for a client. What follows its first line is advice
+/// for people.
 pub fn failed(error: impl Display) -> QmpError {
-    QmpError::generic(error.to_string())
+    QmpError::generic(error.to_string().lines().next().unwrap_or_default())
 }
 
 /// The reason why an image cannot be opened: as in QEMU's daemon, without the attempt before it.

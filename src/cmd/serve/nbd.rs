@@ -25,6 +25,7 @@ mod export;
 pub mod list;
 mod listening;
 
+pub use export::depth;
 use export::export_of;
 pub use listening::Listening;
 
@@ -107,7 +108,8 @@ impl Transport for Nbd {
                 .door()
                 .map(|path| SocketName::adopt(&path, &part.ownership));
             let listening = Listening { listener, name };
-            self.endpoint((served, self.workers(served)?), listening).await
+            self.endpoint((served, self.workers(served)?), listening)
+                .await
         })
     }
 

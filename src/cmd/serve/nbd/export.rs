@@ -138,7 +138,7 @@ pub async fn export_of(served: &Served, nbd: &Nbd) -> Result<Export, CommandErro
 
 /// The image of a chain of `layers` that holds a run: the one on top is 1, and 0 is none. As in
 /// QEMU, an image that is shorter than the one above it holds what is beyond its end.
-fn depth(extent: &Extent, layers: u32) -> AllocationFlags {
+pub fn depth(extent: &Extent, layers: u32) -> AllocationFlags {
     AllocationFlags(match extent.present {
         true => extent.depth + 1,
         false if extent.depth + 1 < layers => extent.depth + 2,

@@ -1,0 +1,310 @@
+//! `blockdev-backup`: copies of a disk as it was at one moment.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cowslip::Disk;
+use cowslip::image::Extent;
+use cowslip_graph::{Backup, CHUNK_BYTES, DirtyMap, Drained, View};
+use cowslip_qmp::QmpError;
+use serde_json::{Value, json};
+
+use super::bitmap::{Bitmap, InUse};
+use super::bitmaps::Change;
+use super::copies::Reserved;
+use super::given::Given;
+use super::host::Daemon;
+use super::job::JobOptions;
+use super::nodes::Node;
+use super::words::{failed, refused};
+
+impl Daemon {
+    /// `blockdev-backup`.
+    ///
+    /// # Errors
+    /// As for [`Daemon::backup_of`].
+    pub async fn blockdev_backup(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
+        let prepared = self.backup_of(given, &[]).await?;
+        let drained = prepared.node().live.drain().await;
+        let started = self.start_backup(prepared, &drained).await;
+        drop(drained);
+        started.map(|()| json!({}))
+    }
+
+    /// Prepares a backup: its target is open for writing, and its job has its name. Its bitmap may
+    /// be one that is added in the same step, earlier.
+    ///
+    /// # Errors
+    /// Nodes or bitmaps that are not there, or cannot be copied or written.
+    pub async fn backup_of(
+        self: &Rc<Self>,
+        given: &Given,
+        earlier: &[&Change],
+    ) -> Result<Prepared, QmpError> {
+        let node = self.device(given)?;
+        let target = self.nodes.referred(given.required("target")?)?;
+        let options = JobOptions::of(given, Some(&node.name))?;
+        self.check_pair(&node, &target)?;
+        let sync = given.required("sync")?.to_string();
+        let wanted = wanted_bitmap(given, &sync)?;
+        let (bitmap, later) = match &wanted {
+            None => (None, None),
+            Some(wanted) => match node.find_bitmap(&wanted.0).await? {
+                Some(bitmap) => {
+                    let chosen = self.chosen(bitmap, wanted.1.as_deref()).await?;
+                    (Some(Rc::new(chosen)), None)
+                }
+                None if earlier.iter().any(|it| it.adds_to(&node, &wanted.0)) => {
+                    (None, Some(wanted.clone()))
+                }
+                None => {
+                    let name = &wanted.0;
+                    return Err(failed(format_args!("Bitmap '{name}' could not be found")));
+                }
+            },
+        };
+        let both = vec![Rc::clone(&target), Rc::clone(&node)];
+        let reserved = Reserved::new(both, "backup")?;
+        // Without a copy the target shows the disk at one moment, or what was on it.
+        let reserved = match sync.as_str() {
+            "none" => reserved,
+            _ => reserved.filling(&[Rc::clone(&target)]),
+        };
+        // What is taken out of a bitmap is back in its image if the job does not end.
+        let changes_source = bitmap.as_deref().is_some_and(Chosen::changes_image);
+        if changes_source {
+            self.nodes.enter(&node, true).await?;
+        }
+        if let Err(error) = self.nodes.enter(&target, true).await {
+            if changes_source {
+                drop(self.nodes.leave(&node, true).await);
+            }
+            return Err(error);
+        }
+        let disk: Arc<dyn Disk> = Arc::clone(&target.live) as _;
+        let view = match sync.as_str() {
+            "none" => Some(self.fleece(&node, &target)?),
+            _ => None,
+        };
+        Ok(Prepared {
+            view,
+            backup: Backup::new(Arc::clone(&node.live), disk, CHUNK_BYTES),
+            bitmap,
+            later,
+            is_top: sync == "top",
+            nodes: (node, target),
+            options,
+            reserved,
+        })
+    }
+
+    /// Finds the bitmap of a backup that was added meanwhile, with its image open for writing.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub async fn find_added(&self, prepared: &mut Prepared) -> Result<(), QmpError> {
+        let Some((name, keeps)) = prepared.later.take() else {
+            return Ok(());
+        };
+        let node = &prepared.nodes.0;
+        let chosen = self
+            .chosen(node.bitmap(&name).await?, keeps.as_deref())
+            .await?;
+        if chosen.changes_image() {
+            self.nodes.enter(node, true).await?;
+        }
+        prepared.bitmap = Some(Rc::new(chosen));
+        Ok(())
+    }
+
+    /// The bitmap that says what a backup copies.
+    async fn chosen(&self, bitmap: Bitmap, keeps: Option<&str>) -> Result<Chosen, QmpError> {
+        match keeps {
+            Some("never") => bitmap.refuse_unreadable()?,
+            _ => self.may_change_bitmap(&bitmap, "clear").await?,
+        }
+        Ok(Chosen {
+            _in_use: bitmap.use_it(),
+            bitmap,
+            stays: keeps == Some("never"),
+            is_cleared_always: keeps == Some("always"),
+        })
+    }
+
+    /// Takes back what was prepared for a backup.
+    pub async fn leave_backup(&self, prepared: Prepared) {
+        drop(
+            self.leave_both(&prepared.nodes, prepared.bitmap.as_deref())
+                .await,
+        );
+    }
+
+    async fn leave_both(
+        &self,
+        (node, target): &(Rc<Node>, Rc<Node>),
+        bitmap: Option<&Chosen>,
+    ) -> Result<(), QmpError> {
+        let left = self.nodes.leave(target, true).await;
+        match bitmap.is_some_and(Chosen::changes_image) {
+            true => left.and(self.nodes.leave(node, true).await),
+            false => left,
+        }
+    }
+
+    /// Takes the moment of a backup, while the requests of its node are held back, and starts its
+    /// job.
+    ///
+    /// # Errors
+    /// The disk cannot be read; the job's ID is in use.
+    pub async fn start_backup(
+        self: &Rc<Self>,
+        prepared: Prepared,
+        drained: &Drained,
+    ) -> Result<(), QmpError> {
+        let taken = match prepared.want().await {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.leave_backup(prepared).await;
+                return Err(error);
+            }
+        };
+        let Prepared {
+            backup,
+            view,
+            bitmap,
+            nodes,
+            options,
+            reserved,
+            ..
+        } = prepared;
+        if let Some(view) = &view {
+            self.take_view(view, (&nodes.0, &nodes.1), drained).await;
+        }
+        let (chosen, both) = (bitmap.clone(), nodes.clone());
+        let started = self.start_job(("backup", options), |daemon, job| {
+            if view.is_none() {
+                backup.freeze(drained);
+            }
+            async move {
+                let copied = match &view {
+                    Some(view) => daemon.keep_view(&job, view, &nodes.1).await,
+                    None => backup.run(&job.work).await.map_err(failed),
+                };
+                drop((backup, reserved));
+                let outcome = match copied {
+                    Ok(()) => daemon.finalize(&job).await,
+                    Err(error) => Err(error),
+                };
+                let _turn = daemon.turn.take().await;
+                // A copy that is of no use has none of what the bitmap had.
+                let put_back = match (&outcome, &bitmap, &taken) {
+                    (Err(_), Some(chosen), Some(taken)) if !chosen.is_cleared_always => {
+                        chosen.bitmap.merge(taken).await
+                    }
+                    _ => Ok(()),
+                };
+                let left = daemon.leave_both(&nodes, bitmap.as_deref()).await;
+                outcome.and(put_back).and(left)
+            }
+        });
+        if started.is_err() {
+            drop(self.leave_both(&both, chosen.as_deref()).await);
+        }
+        started
+    }
+}
+
+/// A backup that is to be started.
+pub struct Prepared {
+    backup: Backup,
+    /// The view in the place of a copy, if nothing is to be copied but what changes.
+    view: Option<Arc<View>>,
+    bitmap: Option<Rc<Chosen>>,
+    /// A bitmap that is added in the same step, and its mode.
+    later: Option<Wanted>,
+    is_top: bool,
+    nodes: (Rc<Node>, Rc<Node>),
+    options: JobOptions,
+    reserved: Reserved,
+}
+
+/// The bitmap of what a backup copies.
+struct Chosen {
+    bitmap: Bitmap,
+    /// It stays as it is.
+    stays: bool,
+    /// It is cleared, whatever becomes of the copy.
+    is_cleared_always: bool,
+    _in_use: InUse,
+}
+
+impl Chosen {
+    /// Whether the image that keeps it has to be open for writing.
+    fn changes_image(&self) -> bool {
+        self.bitmap.is_kept() && !self.stays
+    }
+}
+
+impl Prepared {
+    /// The node that is copied.
+    pub fn node(&self) -> &Rc<Node> {
+        &self.nodes.0
+    }
+
+    /// Wants what is to be copied, and returns what was taken out of the bitmap. Requests are held
+    /// back.
+    async fn want(&self) -> Result<Option<Arc<DirtyMap>>, QmpError> {
+        match (&self.bitmap, self.is_top) {
+            (Some(chosen), _) => {
+                let marks = chosen.bitmap.marks().await?;
+                self.backup.want(&marks);
+                if chosen.stays {
+                    return Ok(None);
+                }
+                chosen.bitmap.clear().await?;
+                return Ok(Some(marks));
+            }
+            (None, true) => {
+                let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
+                let job = cowslip::Job::default();
+                let wanted = self.backup.want_extents(&job, is_own).await;
+                wanted.map_err(failed)?;
+            }
+            (None, false) => self.backup.want_all(),
+        }
+        Ok(None)
+    }
+}
+
+/// The name of the bitmap of a backup, and its mode.
+type Wanted = (String, Option<String>);
+
+/// The bitmap that a backup names.
+fn wanted_bitmap(given: &Given, sync: &str) -> Result<Option<Wanted>, QmpError> {
+    let keeps = given.text("bitmap-mode");
+    let wanted = match (sync, given.text("bitmap")) {
+        ("full" | "top" | "none", None) => return Ok(None),
+        ("incremental" | "bitmap", Some(name)) => (name.to_string(), keeps.map(str::to_string)),
+        ("incremental" | "bitmap", None) => {
+            let text = format!("must provide a valid bitmap name for '{sync}' sync mode");
+            return Err(QmpError::generic(text));
+        }
+        (_, Some(_)) => {
+            let text = format!("sync mode '{sync}' with a bitmap is not supported");
+            return Err(QmpError::generic(text));
+        }
+        _ => {
+            let text = format!("sync mode '{sync}' is not supported");
+            return Err(QmpError::generic(text));
+        }
+    };
+    match (sync, keeps) {
+        ("incremental", Some("never" | "always")) => Err(refused(
+            "Bitmap sync mode must be 'on-success' when using sync mode 'incremental'",
+        )),
+        ("bitmap", None) => Err(refused(
+            "Bitmap sync mode must be given when providing a bitmap",
+        )),
+        _ => Ok(Some(wanted)),
+    }
+}

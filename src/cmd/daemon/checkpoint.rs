@@ -1,0 +1,593 @@
+//! Checkpoints: moments of several disks that are taken in one step, for backups.
+//!
+//! A checkpoint is a bitmap in the image of each of its disks (`checkpoint-NAME`), in the order in
+//! which they were made. The last one notes what changes; so what has changed since a checkpoint is
+//! in its bitmap and those behind it. At the moment of a new one requests to all disks are held
+//! back: the last bitmap ends, the new one begins, and the view, or the copy, of the disk begins.
+//!
+//! | step | a failure leaves |
+//! | --- | --- |
+//! | images are open for writing, have the new bitmaps, which note nothing; room for what changes | the disks as they were |
+//! | the moment: bitmaps are exchanged, views begin | the same: those that were exchanged are exchanged back |
+//! | exports, jobs | the checkpoint, with its bitmaps |
+//!
+//! After a crash bitmaps are inconsistent, as all that an image keeps, and those that were added
+//! since the daemon has begun are not there: what has changed since then is not known.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cowslip::Disk;
+use cowslip::qcow2::bitmap::BitmapChange;
+use cowslip_graph::{Backup, CHUNK_BYTES, DirtyMap, Drained, View};
+use cowslip_nbd::Export as NbdExport;
+use cowslip_qmp::QmpError;
+use serde_json::{Map, Value, json};
+
+use super::bitmap::Bitmap;
+use super::contexts::OfMap;
+use super::copies::Reserved;
+use super::exports::PATIENCE;
+use super::given::Given;
+use super::host::Daemon;
+use super::job::JobOptions;
+use super::nodes::Node;
+use super::scratch::scratch_for;
+use super::words::{failed, missing, refused};
+use crate::cmd::checkpoint::PREFIX;
+use crate::open::object::is_identifier;
+
+/// A checkpoint whose views are still there.
+pub struct Active {
+    name: String,
+    views: Vec<Offered>,
+}
+
+/// A view that clients of NBD see.
+struct Offered {
+    node: Rc<Node>,
+    view: Arc<View>,
+    export: String,
+    _reserved: Reserved,
+}
+
+/// A disk that a checkpoint is to be taken of.
+struct Part {
+    node: Rc<Node>,
+    /// Its checkpoints so far, the oldest first.
+    earlier: Vec<Bitmap>,
+    /// The place of the parent among them.
+    since: Option<usize>,
+    way: Way,
+}
+
+/// The use of the moment.
+enum Way {
+    Export(String),
+    Target(Rc<Node>),
+}
+
+/// A disk that is ready for the moment.
+struct Ready {
+    part: Part,
+    /// The changes since the parent.
+    changed: Option<Arc<DirtyMap>>,
+    copy: Copy,
+    reserved: Reserved,
+    /// The bitmap was added.
+    is_added: bool,
+}
+
+enum Copy {
+    View(Arc<View>),
+    Backup(Backup),
+}
+
+impl Ready {
+    /// The bitmap that notes what changes, so far.
+    fn last(&self) -> Option<&Bitmap> {
+        let last = self.part.earlier.last();
+        last.filter(|bitmap| bitmap.is_enabled())
+    }
+}
+
+fn bitmap_name(checkpoint: &str) -> String {
+    format!("{PREFIX}{checkpoint}")
+}
+
+async fn change(node: &Node, bitmap: &str, change: BitmapChange) -> Result<(), QmpError> {
+    let changed = node.image().change_bitmap(bitmap, &change).await;
+    changed.map_err(failed)
+}
+
+/// The checkpoints of a node, the oldest first.
+async fn checkpoints_of(node: &Rc<Node>) -> Result<Vec<Bitmap>, QmpError> {
+    let bitmaps = node.bitmaps().await?.into_iter();
+    let is_one = |bitmap: &Bitmap| bitmap.is_kept() && bitmap.name.starts_with(PREFIX);
+    Ok(bitmaps.filter(is_one).collect())
+}
+
+impl Daemon {
+    /// `x-cowslip-checkpoint-create`.
+    ///
+    /// # Errors
+    /// No such nodes; what cannot be; I/O. The disks, and their bitmaps, are as they were.
+    pub async fn checkpoint_create(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
+        let name = given.required("name")?;
+        if !is_identifier(name) {
+            return Err(QmpError::generic(format!(
+                "Invalid checkpoint name '{name}'"
+            )));
+        }
+        let Some(Value::Array(disks)) = given.0.get("disks") else {
+            return Err(missing("disks"));
+        };
+        if disks.is_empty() {
+            return Err(refused("A checkpoint needs at least one disk"));
+        }
+        let mut parts: Vec<Part> = Vec::new();
+        for disk in disks {
+            let Value::Object(disk) = disk else {
+                return Err(missing("disks"));
+            };
+            let part = self.part(given, &Given(disk.clone())).await?;
+            let is_twice = |other: &Part| {
+                let same_export = match (&other.way, &part.way) {
+                    (Way::Export(one), Way::Export(other)) => one == other,
+                    (Way::Target(one), Way::Target(other)) => Rc::ptr_eq(one, other),
+                    _ => false,
+                };
+                Rc::ptr_eq(&other.node, &part.node) || same_export
+            };
+            if parts.iter().any(is_twice) {
+                return Err(refused("Disks, targets and exports are each named once"));
+            }
+            parts.push(part);
+        }
+        let mut ready = Vec::new();
+        for part in parts {
+            match self.ready(part, given).await {
+                Ok(part) => ready.push(part),
+                Err(error) => {
+                    self.abandon(ready, name).await;
+                    return Err(error);
+                }
+            }
+        }
+        let nodes: Vec<_> = ready.iter().map(|it| Rc::clone(&it.part.node)).collect();
+        let held = self.nodes.hold(&nodes).await;
+        let taken = take(&ready, name, &held).await;
+        drop(held);
+        if let Err(error) = taken {
+            self.abandon(ready, name).await;
+            return Err(error);
+        }
+        self.begin(ready, (name, given.text("parent"))).await
+    }
+
+    /// Looks whether a checkpoint of a disk can be taken.
+    async fn part(&self, given: &Given, disk: &Given) -> Result<Part, QmpError> {
+        let name = given.required("name")?;
+        let node = self.nodes.referred(disk.required("node")?)?;
+        if node.driver() != "qcow2" {
+            return Err(QmpError::generic(format!(
+                "Checkpoints of '{}' are not possible: its image keeps no bitmaps",
+                node.name
+            )));
+        }
+        node.may_change()?;
+        self.nodes.is_root(&node)?;
+        let earlier = checkpoints_of(&node).await?;
+        let wanted = bitmap_name(name);
+        if node.find_bitmap(&wanted).await?.is_some() {
+            let text = format!("Checkpoint '{name}' exists already on '{}'", node.name);
+            return Err(QmpError::generic(text));
+        }
+        let since = match given.text("parent") {
+            None => None,
+            Some(parent) => Some(place_of(parent, &node, &earlier)?),
+        };
+        let way = match disk.text("target") {
+            Some(target) => {
+                let target = self.nodes.referred(target)?;
+                self.check_pair(&node, &target)?;
+                let id = job_id(name, &node);
+                if self.jobs.find(&id).is_some() {
+                    return Err(QmpError::generic(format!("Job ID '{id}' already in use")));
+                }
+                Way::Target(target)
+            }
+            None => {
+                let default = format!("{}-{name}", node.name);
+                let export = disk.text("export-name").unwrap_or(&default);
+                if self.exports.nbd()?.export(export).is_some() {
+                    return Err(QmpError::generic(format!(
+                        "NBD server already has export named '{export}'"
+                    )));
+                }
+                Way::Export(export.to_string())
+            }
+        };
+        Ok(Part {
+            node,
+            earlier,
+            since,
+            way,
+        })
+    }
+
+    /// Has a disk ready for the moment: what can fail has been done.
+    async fn ready(&self, part: Part, given: &Given) -> Result<Ready, QmpError> {
+        let node = &part.node;
+        let filled: Vec<Rc<Node>> = match &part.way {
+            Way::Target(target) => vec![Rc::clone(target)],
+            Way::Export(_) => Vec::new(),
+        };
+        let busy = filled.iter().cloned().chain([Rc::clone(node)]).collect();
+        let reserved = Reserved::new(busy, "backup")?.filling(&filled);
+        let copy = match &part.way {
+            Way::Export(export) => {
+                let store = scratch_for(node, given.text("scratch")).await?;
+                let disks = (Arc::clone(&node.live), store);
+                Copy::View(Arc::new(View::new(export.clone(), disks, CHUNK_BYTES)))
+            }
+            Way::Target(target) => {
+                let disk: Arc<dyn Disk> = Arc::clone(&target.live) as _;
+                Copy::Backup(Backup::new(Arc::clone(&node.live), disk, CHUNK_BYTES))
+            }
+        };
+        self.nodes.enter(node, true).await?;
+        if let Way::Target(target) = &part.way
+            && let Err(error) = self.nodes.enter(target, true).await
+        {
+            drop(self.nodes.leave(node, true).await);
+            return Err(error);
+        }
+        let mut ready = Ready {
+            part,
+            changed: None,
+            copy,
+            reserved,
+            is_added: false,
+        };
+        match prepare(&mut ready, given.required("name")?).await {
+            Ok(()) => Ok(ready),
+            Err(error) => {
+                self.abandon(vec![ready], given.required("name")?).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes back what was made ready.
+    async fn abandon(&self, ready: Vec<Ready>, name: &str) {
+        for Ready {
+            part,
+            copy,
+            is_added,
+            reserved,
+            ..
+        } in ready
+        {
+            drop(copy);
+            if is_added {
+                // It has noted nothing.
+                drop(change(&part.node, &bitmap_name(name), BitmapChange::Remove).await);
+            }
+            if let Way::Target(target) = &part.way {
+                drop(self.nodes.leave(target, true).await);
+            }
+            drop(self.nodes.leave(&part.node, true).await);
+            drop(reserved);
+        }
+    }
+
+    /// Offers views, and starts copies.
+    async fn begin(
+        self: &Rc<Self>,
+        ready: Vec<Ready>,
+        (name, parent): (&str, Option<&str>),
+    ) -> Result<Value, QmpError> {
+        let mut active = Active {
+            name: name.to_string(),
+            views: Vec::new(),
+        };
+        let mut done = Ok(());
+        for Ready {
+            part,
+            changed,
+            copy,
+            reserved,
+            ..
+        } in ready
+        {
+            let node = part.node;
+            match (copy, part.way) {
+                (Copy::View(view), Way::Export(export)) => {
+                    let mut offered = NbdExport::new(Arc::clone(&view) as _);
+                    offered.description = format!("{} at checkpoint {name}", node.name);
+                    if let (Some(changed), Some(parent)) = (changed, parent) {
+                        let since = OfMap::new(&format!("since-{parent}"), changed);
+                        offered.contexts.push(Arc::new(since));
+                    }
+                    self.exports.nbd()?.add_export(export.clone(), offered);
+                    active.views.push(Offered {
+                        node: Rc::clone(&node),
+                        view,
+                        export,
+                        _reserved: reserved,
+                    });
+                }
+                (Copy::Backup(backup), Way::Target(target)) => {
+                    let disks = (backup, Rc::clone(&target));
+                    if let Err(error) = self.push((name, &node), disks, reserved) {
+                        drop(self.nodes.leave(&target, true).await);
+                        done = done.and(Err(error));
+                    }
+                }
+                _ => unreachable!("a view is offered, and a backup has a target"),
+            }
+            // The image is closed in order when nobody else writes it.
+            done = done.and(self.nodes.leave(&node, true).await);
+        }
+        if !active.views.is_empty() {
+            self.checkpoints.borrow_mut().push(active);
+        }
+        done.map(|()| json!({}))
+    }
+
+    fn push(
+        self: &Rc<Self>,
+        (name, node): (&str, &Rc<Node>),
+        (backup, target): (Backup, Rc<Node>),
+        reserved: Reserved,
+    ) -> Result<(), QmpError> {
+        let mut options = Map::new();
+        options.insert("job-id".to_string(), job_id(name, node).into());
+        let options = JobOptions::of(&Given(options), Some(&node.name))?;
+        self.start_job(("backup", options), |daemon, job| async move {
+            let copied = backup.run(&job.work).await.map_err(failed);
+            drop((backup, reserved));
+            let outcome = match copied {
+                Ok(()) => daemon.finalize(&job).await,
+                Err(error) => Err(error),
+            };
+            let _turn = daemon.turn.take().await;
+            let left = daemon.nodes.leave(&target, true).await;
+            outcome.and(left)
+        })
+    }
+
+    /// `x-cowslip-checkpoint-end`.
+    ///
+    /// # Errors
+    /// There is none of this name with views.
+    pub async fn checkpoint_end(&self, given: &Given) -> Result<Value, QmpError> {
+        let name = given.required("name")?;
+        let found = {
+            let mut active = self.checkpoints.borrow_mut();
+            let place = active.iter().position(|it| it.name == name);
+            place.map(|place| active.remove(place))
+        };
+        let Some(active) = found else {
+            let text = format!("Checkpoint '{name}' has no exports");
+            return Err(QmpError::generic(text));
+        };
+        self.end_views(active).await;
+        Ok(json!({}))
+    }
+
+    async fn end_views(&self, active: Active) {
+        for offered in active.views {
+            if let Ok(server) = self.exports.nbd()
+                && let Some(withdrawn) = server.withdraw(&offered.export)
+            {
+                server.gone(&withdrawn, PATIENCE).await;
+            }
+        }
+    }
+
+    /// Ends the views of all checkpoints.
+    pub async fn end_checkpoints(&self) {
+        for active in self.checkpoints.take() {
+            self.end_views(active).await;
+        }
+    }
+
+    /// `x-cowslip-checkpoint-delete`: the one before has what has changed since then.
+    ///
+    /// # Errors
+    /// No node has one of this name; I/O.
+    pub async fn checkpoint_delete(&self, given: &Given) -> Result<Value, QmpError> {
+        let name = given.required("name")?;
+        let mut nodes = Vec::new();
+        match given.0.get("nodes") {
+            Some(Value::Array(names)) => {
+                for node in names.iter().filter_map(Value::as_str) {
+                    nodes.push(self.nodes.referred(node)?);
+                }
+            }
+            _ => nodes = self.nodes.all(),
+        }
+        let is_named = given.0.contains_key("nodes");
+        let mut with = Vec::new();
+        for node in nodes {
+            let earlier = checkpoints_of(&node).await?;
+            let place = earlier.iter().position(|it| it.name == bitmap_name(name));
+            match place {
+                Some(place) => {
+                    self.may_change_bitmap(&earlier[place], "remove").await?;
+                    with.push((node, earlier, place));
+                }
+                None if is_named => drop(place_of(name, &node, &earlier)?),
+                None => {}
+            }
+        }
+        if with.is_empty() {
+            return Err(QmpError::generic(format!(
+                "No disk has a checkpoint '{name}'"
+            )));
+        }
+        for (node, earlier, place) in with {
+            self.nodes.enter(&node, true).await?;
+            let deleted = delete(&earlier, place).await;
+            let left = self.nodes.leave(&node, true).await;
+            deleted.and(left)?;
+        }
+        Ok(json!({}))
+    }
+
+    /// `x-cowslip-query-checkpoints`.
+    ///
+    /// # Errors
+    /// Bitmaps that cannot be read.
+    pub async fn query_checkpoints(&self) -> Result<Value, QmpError> {
+        let mut found = Vec::new();
+        for node in self.nodes.all() {
+            for bitmap in checkpoints_of(&node).await? {
+                let name = bitmap.name.trim_start_matches(PREFIX);
+                let mut described = json!({
+                    "name": name,
+                    "node": node.name,
+                    "recording": bitmap.is_enabled(),
+                    "inconsistent": bitmap.is_inconsistent(),
+                    "count": bitmap.dirty_bytes().await?,
+                    "granularity": bitmap.granularity(),
+                });
+                let active = self.checkpoints.borrow();
+                let active = active.iter().find(|it| it.name == name);
+                let views = active.iter().flat_map(|it| &it.views);
+                for offered in views.filter(|it| Rc::ptr_eq(&it.node, &node)) {
+                    described["export-name"] = offered.export.as_str().into();
+                    described["stored-bytes"] = offered.view.stored_bytes().into();
+                }
+                found.push(described);
+            }
+        }
+        Ok(found.into())
+    }
+}
+
+fn job_id(checkpoint: &str, node: &Node) -> String {
+    format!("{checkpoint}-{}", node.name)
+}
+
+/// The place of a checkpoint among those of a node.
+fn place_of(name: &str, node: &Node, earlier: &[Bitmap]) -> Result<usize, QmpError> {
+    let place = earlier.iter().position(|it| it.name == bitmap_name(name));
+    let advice = "without 'parent' a full backup is made";
+    let Some(place) = place else {
+        return Err(QmpError::generic(format!(
+            "'{}' has no checkpoint '{name}': it was deleted, or lost when the image was not \
+             closed in order; {advice}",
+            node.name
+        )));
+    };
+    match earlier[place..].iter().find(|it| it.is_inconsistent()) {
+        None => Ok(place),
+        Some(lost) => Err(QmpError::generic(format!(
+            "what has changed on '{}' since checkpoint '{name}' is not known: the image was not \
+             closed in order, and '{}' is inconsistent; {advice}",
+            node.name, lost.name
+        ))),
+    }
+}
+
+/// Adds the new bitmap, which notes nothing yet, and collects what does not change any more.
+async fn prepare(ready: &mut Ready, name: &str) -> Result<(), QmpError> {
+    let node = Rc::clone(&ready.part.node);
+    let granularity = node.default_granularity();
+    if let Some(since) = ready.part.since {
+        let changed = DirtyMap::new(node.live_size(), granularity);
+        changed.enable(false);
+        for bitmap in &ready.part.earlier[since..] {
+            if !bitmap.is_enabled() {
+                changed.merge(&*bitmap.marks().await?);
+            }
+        }
+        ready.changed = Some(changed);
+    }
+    let wanted = bitmap_name(name);
+    let add = BitmapChange::Add {
+        granularity: Some(granularity),
+    };
+    change(&node, &wanted, add).await?;
+    ready.is_added = true;
+    change(&node, &wanted, BitmapChange::Disable).await?;
+    if let Some(last) = ready.last() {
+        // Its bits are in memory from now on.
+        let runs = node.image();
+        runs.dirty_runs(&last.name, 0..1, 1).await.map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Takes the moment: requests to all disks are held back.
+async fn take(ready: &[Ready], name: &str, held: &[Drained]) -> Result<(), QmpError> {
+    let mut failure = None;
+    let mut exchanged = Vec::new();
+    for part in ready {
+        exchanged.push(part);
+        if let Err(error) = exchange(part, name).await {
+            failure = Some(error);
+            break;
+        }
+    }
+    if let Some(error) = failure {
+        for part in exchanged {
+            // What fails here has failed before: the image takes no change any more.
+            drop(change(&part.part.node, &bitmap_name(name), BitmapChange::Disable).await);
+            if let Some(last) = part.last() {
+                drop(last.enable(true).await);
+            }
+        }
+        return Err(error);
+    }
+    for part in ready {
+        let live = &part.part.node.live;
+        let drained = held.iter().find(|it| Arc::ptr_eq(it.live(), live));
+        let drained = drained.expect("it is held back");
+        match (&part.copy, &part.changed) {
+            (Copy::View(view), _) => view.freeze(drained),
+            (Copy::Backup(backup), Some(changed)) => {
+                backup.want(changed);
+                backup.freeze(drained);
+            }
+            (Copy::Backup(backup), None) => {
+                backup.want_all();
+                backup.freeze(drained);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Ends the last bitmap of a disk, and begins the new one.
+async fn exchange(ready: &Ready, name: &str) -> Result<(), QmpError> {
+    let wanted = bitmap_name(name);
+    let node = &ready.part.node;
+    if let Some(last) = ready.last() {
+        if let Some(changed) = &ready.changed {
+            changed.merge(&*last.marks().await?);
+        }
+        last.enable(false).await?;
+    }
+    change(node, &wanted, BitmapChange::Clear).await?;
+    change(node, &wanted, BitmapChange::Enable).await
+}
+
+/// Removes a checkpoint from an image that is open for writing.
+async fn delete(earlier: &[Bitmap], place: usize) -> Result<(), QmpError> {
+    let gone = &earlier[place];
+    if let Some(before) = place.checked_sub(1).map(|at| &earlier[at])
+        && !gone.is_inconsistent()
+        && !before.is_inconsistent()
+    {
+        if gone.is_enabled() {
+            // Both note what changes meanwhile.
+            before.enable(true).await?;
+        }
+        before.merge(&*gone.marks().await?).await?;
+    }
+    gone.remove().await
+}

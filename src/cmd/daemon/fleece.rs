@@ -1,0 +1,73 @@
+//! `blockdev-backup` with `sync=none`: what changes on a disk is copied to the target before, until
+//! the job is cancelled.
+//!
+//! If the disk is below the target, clients of the target see the disk as it was when the job
+//! began: what was copied comes from the target's own image, all else from the disk, with requests
+//! that would change it held back meanwhile ([`View`]).
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cowslip::Disk;
+use cowslip_graph::{CHUNK_BYTES, Drained, View};
+use cowslip_qmp::QmpError;
+
+use super::host::Daemon;
+use super::job::Job;
+use super::nodes::Node;
+use super::words::failed;
+
+impl Daemon {
+    /// The view for a job of this kind.
+    ///
+    /// # Errors
+    /// Of the engine.
+    pub fn fleece(&self, node: &Rc<Node>, target: &Rc<Node>) -> Result<Arc<View>, QmpError> {
+        let store: Arc<dyn Disk> = match is_below(node, target) {
+            true => Arc::new(target.alone()?),
+            false => Arc::clone(&target.live) as _,
+        };
+        let disks = (Arc::clone(&node.live), store);
+        Ok(Arc::new(View::new(target.name.clone(), disks, CHUNK_BYTES)))
+    }
+
+    /// Takes the moment of a view; its disk is held.
+    pub async fn take_view(
+        &self,
+        view: &Arc<View>,
+        (node, target): (&Rc<Node>, &Rc<Node>),
+        drained: &Drained,
+    ) {
+        view.freeze(drained);
+        if is_below(node, target) {
+            let held = target.live.drain().await;
+            target.cover.replace(Some(Arc::clone(view) as _));
+            held.exchange(Arc::clone(view) as _);
+        }
+    }
+
+    /// Keeps a view until the job is cancelled, or the view is of no use.
+    ///
+    /// # Errors
+    /// [`cowslip::Error::Cancelled`]; a chunk could not be copied.
+    pub async fn keep_view(
+        &self,
+        job: &Job,
+        view: &Arc<View>,
+        target: &Rc<Node>,
+    ) -> Result<(), QmpError> {
+        job.view.replace(Some(Arc::clone(view)));
+        let kept = view.hold(&job.work).await.map_err(failed);
+        job.view.take();
+        let held = target.live.drain().await;
+        if target.cover.take().is_some() {
+            held.exchange(target.image());
+        }
+        kept
+    }
+}
+
+/// Whether a node is in the chain of a target, below its image.
+pub fn is_below(node: &Rc<Node>, target: &Rc<Node>) -> bool {
+    target.chain()[1..].iter().any(|it| Rc::ptr_eq(it, node))
+}
