@@ -292,8 +292,8 @@ fn sandbox_is_there(dir: &Path) -> bool {
     is_there
 }
 
-/// A confined daemon with a directory `in`, which has the images `a` and `t`; none if the kernel has
-/// no sandbox.
+/// A confined daemon with a directory `in`, which has the images `a` and `t`; none if the kernel
+/// has no sandbox.
 fn confined(dir: &Path) -> Option<(Server, Client)> {
     if !sandbox_is_there(dir) {
         return None;

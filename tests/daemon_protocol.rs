@@ -2,10 +2,9 @@
 //! same words, and the same events in the same order.
 //!
 //! Scripts are in `daemon_protocol/`: a line is a command with its arguments, or `wait JOB STATUS`;
-//! the status `error` is the event of an error that the job has met. `run LINE` is a command line of
-//! a client, whose output counts as a reply.
-//! What differs on purpose is left out by the functions below, each with its reason, or ends with
-//! `# ours: TEXT`, the words of our error.
+//! the status `error` is the event of an error that the job has met. `run LINE` is a command line
+//! of a client, whose output counts as a reply. What differs on purpose is left out by the
+//! functions below, each with its reason, or ends with `# ours: TEXT`, the words of our error.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -40,6 +40,7 @@ use crate::open;
 use crate::output::Program;
 use crate::text_file;
 
+mod active;
 pub mod as_qemu;
 mod backups;
 mod bitmap;
@@ -65,6 +66,7 @@ mod nodes;
 mod passed;
 mod queries;
 mod reopen;
+mod reserved;
 mod scratch;
 mod shown;
 mod snapshots;

@@ -21,7 +21,7 @@ pub struct Backup {
     tap: Arc<dyn Tap>,
 }
 
-/// What becomes of the marks of a bitmap that a backup copies.
+/// The fate of the marks of a bitmap that a backup copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotates {
     /// The bitmap begins again at the moment of the backup, if the backup succeeds.
@@ -110,8 +110,8 @@ impl Backup {
         drained.add(Arc::clone(&self.tap));
     }
 
-    /// Takes the moment of a copy of what a bitmap has marked until then. What changes afterwards is
-    /// marked in the bitmap for the next copy.
+    /// Takes the moment of a copy of what a bitmap has marked until then. What changes afterwards
+    /// is marked in the bitmap for the next copy.
     pub fn freeze_since(
         &self,
         drained: &Drained,

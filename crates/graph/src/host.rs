@@ -145,7 +145,7 @@ pub trait Host {
     ) -> impl Future<Output = Result<(), Self::Error>>;
 }
 
-/// What a job asks of the program that has started it.
+/// The program that has started a job, as far as the job asks it for something.
 pub trait Attended<H: Host> {
     /// The right to change the graph, until it is dropped.
     type Turn;

@@ -3,7 +3,8 @@
 //!
 //! A [`LiveDisk`] passes requests on to another disk, which is exchanged when nothing is under way
 //! ([`LiveDisk::drain`]); taps see what changes: a [`DirtyMap`] notes it, a [`Backup`] copies old
-//! bytes before they are overwritten, and a [`View`] shows them. A [`Mirror`] copies a disk until the copy is equal.
+//! bytes before they are overwritten, and a [`View`] shows them. A [`Mirror`] copies a disk until
+//! the copy is equal.
 //!
 //! Changes of a graph are steps of a [`Host`], which has the images: [`transact`], [`shorten`],
 //! [`resize`], and the jobs [`stream`], [`commit`] and [`mirror`]. The order of their durable steps

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use super::bitmap::{Bitmap, InUse};
 use super::bitmaps::Change;
-use super::copies::Reserved;
 use super::given::Given;
 use super::host::Daemon;
 use super::job::JobOptions;
 use super::nodes::Node;
+use super::reserved::Reserved;
 use super::words::{failed, refused};
 
 impl Daemon {
@@ -180,7 +180,7 @@ impl Daemon {
         if let Some(view) = &view {
             self.take_view(view, (&nodes.0, &nodes.1), drained).await;
         }
-        let (chosen, both) = (bitmap.clone(), nodes.clone());
+        let (chosen, both, marks) = (bitmap.clone(), nodes.clone(), taken.clone());
         let started = self.start_job(("backup", options), |daemon, job| {
             if view.is_none() {
                 backup.freeze(drained);
@@ -208,6 +208,10 @@ impl Daemon {
             }
         });
         if started.is_err() {
+            if let (Some(chosen), Some(marks)) = (&chosen, &marks) {
+                // Nothing has been copied.
+                drop(chosen.bitmap.merge(marks).await);
+            }
             drop(self.leave_both(&both, chosen.as_deref()).await);
         }
         started

@@ -24,32 +24,19 @@ use cowslip_nbd::Export as NbdExport;
 use cowslip_qmp::QmpError;
 use serde_json::{Map, Value, json};
 
+use super::active::{Active, Offered};
 use super::bitmap::Bitmap;
 use super::contexts::OfMap;
-use super::copies::Reserved;
 use super::exports::PATIENCE;
 use super::given::Given;
 use super::host::Daemon;
 use super::job::JobOptions;
 use super::nodes::Node;
+use super::reserved::Reserved;
 use super::scratch::scratch_for;
 use super::words::{failed, missing, refused};
 use crate::cmd::checkpoint::PREFIX;
 use crate::open::object::is_identifier;
-
-/// A checkpoint whose views are still there.
-pub struct Active {
-    name: String,
-    views: Vec<Offered>,
-}
-
-/// A view that clients of NBD see.
-struct Offered {
-    node: Rc<Node>,
-    view: Arc<View>,
-    export: String,
-    _reserved: Reserved,
-}
 
 /// A disk that a checkpoint is to be taken of.
 struct Part {

@@ -8,7 +8,7 @@ use cowslip_graph::Turn;
 use cowslip_qmp::{Event, ServerHandle};
 use serde_json::Value;
 
-use super::checkpoint::Active;
+use super::active::Active;
 use super::export::Exports;
 use super::job::Jobs;
 use super::nodes::Nodes;

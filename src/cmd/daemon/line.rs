@@ -199,8 +199,8 @@ impl Doors {
         Ok(())
     }
 
-    /// Closes the sandbox, if one is asked for: from now on files are opened in its directories, and
-    /// those that clients pass.
+    /// Closes the sandbox, if one is asked for: from now on files are opened in its directories,
+    /// and those that clients pass.
     fn confine(&mut self, daemon: &Daemon, line: &Line) -> Result<(), CommandError> {
         let (mode, directories) = &line.sandbox;
         if *mode == Mode::Off || std::mem::replace(&mut self.is_confined, true) {
@@ -345,8 +345,8 @@ fn metrics_address(text: &str) -> Result<Address, CommandError> {
     })
 }
 
-/// Reads `socket,id=ID,path=PATH,server=on,wait=off`, the same without `server` for a socket that is
-/// connected to, or `stdio,id=ID`.
+/// Reads `socket,id=ID,path=PATH,server=on,wait=off`, the same without `server` for a socket that
+/// is connected to, or `stdio,id=ID`.
 fn chardev(text: &str) -> Result<(String, Way), CommandError> {
     let refuse = |text: String| Err(CommandError::new(text));
     let first = text.split(',').next().unwrap_or_default();
