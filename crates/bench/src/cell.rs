@@ -379,7 +379,7 @@ pub struct Cell {
     pub contestants: Vec<Contestant>,
     /// How requests reach the disk; `None` is the table's own way.
     pub way: Option<Way>,
-    /// What whole programs do, in place of a load on an image.
+    /// Work of whole programs, in place of a load on an image.
     pub work: Option<String>,
 }
 

@@ -36,7 +36,7 @@ pub struct Description {
     /// Space of its files, for disks of this size, with as much again so that their file system is
     /// not nearly full.
     pub files_bytes: fn(u64) -> u64,
-    /// What runs are compared by, the more the better.
+    /// The rate that runs are compared by; more is better.
     pub rate: Column,
     /// Its cells.
     pub cells: fn(&Scale) -> Vec<Cell>,

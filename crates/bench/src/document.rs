@@ -33,7 +33,7 @@ impl<'a> Document<'a> {
         &self.0["conditions"]
     }
 
-    /// What runs are compared by.
+    /// Title of the rate that runs are compared by.
     pub fn rate(self) -> &'a str {
         self.conditions()["rate"].as_str().unwrap_or("IOPS")
     }

@@ -27,7 +27,7 @@ const AGAIN: &str = "(again)";
 #[derive(Debug)]
 struct Layout {
     columns: TextColumns,
-    /// What runs are compared by.
+    /// The rate that runs are compared by.
     rate: Column,
     /// Titles of the ratios that occur.
     ratios: Vec<&'static str>,

@@ -93,8 +93,8 @@ pub struct Options {
     #[command(flatten)]
     places: PlaceOptions,
     /// Size of the disks, for convert of the data, for check of the largest disk; if not given 4G,
-    /// for discard 8G, for metadata and check 8T, for fragmentation, guest, vhost-user, fuse, threads
-    /// and convert 1G
+    /// for discard 8G, for metadata and check 8T, for fragmentation, guest, vhost-user, fuse,
+    /// threads and convert 1G
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
     /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for guest 2000, for
