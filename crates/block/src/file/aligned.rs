@@ -432,7 +432,9 @@ impl AlignedFile {
             outcome.map_err(|error| self.failed("read", error))?;
             return Ok(target.into());
         }
-        Ok(self.read_otherwise(offset, target).await?.into())
+        // A future is moved with all that it may need: what is rare is kept apart.
+        let read = Box::pin(self.read_otherwise(offset, target));
+        Ok(read.await?.into())
     }
 
     /// Reads bytes that are decrypted, or that the file reads only into other memory: through a
@@ -497,8 +499,40 @@ impl AlignedFile {
         data: impl Into<IoVec>,
         durability: Durability,
     ) -> Result<()> {
-        let prepared = self.prepare_write(offset, data).await?;
+        let (prepared, waiting) = match self.prepare_whole(offset, data.into()) {
+            Ok(prepared) => prepared,
+            Err(data) => (Box::pin(self.prepare(offset, data)).await?, None),
+        };
+        if let Some(waiting) = waiting {
+            waiting.await;
+        }
         self.write_prepared(prepared, durability).await
+    }
+
+    /// A write that reads nothing and copies nothing, and what it has to wait for; or its data, if
+    /// it is none.
+    fn prepare_whole(
+        &self,
+        offset: u64,
+        data: IoVec,
+    ) -> std::result::Result<(PreparedWrite, Option<Pending<()>>), IoVec> {
+        let range = offset..offset + data.len() as u64;
+        let mut prepared = PreparedWrite {
+            admitted: None,
+            start: offset,
+            data,
+        };
+        if range.is_empty() || (self.alignment == 1 && !self.guards(&range)) {
+            return Ok((prepared, None));
+        }
+        let is_whole = self.is_aligned(offset, range.end - range.start);
+        let goes_as_it_is = !self.is_encrypted() && prepared.data.fits(self.memory);
+        if !is_whole || !goes_as_it_is || self.guards(&range) {
+            return Err(prepared.data);
+        }
+        let (admitted, waiting) = self.enter(range, Ends::Whole);
+        prepared.admitted = Some(admitted);
+        Ok((prepared, waiting))
     }
 
     /// The first half of a write: waits for conflicting writes, and reads the blocks at its ends.
@@ -512,15 +546,16 @@ impl AlignedFile {
     }
 
     async fn prepare(&self, offset: u64, data: IoVec) -> Result<PreparedWrite> {
+        let data = match self.prepare_whole(offset, data) {
+            Ok((prepared, None)) => return Ok(prepared),
+            Ok((prepared, Some(waiting))) => {
+                waiting.await;
+                return Ok(prepared);
+            }
+            Err(data) => data,
+        };
         let len = data.len() as u64;
         let end = offset + len;
-        if len == 0 || (self.alignment == 1 && !self.guards(&(offset..end))) {
-            return Ok(PreparedWrite {
-                admitted: None,
-                start: offset,
-                data,
-            });
-        }
         let blocks = round_down(offset, self.alignment)..round_up(end, self.alignment);
         let data = match self.guards(&blocks) {
             // The bytes that are examined must be the bytes that are written.
@@ -777,32 +812,39 @@ impl AlignedFile {
     }
 
     async fn register(&self, range: Range<u64>, ends: Ends) -> Admitted {
-        let (id, waiting) = {
-            let mut writes = lock(&self.writes);
-            let id = writes.next_id;
-            writes.next_id += 1;
-            let mut others = writes.active.iter().map(|(_, r, e)| (r, *e));
-            let mut earlier = writes.waiting.iter().map(|(_, r, e, _)| (r, *e));
-            let blocked = others.any(|other| conflict((&range, ends), other))
-                || earlier.any(|other| conflict((&range, ends), other));
-            if blocked {
-                let (completer, waiting) = pending();
-                writes.waiting.push_back((id, range, ends, completer));
-                (id, Some(waiting))
-            } else {
-                writes.active.push((id, range, ends));
-                (id, None)
-            }
-        };
-        // Registered from here on: a future that is dropped while it waits leaves nothing behind.
-        let admitted = Admitted {
-            writes: Arc::clone(&self.writes),
-            id,
-        };
+        let (admitted, waiting) = self.enter(range, ends);
         if let Some(waiting) = waiting {
             waiting.await;
         }
         admitted
+    }
+
+    /// Registers a change, and returns what it has to wait for. It is registered from then on: one
+    /// that is dropped while it waits leaves nothing behind.
+    fn enter(&self, range: Range<u64>, ends: Ends) -> (Admitted, Option<Pending<()>>) {
+        let mut writes = lock(&self.writes);
+        let id = writes.next_id;
+        writes.next_id += 1;
+        let mut others = writes.active.iter().map(|(_, r, e)| (r, *e));
+        let mut earlier = writes.waiting.iter().map(|(_, r, e, _)| (r, *e));
+        let blocked = others.any(|other| conflict((&range, ends), other))
+            || earlier.any(|other| conflict((&range, ends), other));
+        let waiting = match blocked {
+            true => {
+                let (completer, waiting) = pending();
+                writes.waiting.push_back((id, range, ends, completer));
+                Some(waiting)
+            }
+            false => {
+                writes.active.push((id, range, ends));
+                None
+            }
+        };
+        let admitted = Admitted {
+            writes: Arc::clone(&self.writes),
+            id,
+        };
+        (admitted, waiting)
     }
 }
 
