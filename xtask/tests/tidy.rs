@@ -473,6 +473,7 @@ const WRITERS: &[(&str, &str)] = &[
     ),
     ("qcow2/path/admit.rs", "guest data"),
     ("qcow2/path/cow.rs", "guest data"),
+    ("qcow2/path/direct.rs", "guest data"),
     ("qcow2/path/gather.rs", "guest data"),
     ("qcow2/path/compressed_write.rs", "guest data"),
     (

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 
-pub use cowslip_queue::primitives::{Mutex, MutexGuard};
+pub use cowslip_queue::primitives::{AtomicBool, AtomicU8, AtomicU64, Mutex, MutexGuard, Ordering};
 use cowslip_queue::{Completer, Pending, pending};
 
 /// Locks a mutex whose holders cannot leave an inconsistent state behind by panicking.

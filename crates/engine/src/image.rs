@@ -10,7 +10,7 @@ use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::backing::Backing;
 use crate::chain::{self, Below, Files, Layer, Naming};
-use crate::file::{AlignedFile, BlockFile, Claim, ContentId, FileId, Gate, Sharing};
+use crate::file::{AlignedFile, BlockFile, Claim, ContentId, Event, FileId, Gate, Sharing};
 use crate::job::{self, Job};
 use crate::limits::Limits;
 use crate::luks::{self, KeyChange, KeyMaterial};
@@ -385,13 +385,19 @@ impl Image {
         if let (Some(image), true) = (self.top.qcow2(), self.copy_on_read != CopyOnRead::Off) {
             let range = offset..offset + buf.len() as u64;
             let copying = image.copy_on_read(range, (&self.below, self.copy_on_read));
-            image.mark_corrupt_on_error(copying.await).await?;
+            image.mark_corrupt_on_error(Box::pin(copying).await).await?;
         }
-        let _visit = match self.top.qcow2() {
-            Some(image) => Some(image.enter().await),
-            None => None,
-        };
-        chain::read(&self.top, &self.below, offset, buf).await
+        match &*self.top {
+            Layer::Qcow2(image) => image.read_guest(offset, buf, &self.below).await,
+            Layer::Raw(raw) => {
+                raw.file().reach(Event::ReadAio).await;
+                raw.read(offset, buf).await
+            }
+            Layer::Other(..) => {
+                let read = chain::read(&self.top, &self.below, offset, buf);
+                Box::pin(read).await
+            }
+        }
     }
 
     /// Writes a buffer or a scatter list to the disk at `offset`; zeroes as
@@ -465,8 +471,11 @@ impl Image {
                     admitted();
                     let range = offset..offset + data.len() as u64;
                     let content = WriteContent::Bytes(data.to_buf());
-                    self.write_whole((image, clusters), range, content).await?;
-                    return self.settle_whole(durability).await;
+                    let whole = async {
+                        self.write_whole((image, clusters), range, content).await?;
+                        self.settle_whole(durability).await
+                    };
+                    return Box::pin(whole).await;
                 }
                 let context = (&self.below as &dyn Backing, durability);
                 let written = image.write_notify(offset, data, context, admitted);

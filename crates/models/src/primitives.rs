@@ -1,7 +1,7 @@
 //! Loom's primitives under the names of `crates/queue/src/primitives.rs`.
 
 pub use loom::hint::spin_loop;
-pub use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 pub use loom::sync::{Mutex, MutexGuard};
 pub use loom::thread::yield_now;
 

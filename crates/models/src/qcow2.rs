@@ -1,9 +1,14 @@
-//! The leases, joint clusters and epochs of the qcow2 engine, with the types of their parameters.
+//! The leases, joint clusters and epochs of the qcow2 engine, and requests beside its lock, with
+//! the types of their parameters.
 
+#[path = "../../engine/src/qcow2/mapping/direct.rs"]
+pub mod direct;
 #[path = "../../engine/src/qcow2/geometry.rs"]
 pub mod geometry;
 #[path = "../../engine/src/qcow2/mapping/inflight.rs"]
 pub mod inflight;
+#[path = "../../engine/src/qcow2/mapping/visits.rs"]
+pub mod visits;
 
 /// The part of a plan that leases use.
 pub mod plan {

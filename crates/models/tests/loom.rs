@@ -1,6 +1,6 @@
 //! Small programs that loom runs in every order: completions, wakes across queues, the write-back
-//! turn, leases and epochs. docs/testing.md lists the faults that each of them has been seen to
-//! catch.
+//! turn, leases, epochs, and requests that take no lock. docs/testing.md lists the faults that each
+//! of them has been seen to catch.
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
@@ -12,7 +12,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use cowslip_models::mailbox::{Mailbox, Scheduled};
 use cowslip_models::pending::{Pending, pending};
 use cowslip_models::primitives::Mutex;
+use cowslip_models::qcow2::direct::{Access, DirectMap};
+use cowslip_models::qcow2::geometry::{GuestCluster, HostCluster};
 use cowslip_models::qcow2::inflight::{Epochs, LeaseKind, LeaseRequest, Leases, Ticket};
+use cowslip_models::qcow2::visits::{Closed, Visit, Visits};
 use cowslip_models::sync::{Turn, Waiters, lock};
 use loom::future::block_on;
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -397,11 +400,178 @@ fn nothing_is_reused_while_it_can_be_reached() {
                 if state.1.all_left(freed_in) {
                     break;
                 }
-                state.1.wait()
+                state.1.wait_for_end()
             };
-            block_on(waiting);
+            if let Some(waiting) = waiting {
+                block_on(waiting);
+            }
         }
         content.store(2, Ordering::Relaxed);
         reader.join().unwrap();
+    });
+}
+
+const CLUSTER: GuestCluster = GuestCluster(0);
+const PLACE: (GuestCluster, HostCluster) = (CLUSTER, HostCluster(5));
+/// Words of a map, and counters of visits.
+const FEW: usize = 2;
+
+/// A map that knows one cluster.
+fn direct_map() -> DirectMap {
+    let map = DirectMap::new(16);
+    assert!(map.fill_in(PLACE, Access::ReadWrite, FEW));
+    map
+}
+
+/// Waits as a drain does.
+fn wait_for_end(epochs: &Mutex<Epochs>) {
+    loop {
+        let waiting = lock(epochs).wait_for_end();
+        match waiting {
+            Some(waiting) => block_on(waiting),
+            None => return,
+        }
+    }
+}
+
+/// Leaves as a request does that takes no lock.
+fn leave(visits: &Visits, visit: Visit, epochs: &Mutex<Epochs>) {
+    if visits.leave(visit, 1) {
+        lock(epochs).visit_left();
+    }
+}
+
+/// A sum that is added to in two steps: what is added at the same time, or without knowing of what
+/// was added before, is lost.
+struct Sum(AtomicUsize);
+
+impl Sum {
+    fn add(&self, more: usize) {
+        let before = self.0.load(Ordering::Relaxed);
+        self.0.store(before + more, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn sums() -> [Arc<Sum>; 2] {
+    std::array::from_fn(|_| Arc::new(Sum(AtomicUsize::new(0))))
+}
+
+#[test]
+fn nothing_is_reused_while_a_request_without_the_lock_can_reach_it() {
+    model(Some(3), || {
+        let visits = StdArc::new(Visits::new(FEW));
+        let epochs = Arc::new(Mutex::new(Epochs::beside(StdArc::clone(&visits))));
+        let (map, content) = (Arc::new(direct_map()), Arc::new(AtomicUsize::new(1)));
+        let (of_map, old) = (Arc::clone(&map), Arc::clone(&content));
+        let (of_visits, of_epochs) = (StdArc::clone(&visits), Arc::clone(&epochs));
+        let reader = thread::spawn(move || {
+            let visit = of_visits.enter(1);
+            if of_map.find(CLUSTER).is_some() {
+                let found = old.load(Ordering::Relaxed);
+                assert_eq!(found, 1, "it was reused under a reader");
+            }
+            leave(&of_visits, visit, &of_epochs);
+        });
+        let freed_in = {
+            let epochs = lock(&epochs);
+            map.forget(CLUSTER);
+            epochs.current()
+        };
+        lock(&epochs).advance();
+        while !lock(&epochs).all_left(freed_in) {
+            wait_for_end(&epochs);
+        }
+        content.store(2, Ordering::Relaxed);
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn no_request_without_the_lock_is_behind_the_gate_when_all_have_ended() {
+    model(Some(3), || {
+        let visits = StdArc::new(Visits::new(FEW));
+        visits.open(Closed::Unready);
+        let epochs = Arc::new(Mutex::new(Epochs::beside(StdArc::clone(&visits))));
+        let sums = sums();
+        let helpers: [_; 2] = std::array::from_fn(|number| {
+            let (visits, epochs) = (StdArc::clone(&visits), Arc::clone(&epochs));
+            let sum = Arc::clone(&sums[number]);
+            thread::spawn(move || {
+                let visit = visits.enter(number);
+                let admitted = visits.admits_writes();
+                if admitted {
+                    sum.add(1);
+                }
+                leave(&visits, visit, &epochs);
+                usize::from(admitted)
+            })
+        });
+        {
+            let _epochs = lock(&epochs);
+            visits.close(Closed::Changes);
+        }
+        wait_for_end(&epochs);
+        sums.iter().for_each(|sum| sum.add(10));
+        for (helper, sum) in helpers.into_iter().zip(sums) {
+            assert_eq!(helper.join().unwrap() + 10, sum.get());
+        }
+    });
+}
+
+#[test]
+fn writes_without_the_lock_and_exclusive_leases_keep_each_other_out() {
+    model(Some(3), || {
+        let (map, leases) = (
+            Arc::new(direct_map()),
+            Arc::new(Mutex::new(Leases::default())),
+        );
+        let sums = sums();
+        let helpers: [_; 2] = std::array::from_fn(|number| {
+            let (map, leases) = (Arc::clone(&map), Arc::clone(&leases));
+            let sum = Arc::clone(&sums[number]);
+            thread::spawn(move || {
+                let admitted = map.begin_write(CLUSTER).is_some();
+                if admitted {
+                    sum.add(1);
+                    if map.end_write(CLUSTER) {
+                        lock(&leases).wake(0, &map.range(CLUSTER));
+                    }
+                }
+                usize::from(admitted)
+            })
+        });
+        let want = LeaseRequest {
+            range: map.range(CLUSTER),
+            kind: LeaseKind::Exclusive,
+        };
+        let mut place = None;
+        loop {
+            let waiting = {
+                let mut leases = lock(&leases);
+                if map.close(&want.range) {
+                    break;
+                }
+                let (ticket, waiting) = leases.wait(0, want.clone(), place);
+                place = Some(ticket);
+                waiting
+            };
+            block_on(waiting);
+        }
+        sums.iter().for_each(|sum| sum.add(10));
+        {
+            // Given back; a write may begin again.
+            let mut leases = lock(&leases);
+            if let Some(place) = place {
+                leases.release(place);
+            }
+            assert!(map.fill_in(PLACE, Access::ReadWrite, FEW));
+        }
+        for (helper, sum) in helpers.into_iter().zip(sums) {
+            assert_eq!(helper.join().unwrap() + 10, sum.get());
+        }
     });
 }

@@ -4,7 +4,7 @@
 use std::cell::UnsafeCell;
 
 pub use std::hint::spin_loop;
-pub use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 pub use std::sync::{Mutex, MutexGuard};
 pub use std::thread::yield_now;
 

@@ -23,6 +23,7 @@ use crate::qcow2::control::snapshot;
 use crate::qcow2::health::state::Health;
 use crate::qcow2::mapping::state::Mapping;
 use crate::qcow2::mapping::tables::Tables;
+use crate::qcow2::mapping::visits::Visits;
 use crate::qcow2::offline::inspect::snapshot_table_bytes;
 use crate::qcow2::offline::repair;
 use crate::qcow2::path::gather::Gathering;
@@ -35,6 +36,9 @@ use crate::statistics::WriteStatistics;
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::units::round_up;
 use crate::{Error, Result};
+
+/// The part of the memory for tables that the direct map takes at most, beside them.
+const DIRECT_FRACTION: u64 = 16;
 
 /// An image that is about to be opened.
 pub struct OpenParameters<'a> {
@@ -88,6 +92,14 @@ pub async fn open(opening: OpenParameters<'_>) -> Result<Qcow2> {
     let data = decrypted(&opening, &header, data).await?;
     let l1 = read_table(file, header.l1_table_offset, header.l1_bytes()).await?;
     let knows_fresh = options.zero_method.knows_fresh() && !data.is_encrypted();
+    let mut state = fresh_state(
+        header.clone(),
+        l1,
+        Fresh::knowing(knows_fresh),
+        file.brake(),
+    );
+    let direct_bytes = options.cache_bytes_or_default() / DIRECT_FRACTION;
+    state.mapping.tables.set_direct_bytes(direct_bytes);
     let mut image = Qcow2 {
         raw_data: header.is_data_file_raw(),
         format,
@@ -105,12 +117,10 @@ pub async fn open(opening: OpenParameters<'_>) -> Result<Qcow2> {
         },
         write_policy: options.write_policy,
         writable,
-        state: Mutex::new(fresh_state(
-            header.clone(),
-            l1,
-            Fresh::knowing(knows_fresh),
-            file.brake(),
-        )),
+        visits: Arc::clone(&state.visits),
+        direct: Arc::clone(state.mapping.tables.direct()),
+        size: Arc::clone(state.committed.size()),
+        state: Mutex::new(state),
         turn: Turn::new(empty_counts(file.clone(), format)),
         vm_state: Turn::new(()),
         fixed_end: (!file.capabilities().extends_with_zeroes)
@@ -351,11 +361,14 @@ fn empty_counts(file: AlignedFile, format: EntryFormat) -> Counts {
 }
 
 fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh, brake: Brake) -> State {
+    let visits: Arc<Visits> = Arc::default();
+    let tables = Tables::new(header.entry_format(), l1);
     State {
-        mapping: Mapping::new(Tables::new(header.entry_format(), l1)),
+        mapping: Mapping::new(tables, Arc::clone(&visits)),
         space: HostSpace::new(fresh),
         committed: Committed::new(header),
-        health: Health::new(brake),
+        health: Health::new(brake, Arc::clone(&visits)),
+        visits,
         bitmaps: Bitmaps::default(),
         writes: WriteStatistics::default(),
         maintenance: Waiters::default(),
@@ -456,7 +469,7 @@ fn protect_metadata(image: &Qcow2, roots: &[Root]) -> Result<()> {
     for root in roots {
         let first = root.offset >> geometry.cluster_bits();
         for cluster in first..first + geometry.clusters_for(root.bytes) {
-            if !state.space.protected.insert(HostCluster(cluster)) {
+            if !state.protect_cluster(HostCluster(cluster)) {
                 return Err(root.corrupt(image.name(), "it overlaps other metadata"));
             }
         }

@@ -7,6 +7,7 @@ pub(super) mod compressed_tail;
 pub(super) mod compressed_write;
 pub(super) mod copy_on_read;
 pub(super) mod cow;
+pub(super) mod direct;
 pub(super) mod gather;
 pub(crate) mod read;
 pub(super) mod unshare;

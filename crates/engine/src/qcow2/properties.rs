@@ -6,6 +6,7 @@ use crate::Result;
 use crate::file::AlignedFile;
 use crate::qcow2::space::sparse;
 use crate::statistics::{CacheStatistics, SpaceStatistics, WriteStatistics};
+use crate::sync::Ordering;
 
 impl Qcow2 {
     /// Returns whether the active L1 table refers to no L2 table: all of the disk is unallocated.
@@ -49,7 +50,7 @@ impl Qcow2 {
 
     /// The size of the disk in bytes.
     pub fn size(&self) -> u64 {
-        self.lock().committed.header.size
+        self.size.load(Ordering::Acquire)
     }
 
     /// Returns whether its tables may change: it was opened for writing, and its session goes on.
@@ -84,12 +85,16 @@ impl Qcow2 {
 
     /// Returns the statistics of the cache of L2 slices.
     pub(crate) fn cache_statistics(&self) -> CacheStatistics {
-        self.lock().mapping.tables.statistics()
+        let mut statistics = self.lock().mapping.tables.statistics();
+        statistics.hits += self.visits.hits();
+        statistics
     }
 
     /// Returns the statistics of writes of guest data.
     pub(crate) fn write_statistics(&self) -> WriteStatistics {
-        self.lock().writes
+        let mut writes = self.lock().writes;
+        writes.in_place += self.visits.written();
+        writes
     }
 
     /// Returns the statistics of the space in the image's file.

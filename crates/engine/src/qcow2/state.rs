@@ -2,7 +2,7 @@
 //! That belongs to an owner for each subject; here is what two owners do together.
 
 use std::collections::BTreeSet;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::entry::EntryFormat;
 use super::geometry::{Geometry, GuestCluster, HostCluster, HostOffset};
@@ -16,15 +16,17 @@ use crate::qcow2::commit::probe::Probe;
 use crate::qcow2::commit::state::{Committed, Ready};
 use crate::qcow2::control::bitmap::Bitmaps;
 use crate::qcow2::health::state::Health;
+use crate::qcow2::mapping::direct::DirectMap;
 use crate::qcow2::mapping::inflight::Left;
 use crate::qcow2::mapping::state::Mapping;
+use crate::qcow2::mapping::visits::{Closed, Visits};
 use crate::qcow2::path::compressed_tail::Tail;
 use crate::qcow2::path::gather::Gathering;
 use crate::qcow2::space::growth;
 use crate::qcow2::space::refcount::Refcounts;
 use crate::qcow2::space::state::HostSpace;
 use crate::statistics::WriteStatistics;
-use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Turn, Waiters, lock};
 
 /// Things of which a small request has one: its step, its lease, its slice. That one allocates
 /// nothing.
@@ -48,6 +50,11 @@ pub struct Qcow2 {
     pub(super) zero_method: ZeroMethod,
     pub(super) write_policy: WritePolicy,
     pub(super) writable: bool,
+    /// Requests that take no lock, and what they find.
+    pub(super) visits: Arc<Visits>,
+    pub(super) direct: Arc<DirectMap>,
+    /// The size of the disk in bytes.
+    pub(super) size: Arc<AtomicU64>,
     /// The metadata lock: CPU work only.
     pub(super) state: Mutex<State>,
     /// The turn to write metadata; with it goes the ownership of the counts.
@@ -104,7 +111,9 @@ pub struct State {
     pub(super) health: Health,
     /// The persistent bitmaps, if the image may be written.
     pub(super) bitmaps: Bitmaps,
-    /// Statistics of admitted writes.
+    /// The requests that take no lock.
+    pub(super) visits: Arc<Visits>,
+    /// Statistics of admitted writes, but for those.
     pub(super) writes: WriteStatistics,
     /// Tasks in `maintain` that wait for work.
     pub(super) maintenance: Waiters,
@@ -133,6 +142,20 @@ impl State {
             Left::Forfeited(space) => {
                 self.give_up(&format.geometry, Freed::Cluster(space.host));
             }
+        }
+    }
+
+    /// A cluster holds metadata from now on. Returns whether it did not before.
+    pub(super) fn protect_cluster(&mut self, cluster: HostCluster) -> bool {
+        self.mapping.tables.forget_host(cluster);
+        self.space.protected.insert(cluster)
+    }
+
+    /// Requests write in place without the lock if the header is fit for it, and no bitmap follows.
+    pub(super) fn set_gate(&self) {
+        match self.committed.is_ready_for(Ready::Writes) && !self.bitmaps.follow_writes() {
+            true => self.visits.open(Closed::Unready),
+            false => self.visits.close(Closed::Unready),
         }
     }
 

@@ -1,12 +1,17 @@
 //! The progress of write-back: what of an open image is on the medium, and what is not yet.
 
+use std::sync::Arc;
+
 use crate::qcow2::header::{Header, autoclear};
+use crate::sync::{AtomicU64, Ordering};
 
 /// The header as on the medium, and which changes are durable.
 #[derive(Debug)]
 pub(in crate::qcow2) struct Committed {
     /// The header as on the medium.
     pub(in crate::qcow2) header: Header,
+    /// Its size of the disk, for requests that take no lock.
+    size: Arc<AtomicU64>,
     /// Cuts made so far; a flush needs one made after it arrived.
     cuts: u64,
     /// The last cut whose cycle ended well.
@@ -34,6 +39,7 @@ impl Committed {
     /// The progress at open.
     pub fn new(header: Header) -> Committed {
         Committed {
+            size: Arc::new(AtomicU64::new(header.size)),
             header,
             cuts: 0,
             durable_cut: 0,
@@ -42,6 +48,17 @@ impl Committed {
             settled_space_changes: 0,
             ready: Ready::Nothing,
         }
+    }
+
+    /// The medium has another header.
+    pub fn set_header(&mut self, header: Header) {
+        self.size.store(header.size, Ordering::Release);
+        self.header = header;
+    }
+
+    /// The size of the disk in bytes, as it is at any moment.
+    pub fn size(&self) -> &Arc<AtomicU64> {
+        &self.size
     }
 
     /// The first cut that covers all that has completed by now.

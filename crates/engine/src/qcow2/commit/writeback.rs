@@ -152,6 +152,9 @@ impl Qcow2 {
     fn cut(&self) -> Cycle {
         let mut state = self.lock();
         let state = &mut *state;
+        if state.mapping.epochs.take_writes() {
+            state.committed.note_unflushed();
+        }
         let (number, unflushed) = state.committed.cut();
         state.mapping.epochs.advance();
         Cycle {
@@ -332,7 +335,7 @@ impl Qcow2 {
         let ready: Vec<(Freed, u64)> = {
             let mut state = self.lock();
             let state = &mut *state;
-            state.space.quarantine.open(&state.mapping.epochs)
+            state.space.quarantine.open(&mut state.mapping.epochs)
         };
         if ready.is_empty() {
             return Ok(());
@@ -531,7 +534,7 @@ impl Qcow2 {
         let _roots = (self.stage() == Stage::Idle).then(|| self.probe.stage(Stage::Roots));
         let fixed = vec![(0, vec![Buf::from(header.fixed_part())])];
         self.write_root(fixed, Flush::File).await?;
-        self.lock().committed.header = header.clone();
+        self.lock().committed.set_header(header.clone());
         Ok(())
     }
 
@@ -562,6 +565,7 @@ impl Qcow2 {
     /// Sets the corrupt bit where damage was met (invariant S3); version 2 has none. It is the only
     /// write that may follow the latch, which the damage has set. After the failed write of a root
     /// it may not: the header in memory may be another one than the medium's.
+    #[boxed]
     pub(in crate::qcow2) async fn mark_corrupt(&self) {
         let _turn = self.turn.take().await;
         let mut header = {
@@ -582,7 +586,7 @@ impl Qcow2 {
         };
         // With or without the bit, all else is the same: it may be tried again.
         if written.is_ok() {
-            self.lock().committed.header = header;
+            self.lock().committed.set_header(header);
         }
     }
 
@@ -599,7 +603,9 @@ impl Qcow2 {
                 return Ok(());
             }
             self.track_in_turn().await?;
-            self.lock().committed.now_ready_for(Ready::Writes);
+            let mut state = self.lock();
+            state.committed.now_ready_for(Ready::Writes);
+            state.set_gate();
             Ok(())
         })
         .await

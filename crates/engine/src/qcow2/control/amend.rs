@@ -383,7 +383,8 @@ impl Qcow2 {
             let writes = writes.map(|(at, bytes)| (at as u64, vec![Buf::from(bytes)]));
             self.write_root(writes.collect(), Flush::All).await?;
         }
-        self.lock().committed.header = Header::parse_damaged(&new.encode()?, self.name())?;
+        let parsed = Header::parse_damaged(&new.encode()?, self.name())?;
+        self.lock().committed.set_header(parsed);
         Ok(())
     }
 }

@@ -182,7 +182,9 @@ impl Qcow2 {
         let mut state = self.lock();
         let state = &mut *state;
         let disk = (self.geometry(), state.committed.header.size, self.name());
-        state.bitmaps.change(name, change, disk)
+        let changed = state.bitmaps.change(name, change, disk);
+        state.set_gate();
+        changed
     }
 
     /// Before the first write of a session (D5): what follows writes is in memory, and marked on

@@ -309,12 +309,7 @@ impl Qcow2 {
                 self.unlatched(&state)?;
                 match self.own_slice_now(&mut state, slice)? {
                     Err(need) => need,
-                    Ok(()) => match state
-                        .mapping
-                        .leases
-                        .obstacle(slice, &want, place.ticket)
-                        .cloned()
-                    {
+                    Ok(()) => match state.mapping.obstacle(slice, &want, place.ticket).cloned() {
                         Some(want) => {
                             let (ticket, waiting) =
                                 state.mapping.leases.wait(slice, want, place.ticket);

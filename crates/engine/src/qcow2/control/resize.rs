@@ -215,7 +215,7 @@ impl Qcow2 {
             let mut state = self.lock();
             state.mapping.tables.set_l1(l1);
             for cluster in first..first + clusters {
-                state.space.protected.insert(HostCluster(cluster));
+                state.protect_cluster(HostCluster(cluster));
             }
         }
         self.free_metadata(counts, old..old + old_clusters).await?;

@@ -10,8 +10,11 @@ pub(in crate::qcow2) struct Drained<'a>(&'a Qcow2);
 
 impl Drop for Drained<'_> {
     fn drop(&mut self) {
+        let mut state = self.0.lock();
+        // Counts may have changed, and with them what may be written in place.
+        state.mapping.tables.direct().forget_all();
         // Wakes those that were held back.
-        self.0.lock().health.let_changes_begin();
+        state.health.let_changes_begin();
     }
 }
 
@@ -24,7 +27,9 @@ pub(in crate::qcow2) struct Still<'a> {
 
 impl Drop for Still<'_> {
     fn drop(&mut self) {
-        self.image.lock().health.let_reads_begin();
+        let mut state = self.image.lock();
+        state.mapping.tables.direct().forget_all();
+        state.health.let_reads_begin();
     }
 }
 
@@ -33,14 +38,11 @@ impl Qcow2 {
     pub(in crate::qcow2) async fn drain(&self) -> Drained<'_> {
         let drained = self.hold_changes_back().await;
         loop {
-            let waiting = {
-                let mut state = self.lock();
-                if state.mapping.epochs.all_ended() {
-                    return drained;
-                }
-                state.mapping.epochs.wait()
-            };
-            waiting.await;
+            let waiting = self.lock().mapping.epochs.wait_for_end();
+            match waiting {
+                Some(waiting) => waiting.await,
+                None => return drained,
+            }
         }
     }
 
@@ -82,8 +84,8 @@ impl Qcow2 {
                     );
                     return Err(Error::Invalid(text));
                 }
-                if !state.mapping.epochs.all_ended() {
-                    state.mapping.epochs.wait()
+                if let Some(waiting) = state.mapping.epochs.wait_for_end() {
+                    waiting
                 } else if state.mapping.tables.is_in_use() {
                     state.mapping.tables.wait_for_use()
                 } else {

@@ -1,9 +1,12 @@
 //! Which requests an open image takes: whether it is latched, closed, or holds some of them back.
 
+use std::sync::Arc;
+
 use cowslip_queue::Pending;
 
 use super::latch::Latch;
 use crate::file::Brake;
+use crate::qcow2::mapping::visits::{Closed, Visits};
 use crate::sync::Waiters;
 use crate::{Error, Result};
 
@@ -20,6 +23,8 @@ pub(in crate::qcow2) struct Health {
     /// No read may begin either.
     hold: Option<Hold>,
     closed: bool,
+    /// Their gate is closed where a request has to look here.
+    visits: Arc<Visits>,
 }
 
 /// The requests that are held back, besides those that change something.
@@ -32,30 +37,34 @@ struct Hold {
 }
 
 impl Health {
-    /// The health of an image just opened, whose files have this brake.
-    pub fn new(brake: Brake) -> Health {
+    /// The health of an image just opened, whose files have this brake, and whose requests that
+    /// take no lock are these.
+    pub fn new(brake: Brake, visits: Arc<Visits>) -> Health {
         Health {
             latch: Latch::new(brake),
             damaged: false,
             draining: None,
             hold: None,
             closed: false,
+            visits,
         }
     }
 
     /// Latches the image. The first reason stays.
     pub fn latch(&mut self, reason: Error) {
+        self.visits.close(Closed::Latched);
         self.latch.set(reason);
     }
 
     /// Latches the image because a root could not be written.
     pub fn latch_for_root(&mut self, reason: Error) {
+        self.visits.close(Closed::Latched);
         self.latch.set_for_root(reason);
     }
 
     /// Latches the image because guest data is mapped to metadata: it is to be marked corrupt.
     pub fn latch_for_damage(&mut self, reason: Error) {
-        self.latch.set(reason);
+        self.latch(reason);
         self.damaged = true;
     }
 
@@ -96,12 +105,14 @@ impl Health {
         let waiting = self.changes_held_back();
         if waiting.is_none() {
             self.draining = Some(Waiters::default());
+            self.visits.close(Closed::Changes);
         }
         waiting
     }
 
     /// Lets requests that change something begin again.
     pub fn let_changes_begin(&mut self) {
+        self.visits.open(Closed::Changes);
         // Dropping the waiters wakes them.
         self.draining = None;
     }
@@ -110,6 +121,7 @@ impl Health {
     pub fn hold_reads_back(&mut self) {
         debug_assert!(self.holds_changes_back(), "a hold is part of a drain");
         self.hold = Some(Hold::default());
+        self.visits.close(Closed::Reads);
     }
 
     /// Holds back all that needs a slice: nothing is under way, and no slice in use.
@@ -123,6 +135,7 @@ impl Health {
 
     /// Lets reads begin again.
     pub fn let_reads_begin(&mut self) {
+        self.visits.open(Closed::Reads);
         self.hold = None;
     }
 
@@ -139,6 +152,7 @@ impl Health {
 
     /// Ends the session: nothing is admitted afterwards.
     pub fn close(&mut self) {
+        self.visits.close(Closed::Latched);
         self.closed = true;
     }
 
@@ -153,7 +167,7 @@ mod tests {
     use super::*;
 
     fn health() -> Health {
-        Health::new(Brake::default())
+        Health::new(Brake::default(), Arc::default())
     }
 
     fn damage() -> Error {

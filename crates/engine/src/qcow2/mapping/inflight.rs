@@ -12,10 +12,12 @@
 //! has written read as zeroes again.
 //!
 //! An *epoch* is the time between two write-back cuts. A cluster freed in epoch e is reused only
-//! when every request that entered up to e has left (invariant D2).
+//! when every request that entered up to e has left (invariant D2). Those that take no lock are
+//! counted by themselves, in generations (`visits.rs`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cowslip_queue::{Completer, Pending, pending};
 use smallvec::SmallVec;
@@ -23,6 +25,8 @@ use smallvec::SmallVec;
 use crate::qcow2::geometry::{GuestCluster, SubclusterMask};
 use crate::qcow2::plan::Space;
 use crate::sync::Waiters;
+
+use super::visits::{Visit, Visits};
 
 /// The access that a lease allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +109,23 @@ impl Leases {
         wants
             .iter()
             .find(|want| self.conflicts(slice, want, before))
+    }
+
+    /// Returns whether a request has, or waits for, an exclusive lease in a range of a slice.
+    pub fn is_wanted_alone(&self, slice: u64, range: &Range<u64>) -> bool {
+        let claims = self.slices.get(&slice);
+        claims.into_iter().flatten().any(|claim| {
+            claim.kind == LeaseKind::Exclusive
+                && claim.range.start < range.end
+                && range.start < claim.range.end
+        })
+    }
+
+    /// Wakes requests that wait for a range of a slice: a write has ended that had no lease here.
+    pub fn wake(&mut self, slice: u64, range: &Range<u64>) {
+        if let Some(claims) = self.slices.get_mut(&slice) {
+            wake_overlapping(claims, range, |_| true);
+        }
     }
 
     /// Takes a lease that has no [`Leases::obstacle`].
@@ -318,9 +339,23 @@ pub struct Epochs {
     /// Active requests that were dropped: they never leave.
     abandoned: u64,
     changed: Waiters,
+    /// Requests that take no lock.
+    visits: Arc<Visits>,
+    /// The epoch in which each of their generations began.
+    begun: [u64; 2],
+    /// Their writes that a cut has seen.
+    written: u64,
 }
 
 impl Epochs {
+    /// No requests but those visits.
+    pub fn beside(visits: Arc<Visits>) -> Epochs {
+        Epochs {
+            visits,
+            ..Epochs::default()
+        }
+    }
+
     /// Enters the current epoch.
     pub fn enter(&mut self) -> u64 {
         *self.active.entry(self.current).or_default() += 1;
@@ -347,14 +382,35 @@ impl Epochs {
         self.changed.wake();
     }
 
+    /// The same of a request that takes no lock.
+    pub fn abandon_visit(&mut self, visit: Visit) {
+        let oldest = self.begun[usize::from(visit.generation())];
+        *self.active.entry(oldest).or_default() += 1;
+        // What it says about those who wait is true of the next line in any case.
+        let _is_awaited = self.visits.leave(visit, 0);
+        self.abandon();
+    }
+
+    /// A request has left that takes no lock, and that an operation may wait for.
+    pub fn visit_left(&mut self) {
+        self.changed.wake();
+    }
+
     /// Returns whether I/O of dropped requests may be under way.
     pub fn any_abandoned(&self) -> bool {
         self.abandoned > 0
     }
 
-    /// Returns whether all requests under way were abandoned.
-    pub fn all_ended(&self) -> bool {
-        self.active.values().sum::<u64>() == self.abandoned
+    /// Returns the wait for some request to end, unless all under way were abandoned.
+    pub fn wait_for_end(&mut self) -> Option<Pending<()>> {
+        // Before the counters are read: who leaves later wakes.
+        self.visits.watch(true);
+        let has_visits = !self.visits.is_empty(0) || !self.visits.is_empty(1);
+        if has_visits || self.active.values().sum::<u64>() != self.abandoned {
+            return Some(self.changed.wait());
+        }
+        self.visits.watch(false);
+        None
     }
 
     /// The epoch in which something is freed now.
@@ -365,19 +421,34 @@ impl Epochs {
     /// Begins the next epoch, at a cut.
     pub fn advance(&mut self) {
         self.current += 1;
+        self.renew();
+    }
+
+    /// Begins the next generation of visits, if nothing is left of the one before the last.
+    fn renew(&mut self) {
+        let next = 1 - self.visits.generation();
+        if self.visits.is_empty(next) {
+            self.begun[usize::from(next)] = self.current;
+            self.visits.begin(next);
+        }
+    }
+
+    /// Returns whether visits have written since this was asked last.
+    pub fn take_writes(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.written, self.visits.written());
+        before != self.written
     }
 
     /// Returns whether no request of `epoch` or before is left.
-    pub fn all_left(&self, epoch: u64) -> bool {
-        self.active
-            .keys()
-            .next()
-            .is_none_or(|&oldest| oldest > epoch)
-    }
-
-    /// Resolves when some epoch has become empty.
-    pub fn wait(&mut self) -> Pending<()> {
-        self.changed.wait()
+    pub fn all_left(&mut self, epoch: u64) -> bool {
+        if self.begun[usize::from(self.visits.generation())] <= epoch && epoch < self.current {
+            self.renew();
+        }
+        let is_over = |generation: u8| {
+            self.begun[usize::from(generation)] > epoch || self.visits.is_empty(generation)
+        };
+        let oldest = self.active.keys().next();
+        oldest.is_none_or(|&oldest| oldest > epoch) && is_over(0) && is_over(1)
     }
 }
 
@@ -566,25 +637,94 @@ mod tests {
         let later = epochs.enter();
         assert!(!epochs.all_left(freed_in));
         epochs.leave(reader);
-        assert!(epochs.all_left(freed_in) && !epochs.all_left(epochs.current()));
+        let now = epochs.current();
+        assert!(epochs.all_left(freed_in) && !epochs.all_left(now));
         epochs.leave(later);
-        assert!(epochs.all_left(epochs.current()));
+        assert!(epochs.all_left(now));
     }
 
     #[test]
     fn what_a_dropped_request_could_reach_is_never_reused_and_nobody_waits_for_it() {
         let mut epochs = Epochs::default();
-        assert!(epochs.all_ended() && !epochs.any_abandoned());
+        assert!(epochs.wait_for_end().is_none() && !epochs.any_abandoned());
         let dropped = epochs.enter();
         let other = epochs.enter();
-        assert!(!epochs.all_ended() && !epochs.any_abandoned());
-        let mut drain = epochs.wait();
+        assert!(!epochs.any_abandoned());
+        let mut drain = epochs.wait_for_end().expect("two are under way");
         epochs.abandon();
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(std::pin::Pin::new(&mut drain).poll(&mut context).is_ready());
-        assert!(!epochs.all_ended() && epochs.any_abandoned());
+        assert!(epochs.wait_for_end().is_some() && epochs.any_abandoned());
         epochs.advance();
         epochs.leave(other);
-        assert!(epochs.all_ended() && !epochs.all_left(dropped));
+        assert!(epochs.wait_for_end().is_none() && !epochs.all_left(dropped));
+    }
+
+    #[test]
+    fn visits_keep_what_was_freed_until_they_have_left_and_later_ones_do_not() {
+        let visits = Arc::new(Visits::new(2));
+        let mut epochs = Epochs::beside(Arc::clone(&visits));
+        let old = visits.enter(0);
+        let freed_in = epochs.current();
+        epochs.advance();
+        let later = visits.enter(1);
+        assert!(!epochs.all_left(freed_in) && epochs.wait_for_end().is_some());
+        assert!(visits.leave(old, 0), "an operation waits for it");
+        epochs.visit_left();
+        let newer_in = epochs.current();
+        assert!(epochs.all_left(freed_in) && !epochs.all_left(newer_in));
+        // Two generations are under way when the next epochs begin, and stay apart when they can.
+        epochs.advance();
+        let newest = visits.enter(0);
+        epochs.advance();
+        assert!(!epochs.all_left(newer_in));
+        assert!(visits.leave(later, 0));
+        assert!(epochs.all_left(newer_in));
+        assert!(visits.leave(newest, 0) && epochs.wait_for_end().is_none());
+    }
+
+    #[test]
+    fn visits_that_never_cease_do_not_keep_what_was_freed_for_ever() {
+        let visits = Arc::new(Visits::new(1));
+        let mut epochs = Epochs::beside(Arc::clone(&visits));
+        let mut one = visits.enter(0);
+        let mut leave_later = |visits: &Visits| {
+            let next = visits.enter(0);
+            let last = std::mem::replace(&mut one, next);
+            assert!(!visits.leave(last, 1));
+        };
+        let freed_in = epochs.current();
+        epochs.advance();
+        leave_later(&visits);
+        leave_later(&visits);
+        assert!(epochs.all_left(freed_in));
+        // A generation that still has requests does not begin again with the next epoch.
+        let freed_in = epochs.current();
+        let stays = visits.enter(0);
+        epochs.advance();
+        epochs.advance();
+        leave_later(&visits);
+        assert!(!epochs.all_left(freed_in));
+        assert!(!visits.leave(stays, 0));
+        leave_later(&visits);
+        let now = epochs.current();
+        assert!(!epochs.all_left(now) && epochs.all_left(freed_in));
+        // It begins when that is asked for.
+        assert!(!epochs.all_left(freed_in + 1));
+        leave_later(&visits);
+        assert!(epochs.all_left(freed_in + 1));
+    }
+
+    #[test]
+    fn a_dropped_visit_keeps_its_place_and_lets_the_others_go_on() {
+        let visits = Arc::new(Visits::new(1));
+        let mut epochs = Epochs::beside(Arc::clone(&visits));
+        let (dropped, freed_in) = (visits.enter(0), epochs.current());
+        visits.note_written(dropped, 1);
+        assert!(epochs.take_writes() && !epochs.take_writes());
+        epochs.abandon_visit(dropped);
+        epochs.advance();
+        assert!(epochs.wait_for_end().is_none() && epochs.any_abandoned());
+        assert!(!epochs.all_left(freed_in));
     }
 }

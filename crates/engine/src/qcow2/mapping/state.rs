@@ -1,11 +1,13 @@
 //! The mapping of an open image, as far as it is in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use cowslip_queue::Pending;
 
-use super::inflight::{Epochs, JointClusters, Leases};
+use super::inflight::{Epochs, JointClusters, LeaseKind, LeaseRequest, Leases, Ticket};
 use super::tables::Tables;
+use super::visits::Visits;
 use crate::qcow2::geometry::HostOffset;
 use crate::sync::Waiters;
 
@@ -24,19 +26,38 @@ pub(in crate::qcow2) struct Mapping {
 
 impl Mapping {
     /// The mapping of an image that no request uses yet.
-    pub fn new(tables: Tables) -> Mapping {
+    pub fn new(tables: Tables, visits: Arc<Visits>) -> Mapping {
         Mapping {
             tables,
             leases: Leases::default(),
             joint: JointClusters::default(),
-            epochs: Epochs::default(),
+            epochs: Epochs::beside(visits),
             bad_tables: BTreeSet::new(),
             copying: BTreeMap::new(),
         }
     }
 
+    /// The first of `wants` that another request is in the way of, by a lease, a place in line
+    /// before `place`, or a write in place that takes no lock. No such write begins any more in
+    /// what is wanted exclusively.
+    pub fn obstacle<'a>(
+        &self,
+        slice: u64,
+        wants: &'a [LeaseRequest],
+        place: Option<Ticket>,
+    ) -> Option<&'a LeaseRequest> {
+        let obstacle = self.leases.obstacle(slice, wants, place);
+        obstacle.or_else(|| {
+            let mut alone = wants
+                .iter()
+                .filter(|want| want.kind == LeaseKind::Exclusive);
+            alone.find(|want| !self.tables.direct().close(&want.range))
+        })
+    }
+
     /// The table at this L1 index is bad: it is never written through.
     pub fn refuse_table(&mut self, l1_index: u64) {
+        self.tables.direct().forget_all();
         self.bad_tables.insert(l1_index);
     }
 

@@ -6,11 +6,14 @@
 //! Slices of a table that is not on disk yet are zeroes where they are not cached.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use cowslip_queue::{Buf, Pending};
 
+use super::direct::{Access, DirectMap};
+
 use crate::qcow2::entry::{EntryError, EntryFormat, L2Entry, TableRef};
-use crate::qcow2::geometry::{GuestCluster, HostOffset};
+use crate::qcow2::geometry::{GuestCluster, HostCluster, HostOffset};
 use crate::qcow2::plan::WriteOrdering;
 use crate::statistics::CacheStatistics;
 use crate::sync::Waiters;
@@ -19,6 +22,10 @@ mod packed;
 mod slots;
 
 use slots::Slots;
+
+/// Words of the direct map: at least these, if the disk has as many clusters, and at most (2 MiB).
+const DIRECT_WORDS_MIN: u64 = 16;
+const DIRECT_WORDS_MAX: u64 = 1 << 18;
 
 /// A table that L1 in memory refers to and L1 on disk does not yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +113,12 @@ pub struct Tables {
     /// Some entry that is dirty promises bytes.
     promises_bytes: bool,
     freed: Waiters,
+    /// Clusters that requests find without these tables.
+    direct: Arc<DirectMap>,
+    /// Words that it has at most.
+    direct_words_max: u64,
+    /// A bit for each host cluster that it may know, modulo their number.
+    direct_hosts: Vec<u64>,
 }
 
 impl std::fmt::Debug for Tables {
@@ -137,7 +150,56 @@ impl Tables {
             dirty: BTreeSet::new(),
             promises_bytes: false,
             freed: Waiters::default(),
+            direct: Arc::new(DirectMap::new(format.geometry.cluster_bits())),
+            direct_words_max: DIRECT_WORDS_MIN,
+            direct_hosts: Vec::new(),
         }
+    }
+
+    /// Lets the direct map take some memory beside the slices, unless it has some already.
+    pub fn set_direct_bytes(&mut self, bytes: u64) {
+        self.direct_words_max = (bytes / 8).clamp(DIRECT_WORDS_MIN, DIRECT_WORDS_MAX);
+    }
+
+    /// The map of clusters for requests that do not look here.
+    pub fn direct(&self) -> &Arc<DirectMap> {
+        &self.direct
+    }
+
+    /// Words of the direct map: one for each cluster of the disk, within its memory.
+    fn direct_words(&self) -> usize {
+        let clusters = self.l1.len() as u64 * self.format.geometry.l2_entries();
+        1 << clusters.clamp(1, self.direct_words_max).ilog2()
+    }
+
+    /// Has the direct map know a cluster, whose entry says so.
+    pub fn direct_to(&mut self, place: (GuestCluster, HostCluster), access: Access) {
+        if self.direct_hosts.is_empty() {
+            self.direct_hosts = vec![0; self.direct_words().div_ceil(8)];
+        }
+        let words = self.direct_words();
+        if !self.direct.has(place, access) && self.direct.fill_in(place, access, words) {
+            let (at, bit) = self.direct_host(place.1);
+            self.direct_hosts[at] |= bit;
+        }
+    }
+
+    /// The direct map knows this host cluster no longer: it holds metadata from now on. (Only an
+    /// image whose counts are wrong has a reference to it.)
+    pub fn forget_host(&mut self, host: HostCluster) {
+        if self.direct_hosts.is_empty() {
+            return;
+        }
+        let (at, bit) = self.direct_host(host);
+        if self.direct_hosts[at] & bit != 0 {
+            self.direct.forget_all();
+            self.direct_hosts.fill(0);
+        }
+    }
+
+    fn direct_host(&self, host: HostCluster) -> (usize, u64) {
+        let at = host.0 / 64 % self.direct_hosts.len() as u64;
+        (at as usize, 1 << (host.0 % 64))
     }
 
     /// Bytes that all tables there are would take, or those of the whole disk if it may be written;
@@ -177,6 +239,7 @@ impl Tables {
 
     /// Replaces L1 when the disk has been resized; entries keep their index.
     pub fn set_l1(&mut self, l1: Vec<u64>) {
+        self.direct.forget_all();
         self.l1 = l1;
     }
 
@@ -200,6 +263,7 @@ impl Tables {
     /// Makes L1 refer to these tables no longer, which the next cycle writes, and returns those
     /// that it did refer to. Nothing of them is written; slices in use stay.
     pub fn drop_tables(&mut self, l1_indices: &[u64]) -> Vec<TableRef> {
+        self.direct.forget_all();
         let mut gone = BTreeSet::new();
         let mut dropped = Vec::new();
         for &index in l1_indices {
@@ -288,6 +352,7 @@ impl Tables {
     /// If something is in use or dirty: it would be lost.
     pub fn replace(&mut self, l1: Vec<u64>) {
         assert!(!self.is_in_use(), "nobody looks at a table that goes");
+        self.direct.forget_all();
         let dirty = self.dirty.len() + self.l1_dirty.len() + self.new_tables.len();
         assert_eq!(dirty, 0, "all tables are written");
         self.slots.clear();
@@ -347,6 +412,7 @@ impl Tables {
 
     /// Changes the entry of a cluster whose slice is pinned or was prepared under this lock.
     pub fn set_entry(&mut self, cluster: GuestCluster, entry: &L2Entry, promise: WriteOrdering) {
+        self.direct.forget(cluster);
         let geometry = self.format.geometry;
         let slice = geometry.slice_of(cluster);
         let at = ((cluster.0 % geometry.slice_entries()) * geometry.l2_entry_bytes()) as usize;

@@ -378,7 +378,7 @@ impl Qcow2 {
             })
             .collect();
         let wants = leases_for(self.geometry(), &steps);
-        if let Some(want) = state.mapping.leases.obstacle(slice, &wants, place) {
+        if let Some(want) = state.mapping.obstacle(slice, &wants, place) {
             let want = want.clone();
             state.space.give_back(&taken);
             let (ticket, waiting) = state.mapping.leases.wait(slice, want, place);
@@ -540,7 +540,7 @@ impl Qcow2 {
                     OnDisk::Unknown
                 };
                 let offset = self.geometry().host_offset(cluster);
-                state.space.protected.insert(cluster);
+                state.protect_cluster(cluster);
                 state
                     .mapping
                     .tables

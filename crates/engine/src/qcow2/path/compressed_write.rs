@@ -333,12 +333,7 @@ impl Qcow2 {
                             self.view(&mut state, *cluster, below)?;
                         }
                         let wants = std::slice::from_ref(&want);
-                        if state
-                            .mapping
-                            .leases
-                            .obstacle(slice, wants, place.ticket)
-                            .is_none()
-                        {
+                        if state.mapping.obstacle(slice, wants, place.ticket).is_none() {
                             let stay = LeaseGuard::new(self, &mut state, (slice, want));
                             for cluster in clusters {
                                 let start = self.geometry().guest_offset(*cluster).0;

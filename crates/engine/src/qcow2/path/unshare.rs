@@ -57,7 +57,7 @@ impl Qcow2 {
             }
             let (new, _) = self.take_clusters(&mut state, 1)[0];
             state.space.raise(new);
-            state.space.protected.insert(new);
+            state.protect_cluster(new);
             state.mapping.begin_copy(l1_index);
             (old, new, state.mapping.epochs.enter())
         };

@@ -1,5 +1,6 @@
 //! A write of guest data: the numbered steps, in their order.
 
+use async_recursion::async_recursion as boxed;
 use cowslip_queue::IoVec;
 
 use super::admit::{Batch, Origin, Request};
@@ -7,8 +8,9 @@ use crate::backing::Backing;
 use crate::errno::EIO;
 use crate::file::{Durability, Space};
 use crate::policy::WritePolicy;
-use crate::qcow2::Qcow2;
+use crate::qcow2::geometry::GuestCluster;
 use crate::qcow2::plan;
+use crate::qcow2::{InlineVec, Qcow2};
 use crate::{Error, Result};
 
 /// Called by a write that has all its space.
@@ -37,7 +39,24 @@ impl Qcow2 {
         admitted: &OnAllocated<'_>,
     ) -> Result<()> {
         let durability = self.effective(durability);
+        if durability == Durability::Cached
+            && let Some(written) = self.write_directly(offset, &data, admitted).await
+        {
+            return written;
+        }
         let request = Request::new(offset, data, Origin::Guest);
+        self.write_by_tables(request, (below, durability), admitted)
+            .await
+    }
+
+    /// Apart, since a future is moved with all that it may need.
+    #[boxed]
+    async fn write_by_tables(
+        &self,
+        request: Request,
+        (below, durability): (&dyn Backing, Durability),
+        admitted: &OnAllocated<'_>,
+    ) -> Result<()> {
         let needs_cycle = self.perform(request, (below, durability), admitted).await?; // 1-8
         self.settle(durability, needs_cycle).await //          9
     }
@@ -165,7 +184,15 @@ impl Qcow2 {
                 state.leave_joint(&self.format, step.cluster);
             }
         }
+        let clusters = batch.steps.iter().map(|step| step.cluster);
+        let clusters: InlineVec<GuestCluster> = clusters.collect();
         batch.end(state);
+        for cluster in clusters {
+            // Its slice was pinned until now.
+            if let Ok(entry) = state.mapping.tables.entry(cluster) {
+                self.show_directly(state, cluster, &entry);
+            }
+        }
         state.wake_maintenance_if_dirty();
     }
 

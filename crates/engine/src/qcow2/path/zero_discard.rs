@@ -306,7 +306,7 @@ impl Qcow2 {
                     Ok(()) => {
                         let changes = self.changes(&mut state, piece.clone(), below, ask)?;
                         let want = changes.lease.as_slice();
-                        let obstacle = state.mapping.leases.obstacle(slice, want, place.ticket);
+                        let obstacle = state.mapping.obstacle(slice, want, place.ticket);
                         match obstacle.cloned() {
                             Some(want) => {
                                 let (ticket, waiting) =

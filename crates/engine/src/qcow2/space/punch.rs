@@ -174,12 +174,7 @@ impl Qcow2 {
             kind: LeaseKind::Shared,
         };
         let wants = std::slice::from_ref(&want);
-        if let Some(obstacle) = state
-            .mapping
-            .leases
-            .obstacle(slice, wants, place.ticket)
-            .cloned()
-        {
+        if let Some(obstacle) = state.mapping.obstacle(slice, wants, place.ticket).cloned() {
             let (ticket, waiting) = state.mapping.leases.wait(slice, obstacle, place.ticket);
             return Ok(Some(Err(Blocked::Lease(ticket, waiting))));
         }

@@ -37,7 +37,7 @@ impl Quarantine {
     }
 
     /// Takes what nothing refers to and no request can reach any more.
-    pub fn open(&mut self, epochs: &Epochs) -> Vec<(Freed, u64)> {
+    pub fn open(&mut self, epochs: &mut Epochs) -> Vec<(Freed, u64)> {
         let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.cleared)
             .into_iter()
             .partition(|(_, epoch)| epochs.all_left(*epoch));
@@ -70,14 +70,14 @@ mod tests {
         let (mut quarantine, mut epochs) = (Quarantine::default(), Epochs::default());
         let reader = epochs.enter();
         quarantine.give_up(cluster(1), epochs.current());
-        assert_eq!(quarantine.open(&epochs), [], "nothing is durable");
+        assert_eq!(quarantine.open(&mut epochs), [], "nothing is durable");
         epochs.advance();
         let cut = quarantine.cut();
         quarantine.give_up(cluster(2), epochs.current());
         quarantine.clearing_is_durable(cut);
-        assert_eq!(quarantine.open(&epochs), [], "a request may read it");
+        assert_eq!(quarantine.open(&mut epochs), [], "a request may read it");
         epochs.leave(reader);
-        assert_eq!(quarantine.open(&epochs), [(cluster(1), reader)]);
+        assert_eq!(quarantine.open(&mut epochs), [(cluster(1), reader)]);
         assert_eq!(quarantine.len(), 1);
     }
 

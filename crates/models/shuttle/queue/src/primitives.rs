@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 
 pub use shuttle::hint::spin_loop;
-pub use shuttle::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+pub use shuttle::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 pub use shuttle::sync::{Mutex, MutexGuard};
 pub use shuttle::thread::yield_now;
 

@@ -324,7 +324,7 @@ impl Qcow2 {
         }
         let mut state = self.lock();
         metadata.for_each(|cluster| {
-            state.space.protected.insert(HostCluster(cluster));
+            state.protect_cluster(HostCluster(cluster));
         });
         Ok(())
     }

@@ -223,6 +223,11 @@ impl Bitmaps {
         self.edited || self.tracking && self.list.iter().any(is_loaded)
     }
 
+    /// Returns whether a bitmap follows writes.
+    pub fn follow_writes(&self) -> bool {
+        self.list.iter().any(|bitmap| bitmap.enabled)
+    }
+
     /// The guest's bytes in this range change, or will.
     pub fn mark(&mut self, range: &Range<u64>) {
         for bitmap in self.list.iter_mut().filter(|bitmap| bitmap.enabled) {

@@ -85,12 +85,13 @@ impl Qcow2 {
             if let Some(directory) = directory {
                 let clusters = clusters_of(&directory, self.geometry());
                 for cluster in clusters {
-                    state.space.protected.insert(HostCluster(cluster));
+                    state.protect_cluster(HostCluster(cluster));
                 }
             }
             // A write that comes after all marks them again.
             state.committed.end_tracking();
             state.bitmaps.now_stored(entries.clone());
+            state.set_gate();
         }
         if let Some(directory) = old_directory {
             let clusters = clusters_of(&directory, self.geometry());
