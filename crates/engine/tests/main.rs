@@ -35,5 +35,6 @@ mod snapshots;
 mod space;
 mod stack;
 mod vm_state;
+mod without_lock;
 mod write_statistics;
 mod zeroes_beside_writes;
