@@ -182,14 +182,18 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Performs one request after the other, until none is left.
+    /// Performs one request after the other, until none is left. Reads go into one buffer.
     async fn work(&self) -> cowslip::Result<()> {
+        let mut target = BufMut::zeroed(match self.load.direction {
+            Direction::Read => self.load.request_bytes,
+            Direction::Write(_) => 0,
+        });
         while let Some(unsent) = self.unsent.get().checked_sub(1) {
             self.unsent.set(unsent);
             self.in_flight.set(self.in_flight.get() + 1);
             let place = self.places.borrow_mut().advance();
             let begun = Instant::now();
-            self.request(place).await?;
+            target = self.request(place, target).await?;
             self.in_flight.set(self.in_flight.get() - 1);
             self.note(begun);
             if self.is_flush_due() {
@@ -220,16 +224,15 @@ impl Run<'_> {
         writes.push(now.since(before));
     }
 
-    async fn request(&self, offset: u64) -> cowslip::Result<()> {
+    /// One request; gives the memory of a read back.
+    async fn request(&self, offset: u64, target: BufMut) -> cowslip::Result<BufMut> {
         match self.load.direction {
-            Direction::Read => {
-                let buf = BufMut::zeroed(self.load.request_bytes);
-                self.image.read(offset, buf).await.map(drop)
-            }
+            Direction::Read => self.image.read(offset, target).await,
             Direction::Write(_) => {
                 let data = self.data.clone();
                 let durability = Durability::Cached;
-                self.image.write(offset, data, durability).await
+                let written = self.image.write(offset, data, durability).await;
+                written.map(|()| target)
             }
         }
     }

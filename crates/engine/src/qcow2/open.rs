@@ -92,14 +92,16 @@ pub async fn open(opening: OpenParameters<'_>) -> Result<Qcow2> {
     let data = decrypted(&opening, &header, data).await?;
     let l1 = read_table(file, header.l1_table_offset, header.l1_bytes()).await?;
     let knows_fresh = options.zero_method.knows_fresh() && !data.is_encrypted();
-    let mut state = fresh_state(
-        header.clone(),
-        l1,
-        Fresh::knowing(knows_fresh),
-        file.brake(),
-    );
-    let direct_bytes = options.cache_bytes_or_default() / DIRECT_FRACTION;
-    state.mapping.tables.set_direct_bytes(direct_bytes);
+    let fresh = Fresh::knowing(knows_fresh);
+    let mut state = fresh_state(header.clone(), l1, fresh, file.brake());
+    // Layers below are asked in another way.
+    if opening.is_top {
+        let bytes = options.cache_bytes_or_default();
+        state
+            .mapping
+            .tables
+            .set_direct_bytes(bytes / DIRECT_FRACTION);
+    }
     let mut image = Qcow2 {
         raw_data: header.is_data_file_raw(),
         format,

@@ -252,10 +252,8 @@ impl Qcow2 {
         let L2Entry::Standard(entry) = entry else {
             return;
         };
-        let (Some(host), true) = (
-            entry.host,
-            entry.allocated == self.geometry().all_subclusters(),
-        ) else {
+        let is_data = entry.allocated == self.geometry().all_subclusters();
+        let (Some(host), true) = (entry.host, is_data && state.mapping.tables.uses_direct()) else {
             return;
         };
         let host = self.host_cluster(host);

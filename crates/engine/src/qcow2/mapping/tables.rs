@@ -115,7 +115,7 @@ pub struct Tables {
     freed: Waiters,
     /// Clusters that requests find without these tables.
     direct: Arc<DirectMap>,
-    /// Words that it has at most.
+    /// Words that it has at most; 0 if no request looks there.
     direct_words_max: u64,
     /// A bit for each host cluster that it may know, modulo their number.
     direct_hosts: Vec<u64>,
@@ -151,9 +151,14 @@ impl Tables {
             promises_bytes: false,
             freed: Waiters::default(),
             direct: Arc::new(DirectMap::new(format.geometry.cluster_bits())),
-            direct_words_max: DIRECT_WORDS_MIN,
+            direct_words_max: 0,
             direct_hosts: Vec::new(),
         }
+    }
+
+    /// Whether requests look into the direct map.
+    pub fn uses_direct(&self) -> bool {
+        self.direct_words_max > 0
     }
 
     /// Lets the direct map take some memory beside the slices, unless it has some already.
