@@ -38,9 +38,16 @@ impl Quarantine {
 
     /// Takes what nothing refers to and no request can reach any more.
     pub fn open(&mut self, epochs: &mut Epochs) -> Vec<(Freed, u64)> {
+        // Asked once for each epoch: it reads the counters of all threads, and many references are
+        // of one epoch.
+        let mut last = None;
+        let mut has_left = |epoch: u64| match last {
+            Some((of, left)) if of == epoch => left,
+            Some(_) | None => last.insert((epoch, epochs.all_left(epoch))).1,
+        };
         let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.cleared)
             .into_iter()
-            .partition(|(_, epoch)| epochs.all_left(*epoch));
+            .partition(|(_, epoch)| has_left(*epoch));
         self.cleared = waiting;
         ready
     }
