@@ -152,6 +152,32 @@ fn an_overwrite_that_was_dropped_keeps_its_space_and_nobody_waits_for_it() {
     block_on(image.close()).unwrap();
 }
 
+#[test]
+fn a_resize_ends_though_reads_follow_each_other_without_a_pause() {
+    let (file, image) = image_with_data(1 << 20);
+    // A read whose bytes are there, and that has not ended.
+    let begin_read = || {
+        file.hold_reads(true);
+        let mut read = Box::pin(image.read(0, BufMut::zeroed(BYTES)));
+        assert!(is_pending(read.as_mut()));
+        file.hold_reads(false);
+        file.let_reads_go();
+        read
+    };
+    let mut under_way = begin_read();
+    let mut resize = pin!(image.resize(2 << 20));
+    assert!(is_pending(resize.as_mut()), "a request is under way");
+    let mut rounds = 0..16;
+    let has_ended = rounds.any(|_| {
+        let next = begin_read();
+        block_on(std::mem::replace(&mut under_way, next)).unwrap();
+        !is_pending(resize.as_mut())
+    });
+    assert!(has_ended, "one read or another is always under way");
+    block_on(under_way).unwrap();
+    block_on(image.close()).unwrap();
+}
+
 /// Sets the count of the cluster at a place in the file to 0.
 fn forget_count(bytes: &mut [u8], host: u64) {
     let word = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());

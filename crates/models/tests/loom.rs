@@ -400,7 +400,8 @@ fn nothing_is_reused_while_it_can_be_reached() {
                 if state.1.all_left(freed_in) {
                     break;
                 }
-                state.1.wait_for_end()
+                let now = state.1.current();
+                state.1.wait_for_end(now)
             };
             if let Some(waiting) = waiting {
                 block_on(waiting);
@@ -426,7 +427,11 @@ fn direct_map() -> DirectMap {
 /// Waits as a drain does.
 fn wait_for_end(epochs: &Mutex<Epochs>) {
     loop {
-        let waiting = lock(epochs).wait_for_end();
+        let waiting = {
+            let mut epochs = lock(epochs);
+            let now = epochs.current();
+            epochs.wait_for_end(now)
+        };
         match waiting {
             Some(waiting) => block_on(waiting),
             None => return,

@@ -13,6 +13,8 @@ impl Drop for Drained<'_> {
         let mut state = self.0.lock();
         // Counts may have changed, and with them what may be written in place.
         state.mapping.tables.direct().forget_all();
+        // It may have been dropped while it waited.
+        state.mapping.epochs.no_longer_waits();
         // Wakes those that were held back.
         state.health.let_changes_begin();
     }
@@ -34,16 +36,23 @@ impl Drop for Still<'_> {
 }
 
 impl Qcow2 {
-    /// Holds new requests back and waits for those under way.
+    /// Holds new requests back and waits for those under way. Reads that begin meanwhile are not
+    /// waited for: when they come one after the other, there is always one.
     pub(in crate::qcow2) async fn drain(&self) -> Drained<'_> {
         let drained = self.hold_changes_back().await;
-        loop {
-            let waiting = self.lock().mapping.epochs.wait_for_end();
-            match waiting {
-                Some(waiting) => waiting.await,
-                None => return drained,
+        // The first time for all that change something, the second for reads that have begun before
+        // these had ended, and may see what they have freed.
+        for _ in 0..2 {
+            let before = self.lock().mapping.epochs.advance();
+            loop {
+                let waiting = self.lock().mapping.epochs.wait_for_end(before);
+                match waiting {
+                    Some(waiting) => waiting.await,
+                    None => break,
+                }
             }
         }
+        drained
     }
 
     /// Holds back new requests that change something, once no other operation does.
@@ -84,7 +93,8 @@ impl Qcow2 {
                     );
                     return Err(Error::Invalid(text));
                 }
-                if let Some(waiting) = state.mapping.epochs.wait_for_end() {
+                let now = state.mapping.epochs.current();
+                if let Some(waiting) = state.mapping.epochs.wait_for_end(now) {
                     waiting
                 } else if state.mapping.tables.is_in_use() {
                     state.mapping.tables.wait_for_use()

@@ -336,8 +336,8 @@ impl JointClusters {
 pub struct Epochs {
     current: u64,
     active: BTreeMap<u64, u64>,
-    /// Active requests that were dropped: they never leave.
-    abandoned: u64,
+    /// The first epoch of a request that was dropped: it never leaves.
+    abandoned: Option<u64>,
     changed: Waiters,
     /// Requests that take no lock.
     visits: Arc<Visits>,
@@ -375,20 +375,24 @@ impl Epochs {
         }
     }
 
-    /// A request was dropped with I/O under way: its epoch is never left, so nothing that it could
-    /// reach is reused, but no request has to wait for it.
-    pub fn abandon(&mut self) {
-        self.abandoned += 1;
+    /// A request of an epoch was dropped with I/O under way: the epoch is never left, so nothing
+    /// that it could reach is reused, but no request has to wait for it.
+    pub fn abandon(&mut self, epoch: u64) {
+        self.never_left(epoch);
+        self.leave(epoch);
         self.changed.wake();
+    }
+
+    fn never_left(&mut self, epoch: u64) {
+        self.abandoned = Some(self.abandoned.map_or(epoch, |first| first.min(epoch)));
     }
 
     /// The same of a request that takes no lock.
     pub fn abandon_visit(&mut self, visit: Visit) {
-        let oldest = self.begun[usize::from(visit.generation())];
-        *self.active.entry(oldest).or_default() += 1;
-        // What it says about those who wait is true of the next line in any case.
-        let _is_awaited = self.visits.leave(visit, 0);
-        self.abandon();
+        self.never_left(self.begun[usize::from(visit.generation())]);
+        if self.visits.leave(visit, 0) {
+            self.changed.wake();
+        }
     }
 
     /// A request has left that takes no lock, and that an operation may wait for.
@@ -398,19 +402,24 @@ impl Epochs {
 
     /// Returns whether I/O of dropped requests may be under way.
     pub fn any_abandoned(&self) -> bool {
-        self.abandoned > 0
+        self.abandoned.is_some()
     }
 
-    /// Returns the wait for some request to end, unless all under way were abandoned.
-    pub fn wait_for_end(&mut self) -> Option<Pending<()>> {
+    /// Returns the wait for some request to end, unless all of `epoch` and before have, or were
+    /// abandoned.
+    pub fn wait_for_end(&mut self, epoch: u64) -> Option<Pending<()>> {
         // Before the counters are read: who leaves later wakes.
         self.visits.watch(true);
-        let has_visits = !self.visits.is_empty(0) || !self.visits.is_empty(1);
-        if has_visits || self.active.values().sum::<u64>() != self.abandoned {
+        if !self.all_ended(epoch) {
             return Some(self.changed.wait());
         }
-        self.visits.watch(false);
+        self.no_longer_waits();
         None
+    }
+
+    /// No operation waits for requests to end any more.
+    pub fn no_longer_waits(&mut self) {
+        self.visits.watch(false);
     }
 
     /// The epoch in which something is freed now.
@@ -418,10 +427,11 @@ impl Epochs {
         self.current
     }
 
-    /// Begins the next epoch, at a cut.
-    pub fn advance(&mut self) {
+    /// Begins the next epoch, at a cut or for a drain. Returns the one before.
+    pub fn advance(&mut self) -> u64 {
         self.current += 1;
         self.renew();
+        self.current - 1
     }
 
     /// Begins the next generation of visits, if nothing is left of the one before the last.
@@ -441,6 +451,11 @@ impl Epochs {
 
     /// Returns whether no request of `epoch` or before is left.
     pub fn all_left(&mut self, epoch: u64) -> bool {
+        self.abandoned.is_none_or(|first| first > epoch) && self.all_ended(epoch)
+    }
+
+    /// The same, if those do not count that were abandoned.
+    fn all_ended(&mut self, epoch: u64) -> bool {
         if self.begun[usize::from(self.visits.generation())] <= epoch && epoch < self.current {
             self.renew();
         }
@@ -460,6 +475,11 @@ mod tests {
 
     fn want(range: Range<u64>, kind: LeaseKind) -> LeaseRequest {
         LeaseRequest { range, kind }
+    }
+
+    /// The wait for all that is under way.
+    fn wait(epochs: &mut Epochs) -> Option<Pending<()>> {
+        epochs.wait_for_end(epochs.current())
     }
 
     #[test]
@@ -646,18 +666,18 @@ mod tests {
     #[test]
     fn what_a_dropped_request_could_reach_is_never_reused_and_nobody_waits_for_it() {
         let mut epochs = Epochs::default();
-        assert!(epochs.wait_for_end().is_none() && !epochs.any_abandoned());
+        assert!(wait(&mut epochs).is_none() && !epochs.any_abandoned());
         let dropped = epochs.enter();
         let other = epochs.enter();
         assert!(!epochs.any_abandoned());
-        let mut drain = epochs.wait_for_end().expect("two are under way");
-        epochs.abandon();
+        let mut drain = wait(&mut epochs).expect("two are under way");
+        epochs.abandon(dropped);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(std::pin::Pin::new(&mut drain).poll(&mut context).is_ready());
-        assert!(epochs.wait_for_end().is_some() && epochs.any_abandoned());
+        assert!(wait(&mut epochs).is_some() && epochs.any_abandoned());
         epochs.advance();
         epochs.leave(other);
-        assert!(epochs.wait_for_end().is_none() && !epochs.all_left(dropped));
+        assert!(wait(&mut epochs).is_none() && !epochs.all_left(dropped));
     }
 
     #[test]
@@ -668,7 +688,7 @@ mod tests {
         let freed_in = epochs.current();
         epochs.advance();
         let later = visits.enter(1);
-        assert!(!epochs.all_left(freed_in) && epochs.wait_for_end().is_some());
+        assert!(!epochs.all_left(freed_in) && wait(&mut epochs).is_some());
         assert!(visits.leave(old, 0), "an operation waits for it");
         epochs.visit_left();
         let newer_in = epochs.current();
@@ -680,7 +700,7 @@ mod tests {
         assert!(!epochs.all_left(newer_in));
         assert!(visits.leave(later, 0));
         assert!(epochs.all_left(newer_in));
-        assert!(visits.leave(newest, 0) && epochs.wait_for_end().is_none());
+        assert!(visits.leave(newest, 0) && wait(&mut epochs).is_none());
     }
 
     #[test]
@@ -724,7 +744,30 @@ mod tests {
         assert!(epochs.take_writes() && !epochs.take_writes());
         epochs.abandon_visit(dropped);
         epochs.advance();
-        assert!(epochs.wait_for_end().is_none() && epochs.any_abandoned());
+        assert!(wait(&mut epochs).is_none() && epochs.any_abandoned());
         assert!(!epochs.all_left(freed_in));
+    }
+
+    #[test]
+    fn a_drain_ends_though_later_requests_are_always_under_way() {
+        let visits = Arc::new(Visits::new(1));
+        let mut epochs = Epochs::beside(Arc::clone(&visits));
+        let (locked, early) = (epochs.enter(), visits.enter(0));
+        let before = epochs.advance();
+        let later = visits.enter(0);
+        assert!(epochs.wait_for_end(before).is_some());
+        epochs.leave(locked);
+        assert!(epochs.wait_for_end(before).is_some());
+        assert!(visits.leave(early, 0));
+        assert!(epochs.wait_for_end(before).is_none());
+        // The next one finds requests in both generations.
+        let latest = visits.enter(0);
+        let before = epochs.advance();
+        let newest = visits.enter(0);
+        assert!(epochs.wait_for_end(before).is_some());
+        assert!(!visits.leave(later, 0), "it is not the last of its counter");
+        assert!(visits.leave(latest, 0));
+        assert!(epochs.wait_for_end(before).is_none());
+        assert!(!visits.leave(newest, 0));
     }
 }

@@ -121,9 +121,9 @@ impl Drop for Batch<'_> {
     /// A future that was dropped before its writes ended. The kernel may still be writing, so the
     /// epoch is never left: nothing that these writes could reach is reused in this session.
     fn drop(&mut self) {
-        if self.epoch.is_none() {
+        let Some(epoch) = self.epoch else {
             return;
-        }
+        };
         let mut state = self.image.lock();
         for step in self
             .steps
@@ -134,7 +134,7 @@ impl Drop for Batch<'_> {
             state.mapping.joint.no_longer_fresh(step.cluster, attempted);
             state.leave_joint(&self.image.format, step.cluster);
         }
-        state.mapping.epochs.abandon();
+        state.mapping.epochs.abandon(epoch);
         // The bytes that have reached the file need a flush, even if no request waits for it.
         state.committed.note_unflushed();
         self.let_go(&mut state);
@@ -184,8 +184,9 @@ impl Drop for LeaseGuard<'_> {
     fn drop(&mut self) {
         if self.held.is_some() {
             let mut state = self.image.lock();
-            self.let_go(&mut state);
-            state.mapping.epochs.abandon();
+            if let Some(epoch) = self.let_go(&mut state) {
+                state.mapping.epochs.abandon(epoch);
+            }
         }
     }
 }

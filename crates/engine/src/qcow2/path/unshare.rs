@@ -12,6 +12,7 @@ struct Copying<'a> {
     image: &'a Qcow2,
     l1_index: u64,
     new: HostCluster,
+    epoch: u64,
     ended: bool,
 }
 
@@ -32,7 +33,7 @@ impl Drop for Copying<'_> {
         let mut state = self.image.lock();
         let freed = Freed::Cluster(self.image.geometry().host_offset(self.new));
         state.give_up(self.image.geometry(), freed);
-        state.mapping.epochs.abandon();
+        state.mapping.epochs.abandon(self.epoch);
         state.mapping.end_copy(self.l1_index);
     }
 }
@@ -65,6 +66,7 @@ impl Qcow2 {
             image: self,
             l1_index,
             new,
+            epoch,
             ended: false,
         };
         let offset = self.geometry().host_offset(new);

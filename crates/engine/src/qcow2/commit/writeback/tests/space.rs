@@ -392,8 +392,8 @@ fn a_session_gives_back_what_it_has_grown_and_not_used() {
             "latch" => image.latch(&Error::Latched(String::new())),
             "abandoned" => {
                 let mut state = image.lock();
-                state.mapping.epochs.enter();
-                state.mapping.epochs.abandon();
+                let epoch = state.mapping.epochs.enter();
+                state.mapping.epochs.abandon(epoch);
             }
             _ => {}
         }
