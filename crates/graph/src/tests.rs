@@ -63,7 +63,7 @@ impl SlowDisk {
     async fn slowly<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
         self.pause().await;
         if self.fails.fetch_sub(1, Ordering::Relaxed) == 0 {
-            return Err(Error::Invalid("a planted failure".to_string()));
+            return Err(Error::Invalid("a failure that was asked for".to_string()));
         }
         let odds = self.odds.load(Ordering::Relaxed);
         let seed = self.seed.fetch_add(1, Ordering::Relaxed);
@@ -256,6 +256,40 @@ fn a_mirror_that_comes_to_block_writes_has_each_write_before_its_answer() {
         }));
         run(random, tasks);
     }
+}
+
+/// A copy that a request has made is asked for by nobody again when it has failed.
+#[test]
+fn a_mirror_of_which_any_copy_has_failed_does_not_take_over() {
+    let mut failures = 0;
+    for seed in 0..400 {
+        let mut random = Rng::with_seed(seed);
+        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
+        let disk = LiveDisk::new("disk", source.clone());
+        let mut tasks = guests(&disk, &mut random, 60);
+        target.fails.store(random.u64(0..150), Ordering::Relaxed);
+        let failed = Rc::new(RefCell::new(false));
+        let seen = Rc::clone(&failed);
+        tasks.push(Box::pin(async move {
+            let job = Job::default();
+            let modes = (CHUNK, CopyMode::WriteBlocking);
+            let mirror = Mirror::begin(disk, target.clone(), modes).await;
+            mirror.mark(&job, |_| true).await.unwrap();
+            let followed = mirror.follow(&job, || mirror.complete()).await;
+            let finished = match followed {
+                Ok(()) => mirror.finish(&job).await.map(drop),
+                Err(error) => Err(error),
+            };
+            *seen.borrow_mut() = finished.is_err();
+            assert!(
+                finished.is_err() || source.bytes() == target.bytes(),
+                "seed {seed}"
+            );
+        }));
+        run(random, tasks);
+        failures += usize::from(*failed.borrow());
+    }
+    assert!(failures > 20, "{failures} fail");
 }
 
 #[test]
