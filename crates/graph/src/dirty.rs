@@ -213,7 +213,12 @@ impl Tap for DirtyMap {
     }
 
     fn resized(&self, size: u64) {
+        let old = self.size();
         self.resize(size);
+        if size > old {
+            // It reads as zeroes, and as something else in a copy from before it was cut off.
+            self.changed(old..size);
+        }
     }
 }
 
@@ -277,6 +282,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A disk that was cut and is longer again has other bytes there than an older copy.
+    #[test]
+    fn what_a_disk_has_gained_is_dirty() {
+        let map = DirtyMap::new(1000, 64);
+        map.resized(500);
+        assert_eq!(map.next(0, u64::MAX), None);
+        map.resized(1000);
+        assert!(matches!(&all(&map)[..], [run] if *run == (448..1000)));
+        map.clear();
+        map.enable(false);
+        map.resized(2000);
+        assert_eq!(map.next(0, u64::MAX), None);
     }
 
     #[test]
