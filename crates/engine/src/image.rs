@@ -119,14 +119,18 @@ impl Image {
     /// No other process can claim its files in between: the claims are handed over.
     ///
     /// # Errors
-    /// As [`Image::close`] and [`Image::open`]. The image is closed in any case, but keeps its
-    /// claims, so that it can be reopened in another way; they end with it.
+    /// As [`Image::flush`]: the image stays open as it is, since the next session would know
+    /// nothing of what this one has lost. As [`Image::close`] and [`Image::open`]: it is closed,
+    /// but keeps its claims, so that it can be reopened in another way; they end with it.
     pub async fn reopen(
         &self,
         file: Arc<dyn BlockFile>,
         options: OpenOptions,
         gate: &dyn Gate,
     ) -> Result<Image> {
+        if self.writable && !self.top.qcow2().is_some_and(Qcow2::is_closed) {
+            self.flush().await?;
+        }
         self.finish().await?;
         let files = self.files().cloned().collect();
         let image = Image::open_after(file, options, gate, files).await?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::support::block_on;
 use crate::support::crash::{Op, Recorder};
+use crate::support::failing::{Medium, Reach, Strike};
 use crate::support::slow::NoFiles;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate};
@@ -187,4 +188,44 @@ fn what_was_written_back_outlives_the_process() {
     };
     assert_eq!(killed_after(false), [0, 0]);
     assert_eq!(killed_after(true), [9, 8]);
+}
+
+/// The next session would know nothing of what this one has lost, and its flushes would succeed.
+#[test]
+fn an_image_whose_flush_has_failed_is_not_reopened() {
+    for format in [Format::Raw, Format::Qcow2] {
+        let options = OpenOptions {
+            format: Some(format),
+            writable: true,
+            ..OpenOptions::default()
+        };
+        let contents = [("image".to_string(), bytes(format))].into_iter().collect();
+        let mut lost = 0;
+        for at in 0..20 {
+            let strike = Strike {
+                at,
+                reach: Reach::Half,
+                errno: 5,
+            };
+            let medium = Medium::new(&contents, Some(strike));
+            block_on(async {
+                let file = medium.file("image");
+                let image = Image::open(file, options.clone(), &NoFiles).await.unwrap();
+                let data = Buf::copy_of(&[7; 4096]);
+                let written = image.write(0, data, Durability::Cached).await;
+                let flushed = image.flush().await;
+                if written.is_err() || flushed.is_ok() || medium.struck() != Some("Flush".into()) {
+                    return;
+                }
+                let file = medium.file("image");
+                let reopened = image.reopen(file, options.clone(), &NoFiles).await;
+                assert!(reopened.is_err(), "{format:?} {at}");
+                assert!(image.flush().await.is_err(), "{format:?} {at}");
+                let read = image.read(0, BufMut::zeroed(4096)).await;
+                assert!(read.unwrap()[..] == [7; 4096], "{format:?} {at}");
+                lost += 1;
+            });
+        }
+        assert!(lost > 0, "{format:?}");
+    }
 }

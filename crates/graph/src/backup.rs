@@ -110,8 +110,8 @@ impl Backup {
         drained.add(Arc::clone(&self.tap));
     }
 
-    /// Takes the moment of a copy of what a bitmap has marked until then. What changes afterwards
-    /// is marked in the bitmap for the next copy.
+    /// Takes the moment of a copy of all that a bitmap has marked until then. Later changes are
+    /// marked in the bitmap for the next copy.
     pub fn freeze_since(
         &self,
         drained: &Drained,

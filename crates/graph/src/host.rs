@@ -145,7 +145,7 @@ pub trait Host {
     ) -> impl Future<Output = Result<(), Self::Error>>;
 }
 
-/// The program that has started a job, as far as the job asks it for something.
+/// The questions of a job to the program that has started it.
 pub trait Attended<H: Host> {
     /// The right to change the graph, until it is dropped.
     type Turn;

@@ -25,6 +25,8 @@ pub struct Committed<N> {
     pub base: N,
     /// Number of images from the uppermost one to the one above the base.
     pub layers: u32,
+    /// Bytes that are copied as a whole.
+    pub chunk_bytes: u64,
 }
 
 /// The way in which a mirror copies.
@@ -129,7 +131,7 @@ async fn begin_commit<H: Host>(
         resized.map_err(H::failed)?;
         base.announce_size();
     }
-    let modes = (CHUNK_BYTES, CopyMode::Background);
+    let modes = (part.chunk_bytes, CopyMode::Background);
     let mirror = Arc::new(Mirror::begin(top, base, modes).await);
     attended.follows(&mirror);
     // A layer that ends before decides, too: behind its end the disk reads as zeroes.

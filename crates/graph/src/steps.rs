@@ -1,8 +1,9 @@
-//! The steps of a change of a graph, in the order that a crash, or a failure, allows at each.
+//! The steps of a change of a graph, in the order that a crash, or a failure, allows at each. An
+//! image is flushed before its session is ended; if that fails nothing is changed.
 //!
 //! | change | steps, with requests held back | after each, this image shows the disk |
 //! | --- | --- | --- |
-//! | [`transact`] | the disks are frozen, then all is done | the disk, and from the first on its overlay, which is empty, as well |
+//! | [`transact`] | all disks are flushed, then frozen, then all is done | the disk, and from the first on its overlay, which is empty, as well |
 //! | [`shorten`] | the header names the new base, the image is opened again | the image: both chains show the same |
 //! | [`give_to_base`] | what lies between leaves the chain, then the image is emptied, then clients go to the base | the image, and the base, which is equal |
 //! | [`resize`] | the image has its new size, then those who observe the disk | the image |
@@ -20,9 +21,8 @@ pub struct NotDone<A, E> {
 }
 
 /// Does several things at one moment, at which no request to their disks is under way. First those
-/// disks are frozen that `overlaid` names, for the actions that put an overlay over one: what they
-/// have is durable then. If one of them fails no action is done, and those that were frozen are
-/// open as before.
+/// disks are flushed and then frozen that `overlaid` names, for the actions that put an overlay
+/// over one. If that fails no action is done, and those that were frozen are open as before.
 ///
 /// # Errors
 /// A disk could not be frozen; or the first error of an action, after which the others were done.
@@ -32,11 +32,15 @@ pub async fn transact<H: Host, A>(
     overlaid: impl Fn(&A) -> Option<NodeOf<H>>,
     mut act: impl AsyncFnMut(A) -> Result<(), H::Error>,
 ) -> Result<(), NotDone<A, H::Error>> {
-    let mut frozen = Vec::new();
-    for node in actions.iter().filter_map(overlaid) {
-        if !host.is_written(&node) {
-            continue;
+    let nodes = actions.iter().filter_map(overlaid);
+    let nodes: Vec<NodeOf<H>> = nodes.filter(|node| host.is_written(node)).collect();
+    for node in &nodes {
+        if let Err(error) = flush(host, node).await {
+            return Err(NotDone { actions, error });
         }
+    }
+    let mut frozen = Vec::new();
+    for node in nodes {
         let outcome = host.freeze(&node).await;
         frozen.push(node);
         if let Err(error) = outcome {
@@ -56,6 +60,13 @@ pub async fn transact<H: Host, A>(
         actions: Vec::new(),
         error,
     })
+}
+
+/// Makes durable what an image has, before its session is ended: if that ended with a loss, the
+/// next session would know nothing of it, and a guest's next flush would succeed.
+async fn flush<H: Host>(host: &H, node: &NodeOf<H>) -> Result<(), H::Error> {
+    let flushed = host.live(node).behind().flush().await;
+    flushed.map_err(H::failed)
 }
 
 /// Has an image name another backing file, or none, which shows the same, and puts its disk over
@@ -84,6 +95,7 @@ async fn name_base<H: Host>(
     (node, base): (&NodeOf<H>, Option<&NodeOf<H>>),
     (is_written, held): (bool, &Held),
 ) -> Result<(), H::Error> {
+    flush(host, node).await?;
     let named = host.name_backing(node, base).await;
     // The session has ended with it. Both chains show the same.
     let opened = host.open(node, is_written, held).await;
@@ -107,6 +119,7 @@ pub async fn give_to_base<H: Host>(
         // The images between would show through an empty one.
         name_base(host, (top, Some(base)), (true, &held)).await?;
     }
+    flush(host, top).await?;
     let emptied = host.empty(top).await;
     let opened = host.open(top, true, &held).await;
     emptied.map_err(H::failed)?;
@@ -126,3 +139,6 @@ pub async fn resize<H: Host>(host: &H, node: &NodeOf<H>, size: u64) -> Result<()
     drop(held);
     resized.map_err(H::failed)
 }
+
+#[cfg(test)]
+mod tests;

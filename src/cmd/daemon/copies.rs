@@ -46,6 +46,7 @@ impl Part {
             above: above.map(|above| Rc::clone(&self.chain[above])),
             base: Rc::clone(&self.chain[self.base]),
             layers: (self.base - self.top) as u32,
+            chunk_bytes: CHUNK_BYTES,
         }
     }
 }

@@ -74,6 +74,11 @@ impl Qcow2 {
         self.lock().health.is_latched()
     }
 
+    /// Returns whether the session has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().health.is_closed()
+    }
+
     /// Latches the image: every later change fails with the reason.
     pub(in crate::qcow2) fn latch(&self, reason: &Error) {
         self.lock().health.latch(reason.duplicate());
