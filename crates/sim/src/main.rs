@@ -7,8 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use cowslip_sim::config::{Kind, Part};
+use cowslip_sim::graph;
+use cowslip_sim::perform::run;
 use cowslip_sim::planted::{self, Trying};
-use cowslip_sim::run::{Changes, Report, run};
+use cowslip_sim::run::{Changes, Report};
 use cowslip_sim::shrink;
 use cowslip_sim::soak::Soak;
 use cowslip_sim::summary::Summary;
@@ -38,8 +40,11 @@ struct Options {
     #[arg(long, default_value = "qcow2", value_name = "KIND", value_parser = kind)]
     kind: Kind,
     /// Successive seeds instead of the mixture: drawn runs alone
-    #[arg(long)]
+    #[arg(long, conflicts_with = "graph")]
     drawn: bool,
+    /// Runs about graphs alone: disks whose chains change under their guests
+    #[arg(long)]
+    graph: bool,
     /// Go on after a run that fails
     #[arg(long)]
     keep_going: bool,
@@ -132,6 +137,7 @@ impl Options {
         let complete = self.kind == Kind::Qcow2
             && self.seeds >= DEMANDING_SEEDS
             && self.seconds.is_none()
+            && !self.graph
             && self.without.is_empty();
         match (self.coverage, self.require_coverage, self.no_coverage) {
             (_, true, _) => Wanted::Required,
@@ -205,9 +211,13 @@ fn main() -> ExitCode {
 fn plant(options: &Options, names: &str) -> Result<Option<ExitCode>, String> {
     let mistakes = planted::named(names)?;
     let start = options.start.unwrap_or(0);
+    let start = match options.graph && options.trial.is_none() {
+        true => graph::FIRST_SEED + start,
+        false => start,
+    };
     let trying = |runs: u64| Trying {
         runs: start..start + runs,
-        drawn: options.drawn,
+        drawn: options.drawn || options.graph,
         seconds: options.seconds.unwrap_or(u64::MAX),
     };
     if options.trial.is_some() {
@@ -280,6 +290,15 @@ fn many(options: &Options, changes: &Changes) -> ExitCode {
         soak.campaign(start % STARTS, options.seeds > 0, on_failure);
     }
     let runs = start..start + options.seeds;
+    if options.graph {
+        let graphs = graph::FIRST_SEED + runs.start..graph::FIRST_SEED + runs.end;
+        soak.range(graphs, on_failure);
+        let code = report(options, &soak.summary(), soak.elapsed());
+        return match soak.was_interrupted() {
+            true => ExitCode::from(EXIT_INTERRUPTED),
+            false => code,
+        };
+    }
     match options.kind == Kind::Qcow2 && !options.drawn {
         true => soak.mixture(runs, on_failure),
         false => soak.range(runs, on_failure),

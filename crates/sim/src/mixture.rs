@@ -1,10 +1,11 @@
 //! The mixture of runs that a soak makes, the gate makes, and planted mistakes meet: half of them
 //! are drawn, an eighth is directed at one goal after the other, an eighth at one barrier after the
-//! other, a quarter tells stories, after every sixteenth comes one about chains, and half way
-//! between these one about raw disks.
+//! other, a quarter tells stories, after every sixteenth comes one about chains, half way between
+//! these one about raw disks, and after every eighth one about graphs.
 
 use crate::chains;
 use crate::directed::{self, Goal};
+use crate::graph;
 use crate::raw;
 use crate::rng::Rng;
 use crate::stories;
@@ -33,11 +34,12 @@ impl Default for Mixture {
 }
 
 impl Mixture {
-    /// The seeds of a run: its own, and now and then one about chains or raw disks.
+    /// The seeds of a run: its own, and now and then one about chains, raw disks or graphs.
     pub fn seeds(&self, run: u64) -> impl Iterator<Item = u64> + use<> {
         let more = match run % 16 {
             15 => Some(chains::FIRST_SEED + run / 16),
             7 => Some(raw::FIRST_SEED + run / 16),
+            3 | 11 => Some(graph::FIRST_SEED + run / 8),
             _ => None,
         };
         std::iter::once(self.seed(run)).chain(more)
@@ -85,5 +87,7 @@ mod tests {
                 .filter(|seed| (first..first + count).contains(seed));
             assert_eq!(others.count() as u64, count / 16);
         }
+        let graphs = seeds.iter().filter(|seed| **seed >= graph::FIRST_SEED);
+        assert_eq!(graphs.count() as u64, count / 8);
     }
 }

@@ -14,7 +14,8 @@ use std::time::Instant;
 
 use crate::config::Kind;
 use crate::mixture::Mixture;
-use crate::run::{Changes, run};
+use crate::perform::run;
+use crate::run::Changes;
 use crate::trace::Trace;
 
 /// Runs that a mistake meets.
@@ -210,6 +211,10 @@ pub fn trial(mistake: Mistake, trying: &Trying) {
 const JUDGEMENTS: &[(&str, &str)] = &[
     ("nothing moves any more", "hang"),
     ("misses a change", "bitmaps"),
+    ("has taken over", "cancelled job"),
+    ("has moved a disk", "failed transaction"),
+    ("in a backup", "bytes of a backup"),
+    ("bytes of a backup", "size of a backup"),
     ("the bitmaps are", "bitmaps"),
     ("no end after", "hang"),
     ("panicked at", "panic"),

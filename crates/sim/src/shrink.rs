@@ -4,7 +4,8 @@
 
 use crate::config::{Kind, Part};
 use crate::model::WriteId;
-use crate::run::{Changes, Report, run};
+use crate::perform::run;
+use crate::run::{Changes, Report};
 use crate::trace::Trace;
 
 /// Orders of events that are tried for each attempt.

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use crate::chains;
 use crate::config::Kind;
 use crate::directed;
+use crate::graph;
 use crate::mixture::Mixture;
-use crate::run::{Changes, run};
+use crate::perform::run;
+use crate::run::Changes;
 use crate::stories;
 use crate::summary::Summary;
 use crate::trace::Trace;
@@ -197,6 +199,7 @@ impl<'a> Soak<'a> {
             if all {
                 self.list(&stories::seeds(attempt), &on_failure);
                 self.list(&chains::seeds(attempt), &on_failure);
+                self.list(&graph::seeds(attempt), &on_failure);
             }
             let drawing = directed::drawing(&self.coverage(), attempt);
             self.list(&drawing, &on_failure);

@@ -6,8 +6,10 @@ use std::time::Duration;
 use cowslip_sim::chains;
 use cowslip_sim::config::{Config, Ending, Kind};
 use cowslip_sim::disk::Lie;
+use cowslip_sim::graph;
 use cowslip_sim::mixture::Mixture;
-use cowslip_sim::run::{Changes, run};
+use cowslip_sim::perform::run;
+use cowslip_sim::run::Changes;
 use cowslip_sim::shrink;
 use cowslip_sim::soak::Soak;
 use cowslip_sim::stories::{self, Story};
@@ -85,6 +87,12 @@ fn later_stories_pass() {
 #[test]
 fn chains_pass() {
     pass(Kind::Qcow2, chains::FIRST_SEED..chains::FIRST_SEED + 40);
+}
+
+/// Chains that change under their guests, with power failures in between.
+#[test]
+fn graphs_pass() {
+    pass(Kind::Qcow2, graph::FIRST_SEED..graph::FIRST_SEED + 200);
 }
 
 /// The new L1 table of a disk that grows could not be written, and its cluster stayed counted.

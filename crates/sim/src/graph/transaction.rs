@@ -1,0 +1,329 @@
+//! Transactions: overlays, backups and bitmaps of one disk or both, at one moment.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cowslip::image::{BackingChoice, Extent, Format};
+use cowslip::{Error, Job, Result};
+use cowslip_graph::{Backup, DirtyMap, Held, Host, Rotates, Rotation, transact};
+
+use crate::remembered::Content;
+use crate::rng::Rng;
+
+use super::images::Style;
+use super::script::{Attending, keep, new_bitmap, new_node, note};
+use super::world::{Node, Port, World, size_of};
+
+/// A part of a transaction.
+enum Action {
+    Overlay(Rc<Node>, Rc<Node>),
+    Backup(Box<Prepared>),
+    Bitmap(Rc<Port>, Arc<DirtyMap>),
+}
+
+/// The contents of a copy.
+#[derive(Debug)]
+enum Wanted {
+    All,
+    /// Those of the uppermost image.
+    Top,
+    Since(Arc<DirtyMap>, Rotates),
+}
+
+struct Prepared {
+    port: Rc<Port>,
+    node: Rc<Node>,
+    target: Rc<Node>,
+    backup: Backup,
+    wanted: Wanted,
+}
+
+/// A backup whose moment was taken.
+struct Started {
+    prepared: Box<Prepared>,
+    rotation: Option<Rotation>,
+    content: Content,
+}
+
+/// Makes overlays over a disk, or backs it up, and perhaps the other one at the same moment.
+pub(super) async fn transaction(
+    (world, port): (&Rc<World>, &Rc<Port>),
+    rng: &mut Rng,
+    is_backup: bool,
+) {
+    let mut ports = vec![Rc::clone(port)];
+    let other = world.ports.iter().find(|other| !Rc::ptr_eq(other, port));
+    let other = other.filter(|other| rng.chance(40) && !other.has_ended.get());
+    // The script of the other disk waits.
+    if let Some(other) = other.filter(|other| !other.is_busy.replace(true)) {
+        ports.push(Rc::clone(other));
+    }
+    {
+        let _turn = world.turn.take().await;
+        let mut actions = Vec::new();
+        for (index, port) in ports.iter().enumerate() {
+            let backs_up = if index == 0 {
+                is_backup
+            } else {
+                rng.chance(50)
+            };
+            let node = Rc::clone(&port.node.borrow());
+            match backs_up {
+                true => prepare_backup((world, port, &node), rng, &mut actions).await,
+                false => {
+                    let backing = (size_of(&node), Some(Rc::clone(&node)));
+                    let Some(overlay) = new_node(world, backing, rng).await else {
+                        continue;
+                    };
+                    if let Err(error) = world.enter(&overlay).await {
+                        world.explain("opening an overlay", &error);
+                        world.remove(&[overlay]).await;
+                        continue;
+                    }
+                    world.note(port, || {
+                        format!("{} is to lie over {}", overlay.file, node.file)
+                    });
+                    // It shows the disk as soon as it is an image.
+                    let shows = (overlay.file.clone(), overlay.format);
+                    port.also.replace(vec![shows]);
+                    actions.push(Action::Overlay(node, overlay));
+                }
+            }
+        }
+        let started = perform(world, &ports, actions).await;
+        drop(_turn);
+        for started in started {
+            run(world, started, rng).await;
+        }
+    }
+    for other in &ports[1..] {
+        other.is_busy.set(false);
+    }
+}
+
+async fn perform(world: &World, ports: &[Rc<Port>], actions: Vec<Action>) -> Vec<Started> {
+    let before: Vec<Rc<Node>> = ports
+        .iter()
+        .map(|port| Rc::clone(&port.node.borrow()))
+        .collect();
+    let mut nodes: Vec<Rc<Node>> = Vec::new();
+    for action in &actions {
+        let of_action = match action {
+            Action::Overlay(below, overlay) => vec![below, overlay],
+            Action::Backup(prepared) => vec![&prepared.node],
+            Action::Bitmap(..) => Vec::new(),
+        };
+        for node in of_action {
+            if !nodes.iter().any(|other| Rc::ptr_eq(other, node)) {
+                nodes.push(Rc::clone(node));
+            }
+        }
+    }
+    let held = world.hold_all(&nodes).await;
+    let overlaid = |action: &Action| match action {
+        Action::Overlay(below, _) => Some(Rc::clone(below)),
+        Action::Backup(_) | Action::Bitmap(..) => None,
+    };
+    let started = RefCell::new(Vec::new());
+    let act = async |action: Action| {
+        let begun = act_on((world, &held), action).await?;
+        started.borrow_mut().extend(begun);
+        Ok(())
+    };
+    let done = transact(world, (actions, &held), overlaid, act).await;
+    if let Err(undone) = done {
+        world
+            .trace
+            .line(|| format!("a transaction fails: {}", undone.error));
+        world.explain("a transaction", &undone.error);
+        let nodes = before.iter().zip(ports);
+        let mut moved = nodes.filter(|(node, port)| !Rc::ptr_eq(node, &port.node.borrow()));
+        if !undone.actions.is_empty() && moved.next().is_some() {
+            world.fail("a transaction that failed has moved a disk".to_string());
+        }
+        drop(held);
+        for port in ports {
+            port.also.borrow_mut().clear();
+        }
+        for action in undone.actions {
+            match action {
+                Action::Overlay(_, overlay) => world.remove(&[overlay]).await,
+                Action::Backup(prepared) => close_target(world, &prepared.target).await,
+                Action::Bitmap(..) => {}
+            }
+        }
+    }
+    started.into_inner()
+}
+
+async fn act_on((world, held): (&World, &Held), action: Action) -> Result<Option<Started>> {
+    match action {
+        Action::Overlay(below, overlay) => world.put_on(&below, &overlay, held).map(|()| None),
+        Action::Bitmap(port, map) => {
+            let live = &port.node.borrow().live;
+            let drained = held.of(live).expect("it was held back");
+            drained.add(Arc::clone(&map) as _);
+            port.bitmap.replace(Some(map));
+            Ok(None)
+        }
+        Action::Backup(prepared) => {
+            let drained = held.of(&prepared.node.live).expect("it was held back");
+            let content = prepared.port.model.borrow().possible();
+            let (from, to) = (&prepared.node.file, &prepared.target.file);
+            let wanted = &prepared.wanted;
+            let text = || format!("backup of {from} to {to} begins: {wanted:?}");
+            world.note(&prepared.port, text);
+            let backup = &prepared.backup;
+            let rotation = match &prepared.wanted {
+                Wanted::Since(map, rotates) => Some(backup.freeze_since(drained, (map, *rotates))),
+                Wanted::Top => {
+                    let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
+                    backup.want_extents(&Job::default(), is_own).await?;
+                    backup.freeze(drained);
+                    None
+                }
+                Wanted::All => {
+                    backup.want_all();
+                    backup.freeze(drained);
+                    None
+                }
+            };
+            Ok(Some(Started {
+                prepared,
+                rotation,
+                content,
+            }))
+        }
+    }
+}
+
+/// Prepares a copy of what has changed since the last one, or of all or the uppermost image.
+async fn prepare_backup(
+    (world, port, node): (&World, &Rc<Port>, &Rc<Node>),
+    rng: &mut Rng,
+    actions: &mut Vec<Action>,
+) {
+    let size = size_of(node);
+    let last = port.kept.borrow().last().cloned();
+    let bitmap = port.bitmap.borrow().clone();
+    let (wanted, backing) = match (bitmap, last) {
+        (Some(map), Some(last)) if rng.chance(80) => (
+            Wanted::Since(map, Rotates::OnSuccess),
+            Some((last.file, last.format)),
+        ),
+        _ => {
+            let below = node.backing().filter(|_| rng.chance(25));
+            match below {
+                Some(below) => (Wanted::Top, Some((below.file.clone(), below.format))),
+                None => (Wanted::All, None),
+            }
+        }
+    };
+    let file = world.files.new_name("backup");
+    let named = backing.as_ref().map(|(name, format)| (&**name, *format));
+    let style = Style::draw(rng);
+    let making = world
+        .files
+        .make((&file, Format::Qcow2), (size, style), named);
+    let made = match making.await {
+        Ok(()) => open_target(world, &file).await,
+        Err(error) => Err(error),
+    };
+    let target = match made {
+        Ok(target) => target,
+        Err(error) => return world.explain("making a target", &error),
+    };
+    let chunk_bytes = rng.pick(&[512, 4096, 65536]);
+    let (source, copy) = (Arc::clone(&node.live), Arc::clone(&target.live) as _);
+    let begins_again = matches!(wanted, Wanted::All);
+    actions.push(Action::Backup(Box::new(Prepared {
+        port: Rc::clone(port),
+        node: Rc::clone(node),
+        target,
+        backup: Backup::new(source, copy, chunk_bytes),
+        wanted,
+    })));
+    if begins_again {
+        if let Some(old) = port.bitmap.take() {
+            node.live.remove(&(old as _));
+        }
+        let map = new_bitmap(node, rng);
+        actions.push(Action::Bitmap(Rc::clone(port), map));
+    }
+}
+
+async fn open_target(world: &World, file: &str) -> Result<Rc<Node>> {
+    let named = (file, Format::Qcow2);
+    let image = world.files.open(named, true, BackingChoice::AsNamed);
+    Ok(Rc::new(Node::apart(named, image.await?)))
+}
+
+async fn close_target(world: &World, target: &Node) {
+    note(world, "closing a target", target.image().close().await);
+}
+
+/// Copies, and keeps what the copy has to hold.
+async fn run(world: &World, started: Started, rng: &mut Rng) {
+    let Started {
+        prepared,
+        rotation,
+        content,
+    } = started;
+    let Prepared {
+        port,
+        target,
+        backup,
+        wanted,
+        ..
+    } = *prepared;
+    let attending = Attending::begin(world, rng);
+    let mut outcome = backup.run(&attending.job).await;
+    drop(backup);
+    if attending.was_cancelled() {
+        // Its user has, before its last step.
+        outcome = outcome.and(Err(Error::Cancelled));
+    }
+    world.note(&port, || {
+        format!("backup to {} ends: {outcome:?}", target.file)
+    });
+    let is_done = attending.end("a backup", &outcome);
+    let is_chained = !matches!(wanted, Wanted::Top);
+    if is_done {
+        if let Some(rotation) = rotation {
+            rotation.succeeded();
+        }
+        if is_chained {
+            keep(&port, &target, content);
+        } else {
+            check_top((world, &port), &target, &content).await;
+        }
+    } else {
+        drop(rotation);
+        if matches!(wanted, Wanted::All) {
+            // No copy has what the bitmap begins with.
+            port.bitmap.take();
+        }
+    }
+    close_target(world, &target).await;
+}
+
+/// Checks a copy of the uppermost image while what lies below it is as it was.
+async fn check_top(both: (&World, &Port), target: &Node, content: &Content) {
+    let (world, port) = both;
+    let read = super::ending::read_all(&target.image()).await;
+    let kept = super::Kept {
+        file: target.file.clone(),
+        format: target.format,
+        size: size_of(target),
+        content: content.clone(),
+    };
+    match read {
+        Ok(bytes) => {
+            if let Err(what) = super::ending::check_whole(&kept, &bytes) {
+                world.fail(format!("disk {}: {what}", port.number));
+            }
+        }
+        Err(error) => world.explain("reading a backup", &error),
+    }
+}
