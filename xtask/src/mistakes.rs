@@ -19,11 +19,12 @@ use crate::{run, tree};
 const PLACE: &str = "crates/sim/mistakes";
 /// The sources that patches change, from the root. The first has the module `planted`, which the
 /// others re-export.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "crates/block/src",
     "crates/luks/src",
     "crates/hostfile/src",
     "crates/engine/src",
+    "crates/graph/src",
     "crates/vhost-user/src",
 ];
 /// A program that builds some of them again, from the root.

@@ -110,7 +110,7 @@ fn those_that_the_gate_needs_go_together() {
     if copy.exists() {
         fs::remove_dir_all(&copy).expect("it is ours");
     }
-    for name in ["block", "luks", "hostfile", "engine", "vhost-user"] {
+    for name in ["block", "luks", "hostfile", "engine", "graph", "vhost-user"] {
         let sources = format!("crates/{name}/src");
         copy_all(&root().join(&sources), &copy.join(&sources));
     }
