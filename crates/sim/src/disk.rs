@@ -188,6 +188,11 @@ impl SimDisk {
         self.lock().faults = Faults::new(faults);
     }
 
+    /// Adds a failure to come.
+    pub fn add_fault(&self, fault: Fault) {
+        self.lock().faults.add(fault);
+    }
+
     /// Sets failures as they were.
     pub fn put_faults(&self, faults: Faults) {
         self.lock().faults = faults;

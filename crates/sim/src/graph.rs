@@ -131,7 +131,7 @@ enum Ending {
 }
 
 impl Run {
-    /// Two disks, of one image each.
+    /// Two disks, of one image to three each.
     fn build(&mut self) -> Result<(), String> {
         for number in 0..2 {
             let size = self.rng.between(8, SIZE_MAX / SECTOR_BYTES) * SECTOR_BYTES;
@@ -139,16 +139,22 @@ impl Run {
                 true => Format::Raw,
                 false => Format::Qcow2,
             };
-            let name = format!("disk{number}.img");
-            let style = images::Style::draw(&mut self.rng);
-            let making = self.files.make((&name, format), (size, style), None);
-            let made = crate::drive::block_on(&self.disk, &mut self.rng, "create", making)?;
-            made.map_err(|error| format!("creating {name}: {error}"))?;
+            let mut top: Option<(String, Format)> = None;
+            for depth in 0..self.rng.between(1, 3) {
+                let format = if depth == 0 { format } else { Format::Qcow2 };
+                let name = format!("disk{number}-{depth}.img");
+                let style = images::Style::draw(&mut self.rng);
+                let below = top.as_ref().map(|(name, format)| (&**name, *format));
+                let making = self.files.make((&name, format), (size, style), below);
+                let made = crate::drive::block_on(&self.disk, &mut self.rng, "create", making)?;
+                made.map_err(|error| format!("creating {name}: {error}"))?;
+                top = Some((name, format));
+            }
             let granules = 0..SIZE_MAX / SECTOR_BYTES;
             let windows = std::slice::from_ref(&granules);
             let model = Model::new(Grain::new(vec![0]), windows, |_| ZERO);
             self.drives.push(Drive {
-                file: (name, format),
+                file: top.expect("there is an image"),
                 model: Rc::new(RefCell::new(model.with_size(size))),
                 kept: Rc::default(),
             });

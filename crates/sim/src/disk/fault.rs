@@ -76,6 +76,11 @@ impl Faults {
         }
     }
 
+    /// Adds one, counted from now.
+    pub fn add(&mut self, fault: Fault) {
+        self.planned.push((fault, 0));
+    }
+
     /// Whether one of these is planned.
     pub fn has(&self, verb: Verb) -> bool {
         self.planned.iter().any(|(fault, _)| fault.verb == verb)

@@ -11,6 +11,7 @@ use cowslip_graph::{
     resize, stream,
 };
 
+use crate::disk::fault::{Duration, ENOSPC, Fault, Verb};
 use crate::model::{Outcome, SECTOR_BYTES, Until};
 use crate::rng::Rng;
 
@@ -23,18 +24,21 @@ use super::{Kept, SIZE_MAX};
 /// Images of a chain.
 const DEPTH_MAX: usize = 5;
 /// Changes of a disk's chain in a session.
-const DEEDS_MAX: u64 = 7;
+const DEEDS_MAX: u64 = 9;
 
 /// Makes changes until there were enough.
 pub(crate) async fn follow(world: Rc<World>, port: Rc<Port>, mut rng: Rng) {
-    // Three kinds of scripts: chains that grow and shrink, backups of one disk, and all.
+    // Five kinds of scripts: chains that grow and shrink, backups, backups of a disk whose size
+    // changes, mirrors, and all.
     let weights: [u64; 8] = rng.pick(&[
-        [4, 3, 3, 3, 1, 0, 1, 1],
-        [0, 1, 0, 0, 0, 8, 2, 1],
+        [4, 2, 3, 5, 1, 0, 1, 1],
+        [0, 1, 0, 0, 0, 8, 1, 1],
+        [0, 0, 0, 0, 0, 5, 6, 0],
+        [2, 0, 0, 0, 6, 0, 0, 0],
         [3, 2, 2, 3, 3, 4, 1, 1],
     ]);
-    for _ in 0..rng.between(1, DEEDS_MAX) {
-        for _ in 0..rng.below(60) {
+    for _ in 0..rng.between(2, DEEDS_MAX) {
+        for _ in 0..rng.below(40) {
             pause().await;
         }
         while port.is_busy.replace(true) {
@@ -65,50 +69,66 @@ pub(crate) async fn follow(world: Rc<World>, port: Rc<Port>, mut rng: Rng) {
 /// A job, and what its user will do to it.
 pub(super) struct Attending<'a> {
     world: &'a World,
+    port: Rc<Port>,
+    /// The disk of its guests when it began.
+    node: Rc<Node>,
     pub job: Job,
     mirror: Rc<RefCell<Option<Arc<Mirror>>>>,
     /// Turns from when it is ready to when its user completes it.
     completes_after: u64,
+    /// Turns after that until its user cancels it, having thought better of it.
+    cancels_after: Option<u64>,
     stays: bool,
-    /// It was cancelled while it had not ended.
+    /// It was cancelled before its guests have moved.
     is_cancelled: Rc<Cell<bool>>,
     has_ended: Rc<Cell<bool>>,
 }
 
 impl<'a> Attending<'a> {
-    pub fn begin(world: &'a World, rng: &mut Rng) -> Attending<'a> {
+    pub fn begin((world, port): (&'a World, &Rc<Port>), rng: &mut Rng) -> Attending<'a> {
         let attending = Attending {
             world,
+            port: Rc::clone(port),
+            node: Rc::clone(&port.node.borrow()),
             job: Job::default(),
             mirror: Rc::default(),
-            completes_after: rng.pick(&[0, 0, 10, 200]),
+            completes_after: rng.pick(&[0, 10, 60, 300]),
+            cancels_after: rng.chance(20).then(|| rng.below(40)),
             stays: rng.chance(25),
             is_cancelled: Rc::default(),
             has_ended: Rc::default(),
         };
         if rng.chance(20) {
-            let turns = rng.below(600);
-            let (job, mirror) = (attending.job.clone(), Rc::clone(&attending.mirror));
-            let has_ended = Rc::clone(&attending.has_ended);
-            let is_cancelled = Rc::clone(&attending.is_cancelled);
-            world.spawn("canceller", async move {
-                for _ in 0..turns {
-                    if has_ended.get() {
-                        return;
-                    }
-                    pause().await;
-                }
+            let most = rng.pick(&[30, 150, 600]);
+            let cancelling = attending.cancel_after(rng.below(most));
+            world.spawn("canceller", cancelling);
+        }
+        attending
+    }
+
+    /// Cancels it some turns later, if it has not ended.
+    fn cancel_after(&self, turns: u64) -> impl Future<Output = ()> + use<> {
+        let (job, mirror) = (self.job.clone(), Rc::clone(&self.mirror));
+        let has_ended = Rc::clone(&self.has_ended);
+        let is_cancelled = Rc::clone(&self.is_cancelled);
+        let (port, node) = (Rc::clone(&self.port), Rc::clone(&self.node));
+        async move {
+            for _ in 0..turns {
                 if has_ended.get() {
                     return;
                 }
-                is_cancelled.set(true);
-                job.cancel();
-                if let Some(mirror) = &*mirror.borrow() {
-                    mirror.wake();
-                }
-            });
+                pause().await;
+            }
+            if has_ended.get() {
+                return;
+            }
+            // Behind the move of its guests it is too late.
+            is_cancelled.set(Rc::ptr_eq(&port.node.borrow(), &node));
+            job.cancel();
+            if let Some(mirror) = &*mirror.borrow() {
+                mirror.wake();
+            }
         }
-        attending
     }
 
     /// The job has ended; whether it succeeded.
@@ -148,11 +168,16 @@ impl<'a> Attended<World> for Attending<'a> {
             return;
         };
         let turns = self.completes_after;
+        let cancelling = self.cancels_after.map(|turns| self.cancel_after(turns));
         self.world.spawn("completer", async move {
             for _ in 0..turns {
                 pause().await;
             }
             mirror.complete();
+            drop(mirror);
+            if let Some(cancelling) = cancelling {
+                cancelling.await;
+            }
         });
     }
 
@@ -181,7 +206,7 @@ async fn stream_into((world, port): Both<'_>, rng: &mut Rng) {
     world.note(port, || {
         format!("stream of {} down to {base}", chain[0].file)
     });
-    let attending = Attending::begin(world, rng);
+    let attending = Attending::begin((&**world, port), rng);
     let streamed = stream(
         &**world,
         (&attending.job, &attending),
@@ -226,7 +251,7 @@ async fn commit_some((world, port): Both<'_>, rng: &mut Rng, which: Which) {
     }
     let (upper, lower) = (&chain[top].file, &part.base.file);
     world.note(port, || format!("commit of {upper} into {lower}"));
-    let attending = Attending::begin(world, rng);
+    let attending = Attending::begin((&**world, port), rng);
     let committed = commit(&**world, (&attending.job, &attending), &part).await;
     world.note(port, || format!("the commit ends: {committed:?}"));
     let is_done = attending.end("a commit", &committed);
@@ -262,7 +287,17 @@ async fn mirror_to((world, port): Both<'_>, rng: &mut Rng) {
     };
     let (from, to) = (&node.file, &target.file);
     world.note(port, || format!("mirror of {from} to {to}: {how:?}"));
-    let attending = Attending::begin(world, rng);
+    if how.mode == CopyMode::WriteBlocking && rng.chance(30) {
+        // Perhaps one of a copy that a request makes.
+        world.files.disk.add_fault(Fault {
+            verb: Verb::Write,
+            after: rng.below(100),
+            errno: ENOSPC,
+            duration: Duration::Once,
+            file: None,
+        });
+    }
+    let attending = Attending::begin((&**world, port), rng);
     let chain = node.chain();
     let mirrored = mirror(
         &**world,

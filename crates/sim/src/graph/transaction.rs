@@ -277,7 +277,7 @@ async fn run(world: &World, started: Started, rng: &mut Rng) {
         wanted,
         ..
     } = *prepared;
-    let attending = Attending::begin(world, rng);
+    let attending = Attending::begin((world, &port), rng);
     let mut outcome = backup.run(&attending.job).await;
     drop(backup);
     if attending.was_cancelled() {
