@@ -280,6 +280,24 @@ fn a_target_over_a_disk_shows_it_as_it_was() {
     model.check_moment(&shown, &before);
     model.wait_for_writes();
     assert!(exported(dir, "f") == shown, "it is the same later");
+    // A backup that cannot begin leaves its target as it was: over its disk.
+    create(dir, "g.qcow2 1M");
+    let file = json!({"driver": "file", "filename": "g.qcow2"});
+    let target = json!({"driver": "qcow2", "node-name": "g", "backing": "m", "file": file});
+    daemon.done("blockdev-add", target);
+    let backup = json!({"device": "m", "target": "g", "sync": "none", "job-id": "j"});
+    let error = daemon.ask("blockdev-backup", backup).unwrap_err();
+    assert!(error.contains("'j' already in use"), "{error}");
+    let writer = json!({"type": "nbd", "id": "m", "node-name": "m", "name": "m", "writable": true});
+    daemon.done("block-export-add", writer);
+    let uri = "nbd+unix:///m?socket=nbd.sock";
+    let write = ["io", "-f", "raw", "-c", "write -q -P 7 0 64k", uri];
+    run(cowslip().current_dir(dir).args(write));
+    daemon.done("block-export-del", json!({"id": "m"}));
+    let reader = json!({"type": "nbd", "id": "g", "node-name": "g", "name": "g"});
+    daemon.done("block-export-add", reader);
+    assert!(exported(dir, "g").starts_with(&[7; 64 << 10]));
+    daemon.done("block-export-del", json!({"id": "g"}));
     daemon.done("block-export-del", json!({"id": "f"}));
     daemon.done("block-job-cancel", json!({"device": "j"}));
     daemon.wait_for("j", "null").unwrap();

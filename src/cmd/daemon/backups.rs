@@ -208,6 +208,7 @@ impl Daemon {
             }
         });
         if started.is_err() {
+            self.end_view(&both.1).await;
             if let (Some(chosen), Some(marks)) = (&chosen, &marks) {
                 // Nothing has been copied.
                 drop(chosen.bitmap.merge(marks).await);

@@ -59,11 +59,16 @@ impl Daemon {
         job.view.replace(Some(Arc::clone(view)));
         let kept = view.hold(&job.work).await.map_err(failed);
         job.view.take();
+        self.end_view(target).await;
+        kept
+    }
+
+    /// Has clients of a target see its own chain.
+    pub async fn end_view(&self, target: &Rc<Node>) {
         let held = target.live.drain().await;
         if target.cover.take().is_some() {
             held.exchange(target.image());
         }
-        kept
     }
 }
 
