@@ -84,7 +84,7 @@ fn backups_of_checkpoints_restore_each_moment_under_load() {
         let shown = exported(dir, &export);
         model.check_moment(&shown, &before);
         let changed = match parent {
-            None => Vec::from_iter([0..shown.len()]),
+            None => std::iter::once(0..shown.len()).collect(),
             Some(parent) => dirty(dir, &export, &format!("since-{parent}")),
         };
         for range in &changed {

@@ -68,7 +68,7 @@ impl SlowDisk {
         let odds = self.odds.load(Ordering::Relaxed);
         let seed = self.seed.fetch_add(1, Ordering::Relaxed);
         if odds > 0 && Rng::with_seed(seed).u64(0..odds) == 0 {
-            return Err(Error::Invalid("a planted failure".to_string()));
+            return Err(Error::Invalid("a failure at random".to_string()));
         }
         let outcome = request.await;
         self.pause().await;
