@@ -149,6 +149,22 @@ impl Below {
         }
     }
 
+    /// Makes durable what other processes have left of the layers in the system's caches, once for
+    /// each of their files: a disk may have been served from one of them before, by a process that
+    /// was killed.
+    ///
+    /// # Errors
+    /// I/O.
+    pub async fn flush_what_was_left(&self) -> Result<()> {
+        for layer in self.layers.iter() {
+            layer.file().flush_what_was_left().await?;
+            if layer.files().count() > 1 {
+                layer.data_file().flush_what_was_left().await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Layers below the top, nearest first.
     pub fn layers(&self) -> &[Arc<Layer>] {
         &self.layers

@@ -118,8 +118,8 @@ impl Image {
     /// No other process can claim its files in between: the claims are handed over.
     ///
     /// # Errors
-    /// As [`Image::flush`]: the image stays open as it is, since the next session would know
-    /// nothing of what this one has lost. As [`Image::close`] and [`Image::open`]: it is closed,
+    /// As [`Image::flush`], and `Latched` after a failure: the image stays open as it is, since the
+    /// next session would know nothing of what this one has lost. As [`Image::close`] and [`Image::open`]: it is closed,
     /// but keeps its claims, so that it can be reopened in another way; they end with it.
     pub async fn reopen(
         &self,
@@ -127,6 +127,9 @@ impl Image {
         options: OpenOptions,
         gate: &dyn Gate,
     ) -> Result<Image> {
+        if self.top.qcow2().is_some_and(Qcow2::has_failed) {
+            return Err(Error::Latched(self.name().to_string()));
+        }
         if self.writable && !self.top.qcow2().is_some_and(Qcow2::is_closed) {
             self.flush().await?;
         }
@@ -614,10 +617,14 @@ impl Image {
     pub async fn flush(&self) -> Result<()> {
         match &*self.top {
             // What it had was made durable then.
-            _ if self.is_frozen.load(Ordering::Acquire) => Ok(()),
-            Layer::Raw(raw) if self.writable => raw.flush().await,
-            Layer::Raw(_) | Layer::Other(..) => Ok(()),
-            Layer::Qcow2(image) => image.flush().await,
+            _ if self.is_frozen.load(Ordering::Acquire) => return Ok(()),
+            Layer::Raw(raw) if self.writable => raw.flush().await?,
+            Layer::Raw(_) | Layer::Other(..) => {}
+            Layer::Qcow2(image) => image.flush().await?,
+        }
+        match self.writable {
+            true => self.below.flush_what_was_left().await,
+            false => Ok(()),
         }
     }
 

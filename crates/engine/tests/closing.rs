@@ -214,7 +214,10 @@ fn an_image_whose_flush_has_failed_is_not_reopened() {
                 let data = Buf::copy_of(&[7; 4096]);
                 let written = image.write(0, data, Durability::Cached).await;
                 let flushed = image.flush().await;
-                if written.is_err() || flushed.is_ok() || medium.struck() != Some("Flush".into()) {
+                if written.is_err()
+                    || flushed.is_ok()
+                    || medium.struck() != Some("image: Flush".into())
+                {
                     return;
                 }
                 let file = medium.file("image");
@@ -228,4 +231,43 @@ fn an_image_whose_flush_has_failed_is_not_reopened() {
         }
         assert!(lost > 0, "{format:?}");
     }
+}
+
+/// The system shows the new header then, and the medium may have the old one.
+#[test]
+fn an_image_whose_emptying_has_failed_is_not_reopened() {
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        writable: true,
+        ..OpenOptions::default()
+    };
+    let bytes = bytes(Format::Qcow2);
+    let contents = [("image".to_string(), bytes)].into_iter().collect();
+    let mut lost = 0;
+    for at in 0..60 {
+        let strike = Strike {
+            at,
+            reach: Reach::Half,
+            errno: 28,
+        };
+        let medium = Medium::new(&contents, Some(strike));
+        block_on(async {
+            let file = medium.file("image");
+            let image = Image::open(file, options.clone(), &NoFiles).await.unwrap();
+            let data = Buf::copy_of(&[7; 4096]);
+            let written = image.write(0, data, Durability::Cached).await;
+            if written.is_err() || image.flush().await.is_err() {
+                return;
+            }
+            let emptied = image.empty().await;
+            if emptied.is_ok() || medium.struck() != Some("image: Flush".into()) {
+                return;
+            }
+            let file = medium.file("image");
+            let reopened = image.reopen(file, options.clone(), &NoFiles).await;
+            assert!(reopened.is_err(), "{at}");
+            lost += 1;
+        });
+    }
+    assert!(lost > 0);
 }

@@ -26,6 +26,7 @@ mod guest_memory;
 mod host_file;
 mod keys;
 mod layout;
+mod left_behind;
 mod limits;
 mod measured;
 mod model;

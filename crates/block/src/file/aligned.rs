@@ -44,8 +44,10 @@ use crate::sync::{Mutex, lock};
 use crate::units::{SECTOR_BYTES, round_down, round_up};
 use crate::{Error, Result};
 use first_sector::Change;
+use left_behind::LeftBehind;
 
 mod first_sector;
+mod left_behind;
 
 /// A [`BlockFile`] that accepts requests of any alignment.
 #[derive(Clone, Debug)]
@@ -67,6 +69,7 @@ pub struct AlignedFile {
     guest_minus_file: Option<u64>,
     observer: Option<Arc<dyn Observer>>,
     brake: Brake,
+    left_behind: Arc<LeftBehind>,
 }
 
 /// Numbering of encrypted sectors.
@@ -253,6 +256,7 @@ impl AlignedFile {
             cipher: None,
             guest_minus_file: None,
             brake: Brake::default(),
+            left_behind: Arc::default(),
         }
     }
 

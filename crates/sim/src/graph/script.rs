@@ -7,8 +7,8 @@ use std::sync::Arc;
 use cowslip::image::Format;
 use cowslip::{Error, Job, Result};
 use cowslip_graph::{
-    Attended, Committed, CopyMode, DirtyMap, Host, Mirror, Mirroring, TurnGuard, commit, mirror,
-    resize, stream,
+    Attended, Committed, CopyMode, DirtyMap, Held, Host, Mirror, Mirroring, TurnGuard, commit,
+    mirror, resize, stream,
 };
 
 use crate::disk::fault::{Duration, ENOSPC, Fault, Verb};
@@ -246,8 +246,11 @@ async fn commit_some((world, port): Both<'_>, rng: &mut Rng, which: Which) {
         // The guest would get a larger disk, and what the base has there, as in QEMU.
         return;
     }
-    if let Err(error) = world.enter(&part.base).await {
-        return world.explain("opening a base", &error);
+    {
+        let _turn = world.turn.take().await;
+        if let Err(error) = world.enter(&part.base).await {
+            return world.explain("opening a base", &error);
+        }
     }
     let (upper, lower) = (&chain[top].file, &part.base.file);
     world.note(port, || format!("commit of {upper} into {lower}"));
@@ -273,9 +276,12 @@ async fn mirror_to((world, port): Both<'_>, rng: &mut Rng) {
     let Some(target) = new_node(world, (size_of(&node), backing), rng).await else {
         return;
     };
-    if let Err(error) = world.enter(&target).await {
-        world.explain("opening a target", &error);
-        return world.remove(&[target]).await;
+    {
+        let _turn = world.turn.take().await;
+        if let Err(error) = world.enter(&target).await {
+            world.explain("opening a target", &error);
+            return world.remove(&[target]).await;
+        }
     }
     let how = Mirroring {
         layers: if is_top { 1 } else { u32::MAX },
@@ -405,7 +411,11 @@ async fn change_size((world, port): Both<'_>, rng: &mut Rng) {
 async fn open_again((world, port): Both<'_>) {
     let _turn = world.turn.take().await;
     let node = Rc::clone(&port.node.borrow());
-    let held = world.hold_all(std::slice::from_ref(&node)).await;
+    // What a transaction prepares may lie above it already.
+    let held = Held {
+        clients: world.hold_clients(&node).await,
+        disks: world.hold(&node).await,
+    };
     world.note(port, || format!("{} is opened again", node.file));
     note(world, "opening again", world.open(&node, true, &held).await);
 }

@@ -79,6 +79,12 @@ impl Qcow2 {
         self.lock().health.is_closed()
     }
 
+    /// Returns whether a failure has latched it, so that the medium may have less than the system
+    /// shows of its file.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.lock().health.has_failed()
+    }
+
     /// Latches the image: every later change fails with the reason.
     pub(in crate::qcow2) fn latch(&self, reason: &Error) {
         self.lock().health.latch(reason.duplicate());

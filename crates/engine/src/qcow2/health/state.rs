@@ -73,6 +73,12 @@ impl Health {
         self.latch.is_set()
     }
 
+    /// Returns whether a failure has latched it, and not the end of its session.
+    pub fn has_failed(&self) -> bool {
+        let reason = self.latch.reason();
+        reason.is_some_and(|reason| !matches!(reason, Error::Latched(_)))
+    }
+
     /// The latch of the image of this name, for requests that write or flush.
     pub fn unlatched(&self, name: &str) -> Result<()> {
         match self.latch.reason() {
