@@ -119,8 +119,9 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::flush`], and `Latched` after a failure: the image stays open as it is, since the
-    /// next session would know nothing of what this one has lost. As [`Image::close`] and [`Image::open`]: it is closed,
-    /// but keeps its claims, so that it can be reopened in another way; they end with it.
+    /// next session would know nothing of what this one has lost. As [`Image::close`] and
+    /// [`Image::open`]: it is closed, but keeps its claims, so that it can be reopened in another
+    /// way; they end with it.
     pub async fn reopen(
         &self,
         file: Arc<dyn BlockFile>,

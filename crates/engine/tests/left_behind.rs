@@ -1,4 +1,4 @@
-//! What a process that was killed has left in the system's caches, in layers below the top.
+//! Bytes in the caches of the system, from a process that was killed, in layers below the top.
 
 use std::io;
 use std::sync::Arc;

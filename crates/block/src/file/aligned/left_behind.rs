@@ -8,7 +8,7 @@ use super::AlignedFile;
 use crate::sync::{AtomicU8, Ordering};
 use crate::{Error, Result};
 
-/// What is known of a file's bytes in caches.
+/// The state of a file with respect to bytes in caches.
 #[derive(Debug, Default)]
 pub(super) struct LeftBehind(AtomicU8);
 
