@@ -282,14 +282,14 @@ fn a_target_over_a_disk_shows_it_as_it_was() {
     assert!(exported(dir, "f") == shown, "it is the same later");
     // A backup that cannot begin leaves its target as it was: over its disk.
     create(dir, "g.qcow2 1M");
+    let writer = json!({"type": "nbd", "id": "m", "node-name": "m", "name": "m", "writable": true});
+    daemon.done("block-export-add", writer);
     let file = json!({"driver": "file", "filename": "g.qcow2"});
     let target = json!({"driver": "qcow2", "node-name": "g", "backing": "m", "file": file});
     daemon.done("blockdev-add", target);
     let backup = json!({"device": "m", "target": "g", "sync": "none", "job-id": "j"});
     let error = daemon.ask("blockdev-backup", backup).unwrap_err();
     assert!(error.contains("'j' already in use"), "{error}");
-    let writer = json!({"type": "nbd", "id": "m", "node-name": "m", "name": "m", "writable": true});
-    daemon.done("block-export-add", writer);
     let uri = "nbd+unix:///m?socket=nbd.sock";
     let write = ["io", "-f", "raw", "-c", "write -q -P 7 0 64k", uri];
     run(cowslip().current_dir(dir).args(write));
