@@ -328,7 +328,7 @@ impl Shaping<'_> {
         let mut round = self.config.rounds[0].clone();
         let rng = &mut *self.rng;
         round.requests = 300;
-        round.depth = rng.pick(&[12, 24, 32]);
+        round.depth = rng.pick(&[24, 32, 48]);
         if (self.situation, self.stage) == (Situation::Punch, Stage::Lower) {
             round.depth = 8;
         }

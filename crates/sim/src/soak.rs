@@ -16,7 +16,7 @@ use crate::summary::Summary;
 use crate::trace::Trace;
 
 /// Attempts at each goal of a campaign.
-const ATTEMPTS: u64 = 150;
+const ATTEMPTS: u64 = 400;
 /// Goals that are tried before it is looked which of them are still open: few, since the runs of
 /// one goal reach others too, and the same number on every machine.
 const BATCH: usize = 16;

@@ -25,9 +25,9 @@ impl Image {
     /// # Errors
     /// `Unsupported` where the format cannot (raw, an external data file); `Invalid` for a name
     /// that is too long, too many snapshots, or counts too narrow for one more; `Corrupt` if a
-    /// check finds more than leaks and wrong COPIED bits; no space, [`Error::Cancelled`]: then the
-    /// image is as it was. After any other error it is latched, and opening it again finds the
-    /// snapshot made or not.
+    /// check finds more than leaks and wrong COPIED bits; no space,
+    /// [`Error::Cancelled`](crate::Error::Cancelled): then the image is as it was. After any other
+    /// error it is latched, and opening it again finds the snapshot made or not.
     pub async fn create_snapshot(&self, new: &NewSnapshot, job: &Job) -> Result<String> {
         let image = self.with_snapshots()?;
         let created = image.create_snapshot(new, job).await;
