@@ -40,6 +40,9 @@ pub fn run(args: &Args) -> Result<(), String> {
         }
         let mut tests = run::cargo();
         tests.args(["nextest", "run", "--workspace", "--no-fail-fast"]);
+        // Tests of commands wait for processes and disks a fifth of their time.
+        let threads = std::thread::available_parallelism().map_or(2, |count| count.get() + 1);
+        tests.arg(format!("--test-threads={threads}"));
         tests.args(libssl::features());
         require_peers(&mut tests, complete);
         failures.extend(run::run(tests.args(&args.filter)).err());

@@ -92,7 +92,8 @@ fn chains_pass() {
 /// Chains that change under their guests, with power failures in between.
 #[test]
 fn graphs_pass() {
-    pass(Kind::Qcow2, graph::FIRST_SEED..graph::FIRST_SEED + 200);
+    // Those before are in the mixture.
+    pass(Kind::Qcow2, graph::FIRST_SEED + 125..graph::FIRST_SEED + 200);
 }
 
 /// The new L1 table of a disk that grows could not be written, and its cluster stayed counted.
