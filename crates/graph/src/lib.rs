@@ -7,8 +7,8 @@
 //! the copy is equal.
 //!
 //! Changes of a graph are steps of a [`Host`], which has the images: [`transact`], [`shorten`],
-//! [`resize`], and the jobs [`stream`], [`commit`] and [`mirror`]. The order of their durable steps
-//! is here, for every host.
+//! [`resize`], and the jobs [`stream`], [`commit`] and [`mirror()`]. The order of their durable
+//! steps is here, for every host.
 //!
 //! May not know: image formats, nodes by name, protocols, threads.
 

@@ -93,7 +93,10 @@ fn chains_pass() {
 #[test]
 fn graphs_pass() {
     // Those before are in the mixture.
-    pass(Kind::Qcow2, graph::FIRST_SEED + 125..graph::FIRST_SEED + 200);
+    pass(
+        Kind::Qcow2,
+        graph::FIRST_SEED + 125..graph::FIRST_SEED + 200,
+    );
 }
 
 /// The new L1 table of a disk that grows could not be written, and its cluster stayed counted.
