@@ -178,8 +178,8 @@ impl Raw {
 
     /// Sends a line, and returns the next one.
     pub fn ask(&mut self, text: &str) -> String {
-        self.send(text);
-        self.send("\n");
+        // In one piece: a server may act on a whole object before its line ends, and leave.
+        self.send(&format!("{text}\n"));
         self.line()
     }
 }
