@@ -17,6 +17,7 @@ use crate::support::cowslip;
 mod guest;
 mod handover;
 mod peers;
+mod sessions;
 
 const IN: u32 = 0;
 const OUT: u32 = 1;

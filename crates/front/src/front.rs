@@ -61,6 +61,12 @@ fn taken(answer: u64) -> io::Result<()> {
     }
 }
 
+/// Description of a slot of memory.
+fn region(at: u64, len: u64) -> Vec<u8> {
+    let fields = [0, GUEST + at, len, USER + at, 0];
+    fields.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
 impl Front {
     /// Connects, negotiates and passes the memory.
     ///
@@ -103,12 +109,32 @@ impl Front {
     }
 
     fn add_memory(&mut self) -> io::Result<()> {
-        let mut region = vec![0; 8];
-        for field in [GUEST, MEMORY_BYTES, USER, 0] {
-            region.extend(field.to_le_bytes());
-        }
         let file = self.file.try_clone()?;
-        taken(self.send_acked(37, &region, &[file.as_fd()])?)
+        self.add_region(0, MEMORY_BYTES, &file)
+    }
+
+    /// Adds a slot of memory: `len` bytes of a file, behind `at` bytes of the guest's memory.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn add_region(&mut self, at: u64, len: u64, file: &OwnedFd) -> io::Result<()> {
+        taken(self.send_acked(37, &region(at, len), &[file.as_fd()])?)
+    }
+
+    /// Removes a slot of memory that was added so.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn remove_region(&mut self, at: u64, len: u64) -> io::Result<()> {
+        taken(self.send_acked(38, &region(at, len), &[])?)
+    }
+
+    /// Ends the connection; messages fail from then on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn disconnect(&self) -> io::Result<()> {
+        self.stream.shutdown(std::net::Shutdown::Both)
     }
 
     /// Sends bytes as they are.
