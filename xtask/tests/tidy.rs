@@ -353,7 +353,7 @@ fn filters_know_no_image_and_nodes_no_command() {
 const LINES: &[&[&str]] = &[
     &["queue"],
     &["block"],
-    &["filters", "front", "nbd", "luks", "hostfile", "trace"],
+    &["filters", "front", "nbd", "luks", "hostfile", "trace", "remote"],
     &["engine"],
     &["nodes"],
     &["console"],

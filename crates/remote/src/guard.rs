@@ -1,0 +1,127 @@
+//! [`GuardedConnector`]: the HTTP client, with bounds on what a hostile server can make it keep,
+//! and with the status of a response that is no success as an error of its own.
+//!
+//! The stores read the text of an error response as a whole to report it. Here it ends after
+//! [`ERROR_TEXT_MAX`] bytes.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+use http_body_util::BodyExt;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService, ReqwestConnector,
+};
+
+use crate::options::Retries;
+
+/// Bytes of an error response that are read.
+const ERROR_TEXT_MAX: usize = 4096;
+
+/// Makes clients that bound what they read of errors.
+#[derive(Debug)]
+pub(crate) struct GuardedConnector {
+    pub(crate) retries: Retries,
+}
+
+impl HttpConnector for GuardedConnector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(Guarded {
+            client: ReqwestConnector::default().connect(options)?,
+            retries: self.retries,
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct Guarded {
+    client: HttpClient,
+    retries: Retries,
+}
+
+#[async_trait]
+impl HttpService for Guarded {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let response = self.client.execute(request).await?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let (parts, body) = response.into_parts();
+        let text = beginning(body).await?;
+        match self.retries {
+            Retries::ByStore(_) => Ok(HttpResponse::from_parts(parts, text.into())),
+            // The stores keep to themselves what they made of it.
+            Retries::ByCaller => Err(HttpError::new(
+                HttpErrorKind::Unknown,
+                Refusal {
+                    status,
+                    code: code_in(&text),
+                },
+            )),
+        }
+    }
+}
+
+/// The first bytes of a body. The rest is left unread, which ends the connection.
+async fn beginning(mut body: HttpResponseBody) -> Result<Bytes, HttpError> {
+    let mut text = BytesMut::new();
+    while text.len() < ERROR_TEXT_MAX {
+        let Some(frame) = body.frame().await else {
+            break;
+        };
+        if let Ok(bytes) = frame?.into_data() {
+            let room = ERROR_TEXT_MAX - text.len();
+            text.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        }
+    }
+    Ok(text.freeze())
+}
+
+/// A response that is no success.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    /// The code that object stores give in the text, such as `ExpiredToken`.
+    pub(crate) code: Option<String>,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server answers '{}'", self.status)?;
+        match &self.code {
+            Some(code) => write!(f, " ({code})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// The code of an error in XML. It is the server's text: only a plain word is repeated.
+fn code_in(text: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (_, rest) = text.split_once("<Code>")?;
+    let (code, _) = rest.split_once("</Code>")?;
+    let is_plain = code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    is_plain.then(|| code.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_codes_of_a_server_are_repeated() {
+        assert_eq!(
+            code_in(b"<?xml?><Error><Code>ExpiredToken</Code><Message>x</Message>").as_deref(),
+            Some("ExpiredToken")
+        );
+        assert_eq!(code_in(b"<Code>\x1b[31m</Code>"), None);
+        assert_eq!(code_in(b"<Code>never ends"), None);
+        assert_eq!(code_in(b"\xff<Code>X</Code>"), None);
+    }
+}
