@@ -21,40 +21,6 @@ pub struct Backup {
     tap: Arc<dyn Tap>,
 }
 
-/// The fate of the marks of a bitmap that a backup copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rotates {
-    /// The bitmap begins again at the moment of the backup, if the backup succeeds.
-    OnSuccess,
-    /// It begins again in any case.
-    Always,
-    /// It goes on.
-    Never,
-}
-
-/// The marks that were in a bitmap at the moment of a backup. They are in it again when this is
-/// dropped, unless the backup has [succeeded](Rotation::succeeded).
-#[derive(Debug)]
-pub struct Rotation {
-    map: Arc<DirtyMap>,
-    taken: Option<Arc<DirtyMap>>,
-}
-
-impl Rotation {
-    /// The copy has what was marked.
-    pub fn succeeded(mut self) {
-        self.taken = None;
-    }
-}
-
-impl Drop for Rotation {
-    fn drop(&mut self) {
-        if let Some(taken) = self.taken.take() {
-            self.map.merge(&taken);
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Guard(Arc<Copier>);
 
@@ -108,29 +74,6 @@ impl Backup {
             "it is the disk that is held"
         );
         drained.add(Arc::clone(&self.tap));
-    }
-
-    /// Takes the moment of a copy of all that a bitmap has marked until then. Later changes are
-    /// marked in the bitmap for the next copy.
-    pub fn freeze_since(
-        &self,
-        drained: &Drained,
-        (map, rotates): (&Arc<DirtyMap>, Rotates),
-    ) -> Rotation {
-        self.want(map);
-        let taken = match rotates {
-            Rotates::OnSuccess => Some(map.take()),
-            Rotates::Always => {
-                map.clear();
-                None
-            }
-            Rotates::Never => None,
-        };
-        self.freeze(drained);
-        Rotation {
-            map: Arc::clone(map),
-            taken,
-        }
     }
 
     /// Copies what is wanted, and flushes the copy. The job decides on errors, but for those of

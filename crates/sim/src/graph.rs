@@ -1,5 +1,5 @@
 //! Graphs of disks that change under their guests: snapshots, streams, commits, mirrors, backups,
-//! resizes and transactions, and the power fails meanwhile.
+//! checkpoints, resizes and transactions, and the power fails meanwhile.
 //!
 //! Runs of their own, with seeds from 6 * 2^40 on. There are two disks, each with a chain of
 //! images and a client's disk in front of it ([`world`]). In a session guests read, write, zero,
@@ -8,9 +8,11 @@
 //! show what the power would leave at a flush, and each session ends with a close, a dead process
 //! or a power failure ([`ending`]). Then the disk is read through each image that may show it.
 
+mod checkpoint;
 mod ending;
 mod guest;
 mod images;
+mod marks;
 mod script;
 mod transaction;
 mod world;
@@ -82,6 +84,8 @@ pub(crate) struct Drive {
     file: (String, Format),
     model: Rc<RefCell<Model>>,
     kept: Rc<RefCell<Vec<Kept>>>,
+    pasts: Rc<RefCell<Vec<checkpoint::Past>>>,
+    alive: Rc<RefCell<Vec<(String, String)>>>,
 }
 
 struct Run {
@@ -157,6 +161,8 @@ impl Run {
                 file: top.expect("there is an image"),
                 model: Rc::new(RefCell::new(model.with_size(size))),
                 kept: Rc::default(),
+                pasts: Rc::default(),
+                alive: Rc::default(),
             });
         }
         self.disk.persist_all();

@@ -1,11 +1,12 @@
 //! `blockdev-backup`: copies of a disk as it was at one moment.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use cowslip::Disk;
 use cowslip::image::Extent;
-use cowslip_graph::{Backup, CHUNK_BYTES, DirtyMap, Drained, View};
+use cowslip_graph::{Backup, CHUNK_BYTES, Drained, Rotates, Rotation, View};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
@@ -123,11 +124,15 @@ impl Daemon {
             Some("never") => bitmap.refuse_unreadable()?,
             _ => self.may_change_bitmap(&bitmap, "clear").await?,
         }
+        let rotates = match keeps {
+            Some("never") => Rotates::Never,
+            Some("always") => Rotates::Always,
+            _ => Rotates::OnSuccess,
+        };
         Ok(Chosen {
             _in_use: bitmap.use_it(),
             bitmap,
-            stays: keeps == Some("never"),
-            is_cleared_always: keeps == Some("always"),
+            rotates,
         })
     }
 
@@ -161,8 +166,8 @@ impl Daemon {
         prepared: Prepared,
         drained: &Drained,
     ) -> Result<(), QmpError> {
-        let taken = match prepared.want().await {
-            Ok(taken) => taken,
+        let rotation = match prepared.take(drained).await {
+            Ok(rotation) => rotation,
             Err(error) => {
                 self.leave_backup(prepared).await;
                 return Err(error);
@@ -180,38 +185,33 @@ impl Daemon {
         if let Some(view) = &view {
             self.take_view(view, (&nodes.0, &nodes.1), drained).await;
         }
-        let (chosen, both, marks) = (bitmap.clone(), nodes.clone(), taken.clone());
-        let started = self.start_job(("backup", options), |daemon, job| {
-            if view.is_none() {
-                backup.freeze(drained);
-            }
-            async move {
-                let copied = match &view {
-                    Some(view) => daemon.keep_view(&job, view, &nodes.1).await,
-                    None => backup.run(&job.work).await.map_err(failed),
-                };
-                drop((backup, reserved));
-                let outcome = match copied {
-                    Ok(()) => daemon.finalize(&job).await,
-                    Err(error) => Err(error),
-                };
-                let _turn = daemon.turn.take().await;
-                // A copy that is of no use has none of what the bitmap had.
-                let put_back = match (&outcome, &bitmap, &taken) {
-                    (Err(_), Some(chosen), Some(taken)) if !chosen.is_cleared_always => {
-                        chosen.bitmap.merge(taken).await
-                    }
-                    _ => Ok(()),
-                };
-                let left = daemon.leave_both(&nodes, bitmap.as_deref()).await;
-                outcome.and(put_back).and(left)
-            }
+        // The job has it once it has begun.
+        let rotation = Rc::new(Cell::new(rotation));
+        let (chosen, both, begun) = (bitmap.clone(), nodes.clone(), Rc::clone(&rotation));
+        let started = self.start_job(("backup", options), |daemon, job| async move {
+            let rotation = begun.take();
+            let copied = match &view {
+                Some(view) => daemon.keep_view(&job, view, &nodes.1).await,
+                None => backup.run(&job.work).await.map_err(failed),
+            };
+            drop((backup, reserved));
+            let outcome = match copied {
+                Ok(()) => daemon.finalize(&job).await,
+                Err(error) => Err(error),
+            };
+            let _turn = daemon.turn.take().await;
+            let rotated = match rotation {
+                Some(rotation) => rotation.end(outcome.is_ok()).await,
+                None => Ok(()),
+            };
+            let left = daemon.leave_both(&nodes, bitmap.as_deref()).await;
+            outcome.and(rotated).and(left)
         });
         if started.is_err() {
             self.end_view(&both.1).await;
-            if let (Some(chosen), Some(marks)) = (&chosen, &marks) {
+            if let Some(rotation) = rotation.take() {
                 // Nothing has been copied.
-                drop(chosen.bitmap.merge(marks).await);
+                drop(rotation.take_back().await);
             }
             drop(self.leave_both(&both, chosen.as_deref()).await);
         }
@@ -236,17 +236,14 @@ pub struct Prepared {
 /// The bitmap of what a backup copies.
 struct Chosen {
     bitmap: Bitmap,
-    /// It stays as it is.
-    stays: bool,
-    /// It is cleared, whatever becomes of the copy.
-    is_cleared_always: bool,
+    rotates: Rotates,
     _in_use: InUse,
 }
 
 impl Chosen {
     /// Whether the image that keeps it has to be open for writing.
     fn changes_image(&self) -> bool {
-        self.bitmap.is_kept() && !self.stays
+        self.bitmap.is_kept() && self.rotates != Rotates::Never
     }
 }
 
@@ -256,27 +253,28 @@ impl Prepared {
         &self.nodes.0
     }
 
-    /// Wants what is to be copied, and returns what was taken out of the bitmap. Requests are held
+    /// Takes the moment of the copy, with what its bitmap has marked until then. Requests are held
     /// back.
-    async fn want(&self) -> Result<Option<Arc<DirtyMap>>, QmpError> {
-        match (&self.bitmap, self.is_top) {
-            (Some(chosen), _) => {
-                let marks = chosen.bitmap.marks().await?;
-                self.backup.want(&marks);
-                if chosen.stays {
-                    return Ok(None);
-                }
-                chosen.bitmap.clear().await?;
-                return Ok(Some(marks));
-            }
-            (None, true) => {
+    async fn take(&self, drained: &Drained) -> Result<Option<Rotation<Bitmap>>, QmpError> {
+        if let Some(chosen) = &self.bitmap {
+            let bitmap = (chosen.bitmap.clone(), chosen.rotates);
+            let rotation = self.backup.freeze_since(drained, bitmap).await?;
+            return Ok(Some(rotation));
+        }
+        if self.view.is_some() {
+            // It takes the moment, and nothing is copied but what changes.
+            return Ok(None);
+        }
+        match self.is_top {
+            true => {
                 let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
                 let job = cowslip::Job::default();
                 let wanted = self.backup.want_extents(&job, is_own).await;
                 wanted.map_err(failed)?;
             }
-            (None, false) => self.backup.want_all(),
+            false => self.backup.want_all(),
         }
+        self.backup.freeze(drained);
         Ok(None)
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cowslip::Image;
 use cowslip::qcow2::bitmap::{BitmapChange, DirtyBits};
 use cowslip::qcow2::inspect::BitmapInfo;
-use cowslip_graph::DirtyMap;
+use cowslip_graph::{DirtyMap, Marks};
 use cowslip_qmp::QmpError;
 
 use super::nodes::Node;
@@ -105,14 +105,6 @@ impl Bitmap {
         matches!(self.bits, Bits::Kept(_))
     }
 
-    /// Whether it follows writes.
-    pub fn is_enabled(&self) -> bool {
-        match &self.bits {
-            Bits::Memory(map) => map.is_enabled(),
-            Bits::Kept(info) => info.auto && !info.in_use,
-        }
-    }
-
     /// Whether it was not saved properly, so that its bits mean nothing.
     pub fn is_inconsistent(&self) -> bool {
         matches!(&self.bits, Bits::Kept(info) if info.in_use)
@@ -170,23 +162,6 @@ impl Bitmap {
         }
     }
 
-    /// Its bits at this moment, in a map that follows nothing.
-    ///
-    /// # Errors
-    /// The image cannot be read.
-    pub async fn marks(&self) -> Result<Arc<DirtyMap>, QmpError> {
-        let copy = DirtyMap::new(self.node.live_size(), self.granularity());
-        copy.enable(false);
-        match &self.bits {
-            Bits::Memory(map) => copy.merge(map),
-            Bits::Kept(_) => {
-                let bits = self.image().dirty_bits(&self.name).await.map_err(failed)?;
-                bits.dirty_ranges().for_each(|range| copy.mark(range));
-            }
-        }
-        Ok(copy)
-    }
-
     /// Bytes of the disk that are dirty, the last chunk counted whole.
     ///
     /// # Errors
@@ -196,58 +171,6 @@ impl Bitmap {
             Bits::Memory(map) => Ok(map.dirty_bytes()),
             Bits::Kept(info) if info.in_use => Ok(0),
             Bits::Kept(_) => Ok(self.marks().await?.dirty_bytes()),
-        }
-    }
-
-    /// Has nothing be dirty.
-    ///
-    /// # Errors
-    /// Of the image, which is open for writing.
-    pub async fn clear(&self) -> Result<(), QmpError> {
-        match &self.bits {
-            Bits::Memory(map) => {
-                map.clear();
-                Ok(())
-            }
-            Bits::Kept(_) => self.change(&BitmapChange::Clear).await,
-        }
-    }
-
-    /// Sets whether it follows writes from now on.
-    ///
-    /// # Errors
-    /// Of the image, which is open for writing.
-    pub async fn enable(&self, is_enabled: bool) -> Result<(), QmpError> {
-        match (&self.bits, is_enabled) {
-            (Bits::Memory(map), _) => {
-                map.enable(is_enabled);
-                Ok(())
-            }
-            (Bits::Kept(_), true) => self.change(&BitmapChange::Enable).await,
-            (Bits::Kept(_), false) => self.change(&BitmapChange::Disable).await,
-        }
-    }
-
-    /// Marks what a map has marked.
-    ///
-    /// # Errors
-    /// Of the image, which is open for writing.
-    pub async fn merge(&self, marks: &DirtyMap) -> Result<(), QmpError> {
-        match &self.bits {
-            Bits::Memory(map) => {
-                map.merge(marks);
-                Ok(())
-            }
-            Bits::Kept(_) => {
-                let granularity_bits = self.granularity().ilog2() as u8;
-                let mut bits = DirtyBits::clean(granularity_bits, self.image().size());
-                let (mut at, size) = (0, marks.size());
-                while let Some(run) = marks.next(at, size) {
-                    at = run.end;
-                    bits.mark(&run);
-                }
-                self.change(&BitmapChange::MergeBits(bits)).await
-            }
         }
     }
 
@@ -275,5 +198,69 @@ impl Bitmap {
     async fn change(&self, change: &BitmapChange) -> Result<(), QmpError> {
         let changed = self.image().change_bitmap(&self.name, change).await;
         changed.map_err(failed)
+    }
+}
+
+impl Marks for Bitmap {
+    type Error = QmpError;
+
+    fn is_enabled(&self) -> bool {
+        match &self.bits {
+            Bits::Memory(map) => map.is_enabled(),
+            Bits::Kept(info) => info.auto && !info.in_use,
+        }
+    }
+
+    async fn marks(&self) -> Result<Arc<DirtyMap>, QmpError> {
+        let copy = DirtyMap::new(self.node.live_size(), self.granularity());
+        copy.enable(false);
+        match &self.bits {
+            Bits::Memory(map) => copy.merge(map),
+            Bits::Kept(_) => {
+                let bits = self.image().dirty_bits(&self.name).await.map_err(failed)?;
+                bits.dirty_ranges().for_each(|range| copy.mark(range));
+            }
+        }
+        Ok(copy)
+    }
+
+    async fn clear(&self) -> Result<(), QmpError> {
+        match &self.bits {
+            Bits::Memory(map) => {
+                map.clear();
+                Ok(())
+            }
+            Bits::Kept(_) => self.change(&BitmapChange::Clear).await,
+        }
+    }
+
+    async fn enable(&self, is_enabled: bool) -> Result<(), QmpError> {
+        match (&self.bits, is_enabled) {
+            (Bits::Memory(map), _) => {
+                map.enable(is_enabled);
+                Ok(())
+            }
+            (Bits::Kept(_), true) => self.change(&BitmapChange::Enable).await,
+            (Bits::Kept(_), false) => self.change(&BitmapChange::Disable).await,
+        }
+    }
+
+    async fn merge(&self, marks: &DirtyMap) -> Result<(), QmpError> {
+        match &self.bits {
+            Bits::Memory(map) => {
+                map.merge(marks);
+                Ok(())
+            }
+            Bits::Kept(_) => {
+                let granularity_bits = self.granularity().ilog2() as u8;
+                let mut bits = DirtyBits::clean(granularity_bits, self.image().size());
+                let (mut at, size) = (0, marks.size());
+                while let Some(run) = marks.next(at, size) {
+                    at = run.end;
+                    bits.mark(&run);
+                }
+                self.change(&BitmapChange::MergeBits(bits)).await
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use cowslip::qcow2::bitmap::BitmapChange;
-use cowslip_graph::{DirtyMap, Drained};
+use cowslip_graph::{DirtyMap, Drained, Marks};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 

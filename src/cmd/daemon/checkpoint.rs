@@ -3,7 +3,8 @@
 //! A checkpoint is a bitmap in the image of each of its disks (`checkpoint-NAME`), in the order in
 //! which they were made. The last one notes what changes; so what has changed since a checkpoint is
 //! in its bitmap and those behind it. At the moment of a new one requests to all disks are held
-//! back: the last bitmap ends, the new one begins, and the view, or the copy, of the disk begins.
+//! back: the last bitmap ends, the new one begins, and the view, or the copy, of the disk begins
+//! ([`Checkpoint`]).
 //!
 //! | step | a failure leaves |
 //! | --- | --- |
@@ -19,7 +20,9 @@ use std::sync::Arc;
 
 use cowslip::Disk;
 use cowslip::qcow2::bitmap::BitmapChange;
-use cowslip_graph::{Backup, CHUNK_BYTES, DirtyMap, Drained, View};
+use cowslip_graph::{
+    Backup, CHUNK_BYTES, Checkpoint, DirtyMap, Held, Marks, Use, View, join, noted_changes,
+};
 use cowslip_nbd::Export as NbdExport;
 use cowslip_qmp::QmpError;
 use serde_json::{Map, Value, json};
@@ -54,26 +57,17 @@ enum Way {
     Target(Rc<Node>),
 }
 
-/// A disk that is ready for the moment.
+/// A disk that is ready for the moment, with the new bitmap in its image.
 struct Ready {
     part: Part,
-    /// The changes since the parent.
-    changed: Option<Arc<DirtyMap>>,
-    copy: Copy,
+    moment: Checkpoint<Bitmap>,
     reserved: Reserved,
-    /// The bitmap was added.
-    is_added: bool,
 }
 
-enum Copy {
-    View(Arc<View>),
-    Backup(Backup),
-}
-
-impl Ready {
+impl Part {
     /// The bitmap that notes what changes, so far.
     fn last(&self) -> Option<&Bitmap> {
-        let last = self.part.earlier.last();
+        let last = self.earlier.last();
         last.filter(|bitmap| bitmap.is_enabled())
     }
 }
@@ -142,9 +136,23 @@ impl Daemon {
             }
         }
         let nodes: Vec<_> = ready.iter().map(|it| Rc::clone(&it.part.node)).collect();
-        let held = self.nodes.hold(&nodes).await;
-        let taken = take(&ready, name, &held).await;
+        let held = Held {
+            clients: Vec::new(),
+            disks: self.nodes.hold(&nodes).await,
+        };
+        let (rest, moments): (Vec<_>, Vec<_>) = ready
+            .into_iter()
+            .map(|it| ((it.part, it.reserved), it.moment))
+            .unzip();
+        let taken = Checkpoint::take(&moments, &held).await;
         drop(held);
+        let ready = rest.into_iter().zip(moments);
+        let ready = ready.map(|((part, reserved), moment)| Ready {
+            part,
+            moment,
+            reserved,
+        });
+        let ready = ready.collect();
         if let Err(error) = taken {
             self.abandon(ready, name).await;
             return Err(error);
@@ -216,11 +224,11 @@ impl Daemon {
             Way::Export(export) => {
                 let store = scratch_for(node, given.text("scratch")).await?;
                 let disks = (Arc::clone(&node.live), store);
-                Copy::View(Arc::new(View::new(export.clone(), disks, CHUNK_BYTES)))
+                Use::View(Arc::new(View::new(export.clone(), disks, CHUNK_BYTES)))
             }
             Way::Target(target) => {
                 let disk: Arc<dyn Disk> = Arc::clone(&target.live) as _;
-                Copy::Backup(Backup::new(Arc::clone(&node.live), disk, CHUNK_BYTES))
+                Use::Backup(Backup::new(Arc::clone(&node.live), disk, CHUNK_BYTES))
             }
         };
         self.nodes.enter(node, true).await?;
@@ -230,17 +238,21 @@ impl Daemon {
             drop(self.nodes.leave(node, true).await);
             return Err(error);
         }
-        let mut ready = Ready {
-            part,
-            changed: None,
-            copy,
-            reserved,
-            is_added: false,
-        };
-        match prepare(&mut ready, given.required("name")?).await {
-            Ok(()) => Ok(ready),
+        match prepare(&part, given.required("name")?).await {
+            Ok((changed, next)) => Ok(Ready {
+                moment: Checkpoint {
+                    live: Arc::clone(&part.node.live),
+                    last: part.last().cloned(),
+                    next,
+                    changed,
+                    copy,
+                },
+                part,
+                reserved,
+            }),
             Err(error) => {
-                self.abandon(vec![ready], given.required("name")?).await;
+                drop(copy);
+                self.leave_part(&part).await;
                 Err(error)
             }
         }
@@ -250,23 +262,23 @@ impl Daemon {
     async fn abandon(&self, ready: Vec<Ready>, name: &str) {
         for Ready {
             part,
-            copy,
-            is_added,
+            moment,
             reserved,
-            ..
         } in ready
         {
-            drop(copy);
-            if is_added {
-                // It has noted nothing.
-                drop(change(&part.node, &bitmap_name(name), BitmapChange::Remove).await);
-            }
-            if let Way::Target(target) = &part.way {
-                drop(self.nodes.leave(target, true).await);
-            }
-            drop(self.nodes.leave(&part.node, true).await);
+            drop(moment);
+            // It has noted nothing.
+            drop(change(&part.node, &bitmap_name(name), BitmapChange::Remove).await);
+            self.leave_part(&part).await;
             drop(reserved);
         }
+    }
+
+    async fn leave_part(&self, part: &Part) {
+        if let Way::Target(target) = &part.way {
+            drop(self.nodes.leave(target, true).await);
+        }
+        drop(self.nodes.leave(&part.node, true).await);
     }
 
     /// Offers views, and starts copies.
@@ -282,15 +294,14 @@ impl Daemon {
         let mut done = Ok(());
         for Ready {
             part,
-            changed,
-            copy,
+            moment,
             reserved,
-            ..
         } in ready
         {
+            let Checkpoint { changed, copy, .. } = moment;
             let node = part.node;
             match (copy, part.way) {
-                (Copy::View(view), Way::Export(export)) => {
+                (Use::View(view), Way::Export(export)) => {
                     let mut offered = NbdExport::new(Arc::clone(&view) as _);
                     offered.description = format!("{} at checkpoint {name}", node.name);
                     if let (Some(changed), Some(parent)) = (changed, parent) {
@@ -305,7 +316,7 @@ impl Daemon {
                         _reserved: reserved,
                     });
                 }
-                (Copy::Backup(backup), Way::Target(target)) => {
+                (Use::Backup(backup), Way::Target(target)) => {
                     let disks = (backup, Rc::clone(&target));
                     if let Err(error) = self.push((name, &node), disks, reserved) {
                         drop(self.nodes.leave(&target, true).await);
@@ -480,87 +491,38 @@ fn place_of(name: &str, node: &Node, earlier: &[Bitmap]) -> Result<usize, QmpErr
     }
 }
 
-/// Adds the new bitmap, which notes nothing yet, and collects what does not change any more.
-async fn prepare(ready: &mut Ready, name: &str) -> Result<(), QmpError> {
-    let node = Rc::clone(&ready.part.node);
+/// Collects what does not change any more, and adds the new bitmap, which notes nothing yet.
+async fn prepare(part: &Part, name: &str) -> Result<(Option<Arc<DirtyMap>>, Bitmap), QmpError> {
+    let node = &part.node;
     let granularity = node.default_granularity();
-    if let Some(since) = ready.part.since {
-        let changed = DirtyMap::new(node.live_size(), granularity);
-        changed.enable(false);
-        for bitmap in &ready.part.earlier[since..] {
-            if !bitmap.is_enabled() {
-                changed.merge(&*bitmap.marks().await?);
-            }
+    let changed = match part.since {
+        None => None,
+        Some(since) => {
+            let sizes = (node.live_size(), granularity);
+            Some(noted_changes(&part.earlier[since..], sizes).await?)
         }
-        ready.changed = Some(changed);
-    }
+    };
     let wanted = bitmap_name(name);
     let add = BitmapChange::Add {
         granularity: Some(granularity),
     };
-    change(&node, &wanted, add).await?;
-    ready.is_added = true;
-    change(&node, &wanted, BitmapChange::Disable).await?;
-    if let Some(last) = ready.last() {
-        // Its bits are in memory from now on.
-        let runs = node.image();
-        runs.dirty_runs(&last.name, 0..1, 1).await.map_err(failed)?;
-    }
-    Ok(())
-}
-
-/// Takes the moment: requests to all disks are held back.
-async fn take(ready: &[Ready], name: &str, held: &[Drained]) -> Result<(), QmpError> {
-    let mut failure = None;
-    let mut exchanged = Vec::new();
-    for part in ready {
-        exchanged.push(part);
-        if let Err(error) = exchange(part, name).await {
-            failure = Some(error);
-            break;
+    change(node, &wanted, add).await?;
+    let prepared = async {
+        change(node, &wanted, BitmapChange::Disable).await?;
+        if let Some(last) = part.last() {
+            // Its bits are in memory from now on.
+            let runs = node.image();
+            runs.dirty_runs(&last.name, 0..1, 1).await.map_err(failed)?;
+        }
+        node.bitmap(&wanted).await
+    };
+    match prepared.await {
+        Ok(next) => Ok((changed, next)),
+        Err(error) => {
+            drop(change(node, &wanted, BitmapChange::Remove).await);
+            Err(error)
         }
     }
-    if let Some(error) = failure {
-        for part in exchanged {
-            // What fails here has failed before: the image takes no change any more.
-            drop(change(&part.part.node, &bitmap_name(name), BitmapChange::Disable).await);
-            if let Some(last) = part.last() {
-                drop(last.enable(true).await);
-            }
-        }
-        return Err(error);
-    }
-    for part in ready {
-        let live = &part.part.node.live;
-        let drained = held.iter().find(|it| Arc::ptr_eq(it.live(), live));
-        let drained = drained.expect("it is held back");
-        match (&part.copy, &part.changed) {
-            (Copy::View(view), _) => view.freeze(drained),
-            (Copy::Backup(backup), Some(changed)) => {
-                backup.want(changed);
-                backup.freeze(drained);
-            }
-            (Copy::Backup(backup), None) => {
-                backup.want_all();
-                backup.freeze(drained);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Ends the last bitmap of a disk, and begins the new one.
-async fn exchange(ready: &Ready, name: &str) -> Result<(), QmpError> {
-    let wanted = bitmap_name(name);
-    let node = &ready.part.node;
-    if let Some(last) = ready.last() {
-        if let Some(changed) = &ready.changed {
-            changed.merge(&*last.marks().await?);
-        }
-        last.enable(false).await?;
-    }
-    change(node, &wanted, BitmapChange::Clear).await?;
-    change(node, &wanted, BitmapChange::Enable).await
 }
 
 /// Removes a checkpoint from an image that is open for writing.
@@ -570,11 +532,7 @@ async fn delete(earlier: &[Bitmap], place: usize) -> Result<(), QmpError> {
         && !gone.is_inconsistent()
         && !before.is_inconsistent()
     {
-        if gone.is_enabled() {
-            // Both note what changes meanwhile.
-            before.enable(true).await?;
-        }
-        before.merge(&*gone.marks().await?).await?;
+        join(before, gone).await?;
     }
     gone.remove().await
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use cowslip::disk::DiskFuture;
 use cowslip::qcow2::bitmap::{DirtyBits, DirtyRun};
 use cowslip::{Disk, Image, Result};
-use cowslip_graph::{DirtyMap, LiveDisk};
+use cowslip_graph::{DirtyMap, LiveDisk, Marks};
 use cowslip_nbd::export::{MetadataContext, StatusExtent, joined};
 use cowslip_nbd::protocol::{ALLOCATION_DEPTH, AllocationFlags, DIRTY_BITMAP_NAMESPACE};
 use cowslip_qmp::QmpError;

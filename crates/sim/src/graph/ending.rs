@@ -105,7 +105,11 @@ pub(super) fn kept_opinion(left: &SimDisk, kept: &Kept, model: &Model) -> Result
     Ok(())
 }
 
-fn check_kept(kept: &Kept, granules: &Granules, bytes: &[u8]) -> Result<(), String> {
+/// Checks some bytes of a backup, or of a view.
+///
+/// # Errors
+/// Bytes that are not those of its moment.
+pub(super) fn check_kept(kept: &Kept, granules: &Granules, bytes: &[u8]) -> Result<(), String> {
     let sectors = bytes.chunks(SECTOR_BYTES as usize);
     for (granule, bytes) in granules.clone().zip(sectors) {
         let possible = kept
@@ -179,6 +183,8 @@ impl Run {
                 also: RefCell::default(),
                 bitmap: RefCell::default(),
                 kept: Rc::clone(&drive.kept),
+                pasts: Rc::clone(&drive.pasts),
+                alive: Rc::clone(&drive.alive),
                 requests: Cell::new(0),
                 is_busy: Cell::new(false),
                 is_quiet: Cell::new(false),
@@ -246,6 +252,12 @@ impl Run {
             }
         }
         self.disk.issued_flush();
+        if !has_closed || faults > 0 {
+            // Which bitmaps are left is seen in the images.
+            for drive in &self.drives {
+                drive.alive.borrow_mut().clear();
+            }
+        }
         for (number, files) in shown.iter().enumerate() {
             self.check_drive((number, files), survival)
                 .map_err(|what| format!("disk {number} after {ending:?}: {what}"))?;

@@ -7,16 +7,18 @@ use std::sync::Arc;
 use cowslip::image::Format;
 use cowslip::{Error, Job, Result};
 use cowslip_graph::{
-    Attended, Committed, CopyMode, DirtyMap, Held, Host, Mirror, Mirroring, TurnGuard, commit,
-    mirror, resize, stream,
+    Attended, Committed, CopyMode, Held, Host, Mirror, Mirroring, TurnGuard, commit, mirror,
+    resize, stream,
 };
 
 use crate::disk::fault::{Duration, ENOSPC, Fault, Verb};
 use crate::model::{Outcome, SECTOR_BYTES, Until};
 use crate::rng::Rng;
 
+use super::checkpoint::checkpoint;
 use super::guest::pause;
 use super::images::Style;
+use super::marks::remove_lost;
 use super::transaction::transaction;
 use super::world::{Node, Port, World, size_of};
 use super::{Kept, SIZE_MAX};
@@ -28,14 +30,15 @@ const DEEDS_MAX: u64 = 9;
 
 /// Makes changes until there were enough.
 pub(crate) async fn follow(world: Rc<World>, port: Rc<Port>, mut rng: Rng) {
-    // Five kinds of scripts: chains that grow and shrink, backups, backups of a disk whose size
-    // changes, mirrors, and all.
-    let weights: [u64; 8] = rng.pick(&[
-        [4, 2, 3, 5, 1, 0, 1, 1],
-        [0, 1, 0, 0, 0, 8, 1, 1],
-        [0, 0, 0, 0, 0, 5, 6, 0],
-        [2, 0, 0, 0, 6, 0, 0, 0],
-        [3, 2, 2, 3, 3, 4, 1, 1],
+    // Kinds of scripts: chains that grow and shrink, backups, backups of a disk whose size changes,
+    // mirrors, checkpoints, and all.
+    let weights: [u64; 9] = rng.pick(&[
+        [4, 2, 3, 5, 1, 0, 1, 1, 0],
+        [0, 1, 0, 0, 0, 8, 1, 1, 0],
+        [0, 0, 0, 0, 0, 5, 6, 0, 2],
+        [2, 0, 0, 0, 6, 0, 0, 0, 0],
+        [3, 1, 0, 4, 0, 0, 1, 1, 8],
+        [3, 2, 2, 3, 3, 4, 1, 1, 3],
     ]);
     for _ in 0..rng.between(2, DEEDS_MAX) {
         for _ in 0..rng.below(40) {
@@ -58,6 +61,7 @@ pub(crate) async fn follow(world: Rc<World>, port: Rc<Port>, mut rng: Rng) {
             // A raw disk has the length of its file, which a crash may leave between both.
             6 if port.node.borrow().format == Format::Qcow2 => change_size(both, &mut rng).await,
             6 | 7 => open_again(both).await,
+            8 => checkpoint(both, &mut rng).await,
             _ => transaction(both, &mut rng, depth >= DEPTH_MAX).await,
         }
         port.is_busy.set(false);
@@ -390,6 +394,8 @@ async fn change_size((world, port): Both<'_>, rng: &mut Rng) {
     {
         let _turn = world.turn.take().await;
         let node = Rc::clone(&port.node.borrow());
+        // Of a disk with such bitmaps the size cannot be changed.
+        note(world, "removing bitmaps", remove_lost(&node).await);
         port.model.borrow_mut().begin_resize(id, size);
         let resized = resize(&**world, &node, size).await;
         world.note(port, || {
@@ -418,9 +424,4 @@ async fn open_again((world, port): Both<'_>) {
     };
     world.note(port, || format!("{} is opened again", node.file));
     note(world, "opening again", world.open(&node, true, &held).await);
-}
-
-/// A bitmap of a disk's changes.
-pub(super) fn new_bitmap(node: &Node, rng: &mut Rng) -> Arc<DirtyMap> {
-    DirtyMap::new(size_of(node), rng.pick(&[512, 4096, 65536]))
 }

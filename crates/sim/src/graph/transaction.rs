@@ -6,20 +6,21 @@ use std::sync::Arc;
 
 use cowslip::image::{BackingChoice, Extent, Format};
 use cowslip::{Error, Job, Result};
-use cowslip_graph::{Backup, DirtyMap, Held, Host, Rotates, Rotation, transact};
+use cowslip_graph::{Backup, Held, Host, Rotates, Rotation, transact};
 
 use crate::remembered::Content;
 use crate::rng::Rng;
 
 use super::images::Style;
-use super::script::{Attending, keep, new_bitmap, new_node, note};
+use super::marks::{Bitmap, NewBitmap};
+use super::script::{Attending, keep, new_node, note};
 use super::world::{Node, Port, World, size_of};
 
 /// A part of a transaction.
 enum Action {
     Overlay(Rc<Node>, Rc<Node>),
     Backup(Box<Prepared>),
-    Bitmap(Rc<Port>, Arc<DirtyMap>),
+    Bitmap(Rc<Port>, NewBitmap),
 }
 
 /// The contents of a copy.
@@ -28,7 +29,7 @@ enum Wanted {
     All,
     /// Those of the uppermost image.
     Top,
-    Since(Arc<DirtyMap>, Rotates),
+    Since(Bitmap, Rotates),
 }
 
 struct Prepared {
@@ -42,7 +43,7 @@ struct Prepared {
 /// A backup whose moment was taken.
 struct Started {
     prepared: Box<Prepared>,
-    rotation: Option<Rotation>,
+    rotation: Option<Rotation<Bitmap>>,
     content: Content,
 }
 
@@ -160,11 +161,11 @@ async fn perform(world: &World, ports: &[Rc<Port>], actions: Vec<Action>) -> Vec
 async fn act_on((world, held): (&World, &Held), action: Action) -> Result<Option<Started>> {
     match action {
         Action::Overlay(below, overlay) => world.put_on(&below, &overlay, held).map(|()| None),
-        Action::Bitmap(port, map) => {
-            let live = &port.node.borrow().live;
-            let drained = held.of(live).expect("it was held back");
-            drained.add(Arc::clone(&map) as _);
-            port.bitmap.replace(Some(map));
+        Action::Bitmap(port, new) => {
+            let node = Rc::clone(&port.node.borrow());
+            let bitmap = new.begin(&node).await?;
+            bitmap.follow(held.of(&node.live).expect("it was held back"));
+            port.bitmap.replace(Some(bitmap));
             Ok(None)
         }
         Action::Backup(prepared) => {
@@ -176,7 +177,10 @@ async fn act_on((world, held): (&World, &Held), action: Action) -> Result<Option
             world.note(&prepared.port, text);
             let backup = &prepared.backup;
             let rotation = match &prepared.wanted {
-                Wanted::Since(map, rotates) => Some(backup.freeze_since(drained, (map, *rotates))),
+                Wanted::Since(bitmap, rotates) => {
+                    let bitmap = (bitmap.clone(), *rotates);
+                    Some(backup.freeze_since(drained, bitmap).await?)
+                }
                 Wanted::Top => {
                     let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
                     backup.want_extents(&Job::default(), is_own).await?;
@@ -208,8 +212,8 @@ async fn prepare_backup(
     let last = port.kept.borrow().last().cloned();
     let bitmap = port.bitmap.borrow().clone();
     let (wanted, backing) = match (bitmap, last) {
-        (Some(map), Some(last)) if rng.chance(80) => (
-            Wanted::Since(map, Rotates::OnSuccess),
+        (Some(bitmap), Some(last)) if rng.chance(80) => (
+            Wanted::Since(bitmap, Rotates::OnSuccess),
             Some((last.file, last.format)),
         ),
         _ => {
@@ -246,14 +250,14 @@ async fn prepare_backup(
     })));
     if begins_again {
         if let Some(old) = port.bitmap.take() {
-            node.live.remove(&(old as _));
+            note(world, "removing a bitmap", old.remove(node).await);
         }
-        let map = new_bitmap(node, rng);
-        actions.push(Action::Bitmap(Rc::clone(port), map));
+        let new = NewBitmap::draw((world, node), rng);
+        actions.push(Action::Bitmap(Rc::clone(port), new));
     }
 }
 
-async fn open_target(world: &World, file: &str) -> Result<Rc<Node>> {
+pub(super) async fn open_target(world: &World, file: &str) -> Result<Rc<Node>> {
     let named = (file, Format::Qcow2);
     let image = world.files.open(named, true, BackingChoice::AsNamed);
     Ok(Rc::new(Node::apart(named, image.await?)))
@@ -289,21 +293,23 @@ async fn run(world: &World, started: Started, rng: &mut Rng) {
     });
     let is_done = attending.end("a backup", &outcome);
     let is_chained = !matches!(wanted, Wanted::Top);
-    if is_done {
-        if let Some(rotation) = rotation {
-            rotation.succeeded();
+    if let Some(rotation) = rotation {
+        let rotated = rotation.end(is_done).await;
+        if rotated.is_err() {
+            // What it has to have is not known.
+            port.bitmap.take();
         }
+        note(world, "the rotation of a bitmap", rotated);
+    }
+    if is_done {
         if is_chained {
             keep(&port, &target, content);
         } else {
             check_top((world, &port), &target, &content).await;
         }
-    } else {
-        drop(rotation);
-        if matches!(wanted, Wanted::All) {
-            // No copy has what the bitmap begins with.
-            port.bitmap.take();
-        }
+    } else if matches!(wanted, Wanted::All) {
+        // No copy has what the bitmap begins with.
+        port.bitmap.take();
     }
     close_target(world, &target).await;
 }

@@ -9,12 +9,14 @@ use std::sync::Arc;
 use cowslip::image::{BackingChoice, CopyOnRead, Format};
 use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::{Disk, Error, Image, Job, Result};
-use cowslip_graph::{DirtyMap, Drained, Held, Host, LiveDisk, Turn};
+use cowslip_graph::{Drained, Held, Host, LiveDisk, Turn};
 
 use crate::model::{Model, WriteId};
 use crate::trace::Trace;
 
+use super::checkpoint::Past;
 use super::images::Files;
+use super::marks::Bitmap;
 use super::{Figures, Kept};
 
 /// A disk with an image of its own, over the image of the disk below.
@@ -39,8 +41,12 @@ pub(crate) struct Port {
     /// Images that show the disk as well.
     pub also: RefCell<Vec<(String, Format)>>,
     /// Changes since the last backup.
-    pub bitmap: RefCell<Option<Arc<DirtyMap>>>,
+    pub bitmap: RefCell<Option<Bitmap>>,
     pub kept: Rc<RefCell<Vec<Kept>>>,
+    /// Checkpoints whose copies are complete, the oldest first.
+    pub pasts: Rc<RefCell<Vec<Past>>>,
+    /// Checkpoints that an image has to have: image and bitmap.
+    pub alive: Rc<RefCell<Vec<(String, String)>>>,
     /// Requests of guests that are under way.
     pub requests: Cell<usize>,
     /// A script changes it.
