@@ -353,7 +353,9 @@ fn filters_know_no_image_and_nodes_no_command() {
 const LINES: &[&[&str]] = &[
     &["queue"],
     &["block"],
-    &["filters", "front", "nbd", "luks", "hostfile", "trace", "remote"],
+    &[
+        "filters", "front", "nbd", "luks", "hostfile", "trace", "remote",
+    ],
     &["engine"],
     &["nodes"],
     &["console"],

@@ -17,6 +17,8 @@ mod inflight;
 #[path = "../../src/memory.rs"]
 mod memory;
 mod model;
+#[path = "../../src/order.rs"]
+mod order;
 #[path = "../../src/ring.rs"]
 mod ring;
 
@@ -24,6 +26,13 @@ use model::{Kind, Start, Step, World};
 
 const STARTS: [Start; 2] = [Start::AtOnce, Start::Later];
 const KINDS: [Kind; 2] = [Kind::Split, Kind::Packed];
+
+/// Kinds of rings, with requests that the guest gets back as they complete, and in order.
+fn rings() -> impl Iterator<Item = (Kind, bool)> {
+    KINDS
+        .into_iter()
+        .flat_map(|kind| [(kind, false), (kind, true)])
+}
 
 /// All sequences of steps up to a length, of which each does something.
 fn sequences(world: &mut World, len: usize) -> Vec<Vec<Step>> {
@@ -82,9 +91,9 @@ fn run(world: &mut World, sequence: &[Step], ends: &[u64], starts: Start) -> usi
 #[test]
 fn no_request_is_lost_or_completed_twice_wherever_the_server_ends() {
     let mut runs = 0;
-    for kind in KINDS {
+    for (kind, is_in_order) in rings() {
         for size in [2, 4] {
-            let mut world = World::new(kind, size);
+            let mut world = World::new(kind, size, is_in_order);
             for sequence in sequences(&mut world, 7) {
                 for starts in STARTS {
                     let ended = |end: &u64| run(&mut world, &sequence, &[*end], starts) > 0;
@@ -99,8 +108,9 @@ fn no_request_is_lost_or_completed_twice_wherever_the_server_ends() {
 #[test]
 fn a_successor_may_end_as_well_wherever_it_is() {
     let mut runs = 0;
-    for kind in KINDS {
-        let mut world = World::new(kind, 3 + u16::from(kind == Kind::Split));
+    for (kind, is_in_order) in rings() {
+        let size = 3 + u16::from(kind == Kind::Split);
+        let mut world = World::new(kind, size, is_in_order);
         for sequence in sequences(&mut world, 4) {
             for starts in STARTS {
                 let mut ends = |end, again| run(&mut world, &sequence, &[end, again], starts);
@@ -139,8 +149,8 @@ fn servers_may_end_any_number_of_times_on_rings_of_any_size() {
             Kind::Split => [2, 4, 8, 16, 64][draw.below(5) as usize],
             Kind::Packed => 2 + draw.below(40) as u16,
         };
-        let _named = Named(format!("COWSLIP_SEED={seed}: {kind:?}, {size} descriptors"));
-        let mut world = World::new(kind, size);
+        let mut world = World::new(kind, size, draw.below(2) == 1);
+        let _named = Named(format!("COWSLIP_SEED={seed}: {}", world.name()));
         let mean = 1 + draw.below(200);
         let lives: Vec<u64> = (0..30).map(|_| draw.below(2 * mean)).collect();
         world.end_after(&lives, STARTS[draw.below(2) as usize]);

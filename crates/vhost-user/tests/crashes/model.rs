@@ -5,7 +5,7 @@
 //! - What the ring has as completed is not carried out again. Other requests are repeated at most
 //!   once for each end of a server.
 //! - A server takes requests in the order in which they were made available, those of its
-//!   predecessor first.
+//!   predecessor first. With VIRTIO_F_IN_ORDER the guest gets them back in that order.
 //! - In the end all have completed, and the ring takes as many requests as ever.
 
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ use cowslip_queue::SharedMemory;
 use crate::fields;
 use crate::inflight::{Shape, Table};
 use crate::memory::{GuestMemory, RegionDescription};
+use crate::order::InOrder;
 use crate::ring::{Features, Layout, Ring, Slot, part_bytes};
 
 const GUEST: u64 = 0x10_0000;
@@ -87,10 +88,15 @@ struct Server {
     taken: Vec<(Slot, u64)>,
     /// The request that it took last.
     last: Option<u64>,
+    /// Requests that the guest has not got back, if it gets them back in order.
+    order: Option<InOrder>,
+    /// Requests among them that were carried out.
+    waiting: usize,
 }
 
 pub struct World {
     kind: Kind,
+    is_in_order: bool,
     size: u16,
     memory: Arc<SharedMemory>,
     guest: GuestMemory,
@@ -99,6 +105,8 @@ pub struct World {
     driver: DriverRing,
     /// Requests of the guest that have not completed, by their ids.
     outstanding: BTreeMap<u16, u64>,
+    /// The request that the guest got back last.
+    reaped: Option<u64>,
     next_number: u64,
     /// How often each request was carried out, and the number of ends when it was submitted.
     carried_out: BTreeMap<u64, (usize, usize)>,
@@ -111,7 +119,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(kind: Kind, size: u16) -> World {
+    pub fn new(kind: Kind, size: u16, is_in_order: bool) -> World {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let file = rustix::fs::memfd_create("guest", flags).unwrap();
         rustix::fs::ftruncate(&file, MEMORY_BYTES).unwrap();
@@ -132,6 +140,7 @@ impl World {
         let memory = SharedMemory::map(file.as_fd(), 0, MEMORY_BYTES).unwrap();
         let mut world = World {
             kind,
+            is_in_order,
             size,
             guest,
             table: Table::map(table_file.as_fd(), (0, shape.bytes()), shape).unwrap(),
@@ -139,6 +148,7 @@ impl World {
             driver: driver(&memory, kind, size),
             memory,
             outstanding: BTreeMap::new(),
+            reaped: None,
             next_number: 0,
             carried_out: BTreeMap::new(),
             server: None,
@@ -157,6 +167,7 @@ impl World {
             .write(0, &vec![0; self.table_memory.len()]);
         self.driver = driver(&self.memory, self.kind, self.size);
         self.outstanding.clear();
+        self.reaped = None;
         self.carried_out.clear();
         self.next_number = 0;
         self.lives.clear();
@@ -173,7 +184,8 @@ impl World {
     }
 
     pub fn name(&self) -> String {
-        format!("{:?}, {} descriptors", self.kind, self.size)
+        let order = if self.is_in_order { ", in order" } else { "" };
+        format!("{:?}{order}, {} descriptors", self.kind, self.size)
     }
 
     pub fn ends(&self) -> usize {
@@ -210,6 +222,8 @@ impl World {
                         ring,
                         taken: Vec::new(),
                         last: None,
+                        order: self.is_in_order.then(InOrder::default),
+                        waiting: 0,
                     };
                 }
                 None => self.end(),
@@ -227,10 +241,11 @@ impl World {
     pub fn can(&self, step: Step) -> bool {
         let size = self.size;
         let taken = self.server.as_ref().map_or(0, |server| server.taken.len());
+        let waiting = self.server.as_ref().map_or(0, |server| server.waiting);
         match step {
             Step::Submit => self.driver.free_count() >= 2,
             Step::SubmitWhole => size > 2 && self.driver.free_count() == usize::from(size),
-            Step::Take => self.outstanding.len() > taken + self.completed().len(),
+            Step::Take => self.outstanding.len() > taken + waiting + self.completed().len(),
             Step::CompleteFirst => taken > 0,
             Step::CompleteLast => taken > 1,
             Step::Reap => !self.completed().is_empty(),
@@ -295,6 +310,9 @@ impl World {
         );
         server.last = Some(number);
         server.taken.push((chain.slot, number));
+        if let Some(order) = &mut server.order {
+            order.take(chain.slot);
+        }
         self.server = Some(server);
     }
 
@@ -307,8 +325,23 @@ impl World {
         let (count, first) = self.carried_out.get_mut(&number).expect("it was submitted");
         *count += 1;
         assert!(*count <= 1 + self.ends - *first, "{number}: {count} times");
-        let (pushed, left) = fields::live_for(self.left, || server.ring.push(slot, 1));
+        let Server { ring, order, .. } = &mut server;
+        let mut done = 0;
+        let give_back = || match order {
+            None => ring.push(slot, 1),
+            Some(order) => {
+                order.complete(slot, 1);
+                while let Some((slot, written)) = order.next() {
+                    ring.push(slot, written);
+                    done += 1;
+                }
+            }
+        };
+        let (pushed, left) = fields::live_for(self.left, give_back);
         self.left = left;
+        if self.is_in_order {
+            server.waiting = server.waiting + 1 - done;
+        }
         match pushed {
             Some(()) => self.server = Some(server),
             None => self.end(),
@@ -319,6 +352,14 @@ impl World {
         let (id, _) = self.driver.take_used().expect("a completion");
         let number = self.outstanding.remove(&id);
         let number = number.unwrap_or_else(|| panic!("{id} is not outstanding"));
+        if self.is_in_order {
+            assert!(
+                self.reaped < Some(number),
+                "{number} after {:?}",
+                self.reaped
+            );
+            self.reaped = Some(number);
+        }
         let (count, _) = self.carried_out.remove(&number).expect("it was submitted");
         assert!(count > 0, "{number} was not carried out");
     }
