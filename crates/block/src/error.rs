@@ -286,5 +286,12 @@ impl std::error::Error for Error {
     }
 }
 
+/// For code that speaks of files: the kind is that of the nearest `errno`, and the error is inside.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        io::Error::new(io::Error::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
 /// The result of an operation on an image.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -100,6 +100,7 @@
 //! May not know: NBD, command lines, printing, sockets, time.
 
 mod backing;
+pub mod blocking;
 mod chain;
 pub mod commit;
 pub mod compare;
@@ -113,6 +114,7 @@ mod pairs;
 pub mod qcow2;
 mod raw;
 pub mod rebase;
+pub mod requests;
 mod statistics;
 
 pub use cowslip_block::{

@@ -7,6 +7,7 @@ mod support;
 
 mod allocate;
 mod bitmaps;
+mod blocking;
 mod chains;
 mod check_qemu;
 mod claims;
@@ -32,6 +33,7 @@ mod measured;
 mod model;
 mod repair_noise;
 mod repair_qemu;
+mod requests;
 mod snapshots;
 mod space;
 mod stack;

@@ -20,6 +20,15 @@ pub enum Backend {
     Threads,
 }
 
+/// The sleeper, until a queue has something to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waking {
+    /// The queue, in the kernel.
+    Itself,
+    /// Another loop, which watches the queue's event: the kernel counts completions there.
+    Other,
+}
+
 // One per queue: the difference in size costs nothing.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Driver {
@@ -54,9 +63,11 @@ impl PreparedDriver {
     }
 
     /// Has the driver work for this thread.
-    pub(crate) fn start(self, event: Arc<OwnedFd>) -> io::Result<Driver> {
+    pub(crate) fn start(self, event: Arc<OwnedFd>, waking: Waking) -> io::Result<Driver> {
         match self {
-            PreparedDriver::Uring(ring) => Uring::start_ring(ring, event).map(Driver::Uring),
+            PreparedDriver::Uring(ring) => {
+                Uring::start_ring(ring, event, waking).map(Driver::Uring)
+            }
             PreparedDriver::Epoll(epoll) => Epoll::new(epoll, event).map(Driver::Epoll),
         }
     }
@@ -75,6 +86,14 @@ impl Driver {
         match self {
             Driver::Uring(ring) => ring.turn(patience, is_woken),
             Driver::Epoll(epoll) => epoll.turn(patience),
+        }
+    }
+
+    /// Whether the kernel has all that was prepared, and nothing for this thread.
+    pub(crate) fn is_settled(&self) -> bool {
+        match self {
+            Driver::Uring(ring) => ring.is_settled(),
+            Driver::Epoll(_) => true,
         }
     }
 

@@ -6,7 +6,7 @@
 //! Wakes from the queue's own thread append to the ready list. Wakes from other threads go to the
 //! queue's mailbox, and write its eventfd only if the queue sleeps.
 //!
-//! Leaves out: priorities, work stealing, join handles.
+//! Leaves out: priorities, work stealing, join handles; loops of others ([`crate::Reactor`]).
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,9 +22,10 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use crate::driver::{Backend, Driver, PreparedDriver};
+use crate::driver::{Backend, Driver, PreparedDriver, Waking};
 use crate::mailbox::{Mailbox, Scheduled};
 use crate::patience::Patience;
+use crate::pool;
 use crate::sys;
 use crate::timer::Timers;
 
@@ -41,8 +42,8 @@ thread_local! {
 
 /// Part of a queue that other threads share.
 pub(crate) struct Shared {
-    inbox: Mailbox<Arc<Task>>,
-    event: Arc<OwnedFd>,
+    pub(crate) inbox: Mailbox<Arc<Task>>,
+    pub(crate) event: Arc<OwnedFd>,
 }
 
 impl Shared {
@@ -54,7 +55,7 @@ impl Shared {
 }
 
 /// The part of a task that wakers hold.
-struct Task {
+pub(crate) struct Task {
     queue: Arc<Shared>,
     index: usize,
     /// Whether it is in the ready list or in the inbox.
@@ -92,11 +93,13 @@ struct Slot {
 
 /// The state of a queue on its own thread.
 pub(crate) struct Core {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     ready: RefCell<VecDeque<Arc<Task>>>,
     slots: RefCell<Slab<Slot>>,
     pub(crate) timers: Timers,
     pub(crate) driver: Driver,
+    /// Calls that block, and that the ring does not take, are made by this thread.
+    blocks: bool,
     /// Transfers on sockets since one last gave way to the other tasks.
     pub(crate) transfers: Cell<u32>,
     running: Cell<bool>,
@@ -109,7 +112,7 @@ impl Core {
         CURRENT.try_with(call).ok().flatten()
     }
 
-    fn spawn(&self, future: LocalFuture) {
+    pub(crate) fn spawn(&self, future: LocalFuture) -> Arc<Task> {
         let mut slots = self.slots.borrow_mut();
         let entry = slots.vacant_entry();
         let task = Arc::new(Task {
@@ -121,7 +124,54 @@ impl Core {
             task: Arc::clone(&task),
             future: Some(future),
         });
-        self.ready.borrow_mut().push_back(task);
+        self.ready.borrow_mut().push_back(Arc::clone(&task));
+        task
+    }
+
+    /// Drops the future of a task, unless it is done.
+    pub(crate) fn abort(&self, task: &Arc<Task>) {
+        let future = match self.slots.borrow_mut().get_mut(task.index) {
+            Some(slot) if Arc::ptr_eq(&slot.task, task) => slot.future.take(),
+            _ => None,
+        };
+        // One that is being polled is not here, and stays.
+        if let Some(future) = future {
+            let slot = self.slots.borrow_mut().remove(task.index);
+            // Destructors may spawn and wake, so they run outside the borrow.
+            drop((slot, future));
+        }
+    }
+
+    /// Whether a task waits for its turn.
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.borrow().is_empty()
+    }
+
+    /// Polls tasks that are ready, up to a number.
+    pub(crate) fn poll_some(&self) {
+        for _ in 0..POLLS_PER_TURN {
+            let Some(task) = self.next_ready() else { break };
+            // Cleared before the poll, so that a wake during the poll schedules another.
+            task.scheduled.clear();
+            self.poll(task);
+        }
+    }
+
+    /// Drops all tasks, and ends all that is in flight.
+    pub(crate) fn close(self: &Rc<Self>) {
+        let _entered = Entered::new(self);
+        loop {
+            let slots = std::mem::take(&mut *self.slots.borrow_mut());
+            if slots.is_empty() {
+                break;
+            }
+            drop(slots);
+        }
+        self.driver.drain();
+        // Tasks hold the mailbox that they lie in: a late wake would keep both, and the event, for
+        // ever.
+        self.shared.inbox.close();
+        self.ready.borrow_mut().clear();
     }
 
     fn next_ready(&self) -> Option<Arc<Task>> {
@@ -147,7 +197,7 @@ impl Core {
         }
     }
 
-    fn collect_inbox(&self) {
+    pub(crate) fn collect_inbox(&self) {
         let mut ready = self.ready.borrow_mut();
         self.shared.inbox.collect(|task| ready.push_back(task));
     }
@@ -172,19 +222,31 @@ impl Core {
 }
 
 /// Makes a queue the current one of its thread, until dropped.
-struct Entered {
+pub(crate) struct Entered {
     before: Option<Rc<Core>>,
+    blocked: bool,
 }
 
 impl Entered {
-    fn new(core: &Rc<Core>) -> Entered {
-        let before = CURRENT.with(|current| current.borrow_mut().replace(Rc::clone(core)));
-        Entered { before }
+    pub(crate) fn new(core: &Rc<Core>) -> Entered {
+        Entered::with(Some(Rc::clone(core)), core.blocks)
+    }
+
+    /// No queue: the thread makes all calls itself.
+    pub(crate) fn nothing() -> Entered {
+        Entered::with(None, true)
+    }
+
+    fn with(core: Option<Rc<Core>>, blocks: bool) -> Entered {
+        let before = CURRENT.with(|current| std::mem::replace(&mut *current.borrow_mut(), core));
+        let blocked = pool::make_calls_here(blocks);
+        Entered { before, blocked }
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        pool::make_calls_here(self.blocked);
         let before = self.before.take();
         let own = CURRENT.with(|current| std::mem::replace(&mut *current.borrow_mut(), before));
         drop(own);
@@ -197,6 +259,7 @@ pub struct PreparedQueue {
     event: Arc<OwnedFd>,
     driver: PreparedDriver,
     poll: Duration,
+    blocks: bool,
 }
 
 impl PreparedQueue {
@@ -209,6 +272,7 @@ impl PreparedQueue {
             event: Arc::new(sys::new_event()?),
             driver: PreparedDriver::new(backend)?,
             poll: Duration::ZERO,
+            blocks: false,
         })
     }
 
@@ -223,6 +287,7 @@ impl PreparedQueue {
             event: Arc::new(sys::new_event()?),
             driver: PreparedDriver::with_commands()?,
             poll: Duration::ZERO,
+            blocks: false,
         })
     }
 
@@ -232,12 +297,35 @@ impl PreparedQueue {
         self
     }
 
+    /// Has the queue start no thread, nor use the pool: calls that block, and that the ring does
+    /// not take, are made by the queue's own thread. With [`Backend::Threads`] these are all
+    /// operations of files.
+    pub fn without_threads(mut self) -> PreparedQueue {
+        self.blocks = true;
+        self
+    }
+
     /// Has the queue belong to this thread.
     ///
     /// # Errors
     /// The system's refusal.
     pub fn start(self) -> io::Result<Queue> {
-        let core = Core {
+        let poll = self.poll;
+        let queue = Queue {
+            core: self.start_core(Waking::Itself)?,
+            _local: PhantomData,
+        };
+        queue.poll_before_sleep(poll);
+        Ok(queue)
+    }
+
+    /// The counter by which others learn that there is something to do.
+    pub(crate) fn event(&self) -> &Arc<OwnedFd> {
+        &self.event
+    }
+
+    pub(crate) fn start_core(self, waking: Waking) -> io::Result<Rc<Core>> {
+        Ok(Rc::new(Core {
             shared: Arc::new(Shared {
                 inbox: Mailbox::new(),
                 event: Arc::clone(&self.event),
@@ -245,16 +333,11 @@ impl PreparedQueue {
             ready: RefCell::new(VecDeque::new()),
             slots: RefCell::new(Slab::new()),
             timers: Timers::default(),
-            driver: self.driver.start(self.event)?,
+            driver: self.driver.start(self.event, waking)?,
+            blocks: self.blocks,
             transfers: Cell::new(0),
             running: Cell::new(false),
-        };
-        let queue = Queue {
-            core: Rc::new(core),
-            _local: PhantomData,
-        };
-        queue.poll_before_sleep(self.poll);
-        Ok(queue)
+        }))
     }
 }
 
@@ -341,19 +424,7 @@ impl Drop for Running<'_> {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        let _entered = Entered::new(&self.core);
-        loop {
-            let slots = std::mem::take(&mut *self.core.slots.borrow_mut());
-            if slots.is_empty() {
-                break;
-            }
-            drop(slots);
-        }
-        self.core.driver.drain();
-        // Tasks hold the mailbox that they lie in: a late wake would keep both, and the event, for
-        // ever.
-        self.core.shared.inbox.close();
-        self.core.ready.borrow_mut().clear();
+        self.core.close();
     }
 }
 
@@ -362,7 +433,7 @@ impl Drop for Queue {
 /// # Panics
 /// Outside [`Queue::block_on`].
 pub fn spawn<F: Future<Output = ()> + 'static>(future: F) {
-    let spawned = Core::with_current(|core| core.spawn(Box::pin(future)));
+    let spawned = Core::with_current(|core| drop(core.spawn(Box::pin(future))));
     assert!(spawned.is_some(), "tasks are spawned on a running queue");
 }
 

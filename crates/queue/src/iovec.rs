@@ -30,6 +30,8 @@ use crate::zero;
 enum Owner {
     /// A buffer of ours: exclusive in an [`IoVecMut`], not written any more in an [`IoVec`].
     Buffer(Arc<Memory>),
+    /// A caller that waits: exclusive in an [`IoVecMut`], not written any more in an [`IoVec`].
+    Lent(Arc<dyn Any + Send + Sync>),
     /// Another owner, which may change it at any time.
     Foreign(Arc<dyn Any + Send + Sync>),
 }
@@ -82,6 +84,8 @@ impl Segment {
         let same = match (&self.owner, &next.owner) {
             (Owner::Buffer(a), Owner::Buffer(b)) => Arc::ptr_eq(a, b),
             (Owner::Foreign(a), Owner::Foreign(b)) => Arc::ptr_eq(a, b),
+            // Each slice has an owner of its own.
+            (Owner::Lent(a), Owner::Lent(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
         same && self.start().addr() + self.len == next.start().addr()
@@ -91,11 +95,11 @@ impl Segment {
     fn into_buffer(self) -> Result<(Arc<Memory>, usize, usize), Segment> {
         let start = match &self.owner {
             Owner::Buffer(memory) => self.place_in(memory),
-            Owner::Foreign(_) => 0,
+            Owner::Lent(_) | Owner::Foreign(_) => 0,
         };
         match self.owner {
             Owner::Buffer(memory) => Ok((memory, start, self.len)),
-            Owner::Foreign(_) => Err(self),
+            Owner::Lent(_) | Owner::Foreign(_) => Err(self),
         }
     }
 
@@ -108,8 +112,8 @@ impl Segment {
         // SAFETY: within the segment.
         let from = unsafe { self.start.add(start) };
         match self.owner {
-            // SAFETY: nobody writes the memory of a buffer but its `IoVecMut`, if it has one.
-            Owner::Buffer(_) => unsafe {
+            // SAFETY: nobody writes such memory but its `IoVecMut`, if it has one.
+            Owner::Buffer(_) | Owner::Lent(_) => unsafe {
                 from.as_ptr()
                     .copy_to_nonoverlapping(to.as_mut_ptr(), to.len());
             },
@@ -129,7 +133,7 @@ impl Segment {
         let to = unsafe { self.start.add(start) };
         match self.owner {
             // SAFETY: the memory is exclusive, so `from` is no part of it.
-            Owner::Buffer(_) => unsafe {
+            Owner::Buffer(_) | Owner::Lent(_) => unsafe {
                 to.as_ptr()
                     .copy_from_nonoverlapping(from.as_ptr(), from.len());
             },
@@ -146,7 +150,9 @@ impl Segment {
         let to = unsafe { self.start.add(range.start) };
         match self.owner {
             // SAFETY: the memory is exclusive.
-            Owner::Buffer(_) => unsafe { to.as_ptr().write_bytes(byte, range.len()) },
+            Owner::Buffer(_) | Owner::Lent(_) => unsafe {
+                to.as_ptr().write_bytes(byte, range.len());
+            },
             // SAFETY: the constructor of the segment has promised what is required here.
             Owner::Foreign(_) => unsafe { shared::fill(to, range.len(), byte) },
         }
@@ -266,6 +272,15 @@ impl List {
         alignment == MemoryAlignment::NONE || self.0.iter().all(|segment| segment.fits(alignment))
     }
 
+    /// A segment of memory that a caller lends.
+    fn lent(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> List {
+        List::new(Segment {
+            owner: Owner::Lent(owner),
+            start,
+            len,
+        })
+    }
+
     /// A segment of memory that is not ours.
     fn foreign(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> List {
         List::new(Segment {
@@ -305,6 +320,18 @@ impl IoVec {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> IoVec {
         IoVec(List::foreign(start, len, owner))
+    }
+
+    /// Returns a list of memory that is borrowed.
+    ///
+    /// # Safety
+    /// Nobody writes the memory while `owner` lives, which no other memory has.
+    pub(crate) unsafe fn lent(
+        start: NonNull<u8>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> IoVec {
+        IoVec(List::lent(start, len, owner))
     }
 
     /// A list of a part of shared memory.
@@ -411,8 +438,8 @@ impl IoVec {
     /// others change this is not to be asked twice.
     pub fn is_zero(&self) -> bool {
         self.0.0.iter().all(|segment| match segment.owner {
-            Owner::Buffer(_) => {
-                // SAFETY: the range of a buffer that nobody writes any more.
+            Owner::Buffer(_) | Owner::Lent(_) => {
+                // SAFETY: a range that nobody writes any more.
                 zero::is_zero(unsafe { std::slice::from_raw_parts(segment.start(), segment.len) })
             }
             // SAFETY: the constructor of the segment has promised what is required here.
@@ -484,6 +511,19 @@ impl IoVecMut {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> IoVecMut {
         IoVecMut(List::foreign(start, len, owner))
+    }
+
+    /// Returns a list of memory that is borrowed.
+    ///
+    /// # Safety
+    /// The memory is initialised, and nobody else accesses it while `owner` lives, which no other
+    /// memory has.
+    pub(crate) unsafe fn lent(
+        start: NonNull<u8>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> IoVecMut {
+        IoVecMut(List::lent(start, len, owner))
     }
 
     /// A list of a part of shared memory.

@@ -8,7 +8,8 @@
 //! A [`Queue`] runs futures on the thread that made it. While it runs, the file operations
 //! ([`mod@file`]) and the sockets ([`Listener`], [`Stream`]) of that thread go through its ring, or
 //! through epoll and a pool of threads where io_uring is not to be had. File operations also work
-//! on threads without a queue: the pool takes them.
+//! on threads without a queue: the pool takes them, or, within [`block_here`], the thread itself.
+//! Where the program has an event loop already, that loop drives a [`Reactor`].
 //!
 //! # Memory of others
 //!
@@ -41,6 +42,7 @@
 //!
 //! May not know: any image format, any protocol, the command line.
 
+mod anchored;
 pub mod attributes;
 pub mod buf;
 pub mod cut;
@@ -55,6 +57,7 @@ mod fuse_device;
 mod fuse_slot;
 pub mod iovec;
 pub mod lease;
+mod lent;
 mod line;
 pub mod lock;
 pub mod loop_device;
@@ -66,6 +69,7 @@ mod patience;
 pub mod pending;
 mod pool;
 pub mod primitives;
+mod reactor;
 mod ring;
 mod scatter;
 pub mod shared;
@@ -82,6 +86,7 @@ mod watched;
 #[doc(hidden)]
 pub mod zero;
 
+pub use anchored::{Anchored, WrongThread};
 pub use buf::{Buf, BufMut};
 pub use driver::Backend;
 pub use event::Event;
@@ -90,8 +95,10 @@ pub use file::File;
 pub use fuse_device::FuseDevice;
 pub use fuse_slot::{FUSE_HEAD_BYTES, FuseSlot};
 pub use iovec::{IoVec, IoVecMut};
+pub use lent::{lend, lend_all, lend_all_mut, lend_mut};
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};
+pub use reactor::{Reactor, TaskId, block_here};
 pub use shared::SharedMemory;
 pub use signal::{Signal, Signals};
 pub use socket::{Listener, Stream};

@@ -2,8 +2,10 @@
 //! connecting a socket.
 //!
 //! One pool serves the process. Threads start when a job finds none idle, up to a limit, and end
-//! after a while without work.
+//! after a while without work. No thread is started for a queue [without
+//! threads](crate::PreparedQueue::without_threads), nor within [`crate::block_here`].
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -54,7 +56,22 @@ pub fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> 
     result
 }
 
+thread_local! {
+    /// Whether this thread makes calls that block itself, as a queue without threads and
+    /// [`crate::block_here`] do.
+    static MAKES_CALLS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says whether this thread makes calls that block itself from now on; returns whether it did.
+pub(crate) fn make_calls_here(makes: bool) -> bool {
+    MAKES_CALLS.replace(makes)
+}
+
+/// Has a thread of the pool run a job; this thread, if it makes calls that block itself.
 pub(crate) fn submit(job: Job) {
+    if MAKES_CALLS.try_with(Cell::get).unwrap_or(false) {
+        return job();
+    }
     let mut state = state();
     state.jobs.push_back(job);
     if state.idle >= state.jobs.len() {

@@ -22,6 +22,7 @@ use io_uring::{cqueue, opcode};
 use slab::Slab;
 
 use crate::buf::BufMut;
+use crate::driver::Waking;
 use crate::epoll::Interest;
 use crate::file::{Call, Next, Read, Write};
 use crate::fuse_slot::FuseSlot;
@@ -285,7 +286,11 @@ pub(crate) struct Uring {
 
 impl Uring {
     /// Has a ring work from here on, for this thread.
-    pub(crate) fn start_ring(ring: Ring, event: Arc<OwnedFd>) -> io::Result<Uring> {
+    pub(crate) fn start_ring(ring: Ring, event: Arc<OwnedFd>, waking: Waking) -> io::Result<Uring> {
+        if waking == Waking::Other {
+            // Before the ring works: its restrictions forbid it afterwards.
+            ring.submitter().register_eventfd(event.as_raw_fd())?;
+        }
         ring.submitter().register_enable_rings()?;
         // A later feature, which can be asked for.
         let watches = ring.params().is_feature_skip_cqe_on_success();
@@ -304,7 +309,9 @@ impl Uring {
             arrived: RefCell::new(Vec::new()),
             draining: Cell::new(false),
         };
-        uring.start(Op::Event(Box::new([0; 8])));
+        if waking == Waking::Itself {
+            uring.start(Op::Event(Box::new([0; 8])));
+        }
         Ok(uring)
     }
 
@@ -390,6 +397,14 @@ impl Uring {
             });
             result
         })
+    }
+
+    /// Whether the kernel has all that was prepared, and nothing for this thread.
+    pub(crate) fn is_settled(&self) -> bool {
+        let mut state = self.state.borrow_mut();
+        let (prepared, taskrun) = state.ring.prepared();
+        let nothing_arrived = state.ring.completion().is_empty();
+        state.backlog.is_empty() && prepared == 0 && !taskrun && nothing_arrived
     }
 
     /// Has turns look for completions for some time before they sleep.

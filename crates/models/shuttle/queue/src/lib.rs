@@ -1,6 +1,8 @@
 //! `crates/queue`, module by module and unchanged, but for the primitives that it is built on:
 //! every lock and every atomic step is a place where another thread may go on, as a seed decides.
 
+#[path = "../../../../queue/src/anchored.rs"]
+mod anchored;
 #[path = "../../../../queue/src/attributes.rs"]
 pub mod attributes;
 #[path = "../../../../queue/src/buf.rs"]
@@ -29,6 +31,8 @@ mod fuse_slot;
 pub mod iovec;
 #[path = "../../../../queue/src/lease.rs"]
 pub mod lease;
+#[path = "../../../../queue/src/lent.rs"]
+mod lent;
 #[path = "../../../../queue/src/line.rs"]
 mod line;
 #[path = "../../../../queue/src/lock.rs"]
@@ -50,6 +54,8 @@ pub mod pending;
 #[path = "../../../../queue/src/pool.rs"]
 mod pool;
 pub mod primitives;
+#[path = "../../../../queue/src/reactor.rs"]
+mod reactor;
 #[path = "../../../../queue/src/ring.rs"]
 mod ring;
 #[path = "../../../../queue/src/scatter.rs"]
@@ -79,6 +85,7 @@ mod watched;
 #[path = "../../../../queue/src/zero.rs"]
 pub mod zero;
 
+pub use anchored::{Anchored, WrongThread};
 pub use buf::{Buf, BufMut};
 pub use driver::Backend;
 pub use event::Event;
@@ -87,8 +94,10 @@ pub use file::File;
 pub use fuse_device::FuseDevice;
 pub use fuse_slot::{FUSE_HEAD_BYTES, FuseSlot};
 pub use iovec::{IoVec, IoVecMut};
+pub use lent::{lend, lend_all, lend_all_mut, lend_mut};
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};
+pub use reactor::{Reactor, TaskId, block_here};
 pub use shared::SharedMemory;
 pub use signal::{Signal, Signals};
 pub use socket::{Listener, Stream};

@@ -1,0 +1,154 @@
+//! Slices of a caller that waits, as lists: a blocking call needs no buffer of its own.
+#![allow(unsafe_code)] // Borrowed memory in lists that have no lifetime; the guard is the proof.
+
+use std::any::Any;
+use std::io::{IoSlice, IoSliceMut};
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::iovec::{IoVec, IoVecMut};
+
+/// Slices that are lent out.
+#[derive(Default)]
+struct Lent {
+    count: Mutex<usize>,
+    returned: Condvar,
+}
+
+impl Lent {
+    fn count(&self) -> MutexGuard<'_, usize> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The owner of a slice, as lists know it; dropped with the last of them.
+struct Token(Arc<Lent>);
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        *self.0.count() -= 1;
+        self.0.returned.notify_all();
+    }
+}
+
+/// Memory that is lent out. Waits at its end until it is returned, by a panic too: the borrow that
+/// the memory comes from outlives this.
+#[derive(Default)]
+struct Loan(Arc<Lent>);
+
+impl Loan {
+    fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        *self.0.count() += 1;
+        Arc::new(Token(Arc::clone(&self.0)))
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let mut count = self.0.count();
+        while *count > 0 {
+            let waited = self.0.returned.wait(count);
+            count = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Calls `f` with a list of borrowed memory to write from, and returns when no request has the list
+/// or a part of it any more. It waits for ever if `f` returns the list, or leaves it with a ring
+/// that this thread is to drive.
+pub fn lend<R>(data: &[u8], f: impl FnOnce(IoVec) -> R) -> R {
+    lend_all(&[IoSlice::new(data)], f)
+}
+
+/// As [`lend`], with several slices.
+pub fn lend_all<R>(data: &[IoSlice<'_>], f: impl FnOnce(IoVec) -> R) -> R {
+    let loan = Loan::default();
+    let mut list = IoVec::default();
+    for slice in data {
+        let start = NonNull::from(&**slice).cast();
+        // SAFETY: nobody writes borrowed memory, and it is borrowed until `loan` is dropped, which
+        // is when all owners are gone.
+        list.append(unsafe { IoVec::lent(start, slice.len(), loan.owner()) });
+    }
+    let result = f(list);
+    drop(loan);
+    result
+}
+
+/// Calls `f` with a list of borrowed memory to read into, and returns as [`lend`] does.
+pub fn lend_mut<R>(target: &mut [u8], f: impl FnOnce(IoVecMut) -> R) -> R {
+    lend_all_mut(&mut [IoSliceMut::new(target)], f)
+}
+
+/// As [`lend_mut`], with several slices.
+pub fn lend_all_mut<R>(target: &mut [IoSliceMut<'_>], f: impl FnOnce(IoVecMut) -> R) -> R {
+    let loan = Loan::default();
+    let mut list = IoVecMut::default();
+    for slice in target {
+        let (start, len) = (NonNull::from(&mut **slice).cast(), slice.len());
+        // SAFETY: the memory is borrowed exclusively until `loan` is dropped, which is when all
+        // owners are gone; each slice is in the list once.
+        list.append(unsafe { IoVecMut::lent(start, len, loan.owner()) });
+    }
+    let result = f(list);
+    drop(loan);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::MemoryAlignment;
+    use std::time::Duration;
+
+    #[test]
+    fn slices_are_read_and_written_in_place() {
+        let (mut a, mut b) = (vec![1u8; 3], [2u8; 5]);
+        let all = lend_all(&[IoSlice::new(&a), IoSlice::new(&b)], |list| {
+            assert_eq!((list.len(), list.segment_count()), (8, 2));
+            assert!(!list.is_zero() && list.fits(MemoryAlignment::NONE));
+            (list.to_vec(), list.to_buf().to_vec())
+        });
+        assert_eq!(
+            all,
+            (vec![1, 1, 1, 2, 2, 2, 2, 2], vec![1, 1, 1, 2, 2, 2, 2, 2])
+        );
+        let mut slices = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b)];
+        lend_all_mut(&mut slices, |mut list| {
+            list.copy_from_slice(1, &[7; 4]);
+            let mut rest = list.split_off(6);
+            rest.fill(9);
+            assert!(!list.is_buffer());
+            let (mut buf, bounce) = rest.bounce();
+            buf.fill(8);
+            assert_eq!(bounce.end(buf).to_vec(), [8, 8]);
+        });
+        assert_eq!((&a[..], b), (&[1, 7, 7][..], [7, 7, 2, 8, 8]));
+        assert!(lend(&[0; 100], |list| list.is_zero()));
+        assert_eq!(lend(&[], |list| list.len()), 0);
+    }
+
+    #[test]
+    fn a_list_that_a_request_still_has_is_waited_for() {
+        let mut memory = [0u8; 64];
+        let thread = lend_mut(&mut memory, |mut list| {
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(30));
+                list.fill(5);
+            })
+        });
+        assert_eq!(memory, [5; 64]);
+        thread.join().unwrap();
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            lend_mut(&mut memory, |mut list| {
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(30));
+                    list.fill(6);
+                });
+                panic!("a request has failed");
+            });
+        }));
+        assert!(unwound.is_err());
+        assert_eq!(memory, [6; 64]);
+    }
+}
