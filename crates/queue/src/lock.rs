@@ -17,6 +17,16 @@ pub fn share(fd: BorrowedFd<'_>, start: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes an exclusive lock on `len` bytes from `start` on, in place of a shared one that this open
+/// file has there.
+///
+/// # Errors
+/// `EAGAIN` if another open file has any lock there; else the system cannot lock.
+pub fn exclude(fd: BorrowedFd<'_>, start: u64, len: u64) -> io::Result<()> {
+    file_lock(fd, libc::F_OFD_SETLK, libc::F_WRLCK, (start, len))?;
+    Ok(())
+}
+
 /// Lets go of any lock on `len` bytes from `start` on.
 ///
 /// # Errors
@@ -53,6 +63,15 @@ mod tests {
         share(two.as_fd(), 101, 1).unwrap();
         release(one.as_fd(), 101, 1).unwrap();
         assert!(!is_locked_by_others(two.as_fd(), 101, 1).unwrap());
+        exclude(one.as_fd(), 100, 1).unwrap();
+        assert!(share(two.as_fd(), 100, 1).is_err() && exclude(two.as_fd(), 100, 1).is_err());
+        assert!(
+            exclude(one.as_fd(), 101, 1).is_err(),
+            "the other one shares it"
+        );
+        share(one.as_fd(), 100, 1).unwrap();
+        share(two.as_fd(), 100, 1).unwrap();
+        release(two.as_fd(), 100, 1).unwrap();
         let copy = one.try_clone().unwrap();
         drop(one);
         assert!(is_locked_by_others(two.as_fd(), 100, 1).unwrap());
