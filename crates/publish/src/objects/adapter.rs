@@ -1,0 +1,166 @@
+//! [`Adapter`]: a store of the crate `object_store` as [`Objects`].
+
+use std::ops::Range;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+
+use futures_util::TryStreamExt;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+
+use super::runtime::run;
+use super::{Existing, ObjectError, ObjectFuture, ObjectInfo, Objects};
+
+/// A store of the crate `object_store`, or a part of one.
+#[derive(Debug)]
+pub struct Adapter {
+    store: Arc<dyn ObjectStore>,
+    /// The path in the store before all keys; empty for the whole store.
+    prefix: String,
+    /// The directory of the host, if that is the store.
+    directory: Option<PathBuf>,
+}
+
+impl Adapter {
+    /// The part of a store below a path.
+    pub fn new(store: Arc<dyn ObjectStore>, prefix: &str) -> Adapter {
+        Adapter {
+            store,
+            prefix: prefix.trim_matches('/').to_string(),
+            directory: None,
+        }
+    }
+
+    /// A directory of the host, which is there.
+    ///
+    /// # Errors
+    /// The system's words.
+    pub fn directory(directory: &FilePath) -> Result<Adapter, String> {
+        let store = LocalFileSystem::new_with_prefix(directory);
+        let store = store.map_err(|error| words(&error))?;
+        Ok(Adapter {
+            store: Arc::new(store.with_automatic_cleanup(false)),
+            prefix: String::new(),
+            directory: Some(directory.to_path_buf()),
+        })
+    }
+
+    fn path(&self, key: &str) -> Path {
+        match self.prefix.is_empty() {
+            true => Path::from(key),
+            false => Path::from(format!("{}/{key}", self.prefix)),
+        }
+    }
+
+    /// An object of the store as one of this part of it.
+    fn info_of(prefix: &str, found: &ObjectMeta) -> ObjectInfo {
+        let key = found.location.as_ref();
+        let key = key.strip_prefix(prefix).unwrap_or(key);
+        ObjectInfo {
+            key: key.trim_start_matches('/').to_string(),
+            bytes: found.size,
+            written_ms: found.last_modified.timestamp_millis(),
+        }
+    }
+}
+
+/// The innermost reason: the outer ones repeat it.
+fn words(error: &object_store::Error) -> String {
+    let mut reason: &dyn std::error::Error = error;
+    while let Some(source) = reason.source() {
+        reason = source;
+    }
+    let text = reason.to_string();
+    match text.find(" (os error ") {
+        Some(end) => text[..end].to_string(),
+        None => text,
+    }
+}
+
+fn failed(error: object_store::Error) -> ObjectError {
+    match error {
+        object_store::Error::NotFound { .. } => ObjectError::Missing,
+        object_store::Error::AlreadyExists { .. } => ObjectError::Exists,
+        error => ObjectError::Failed(words(&error)),
+    }
+}
+
+impl Objects for Adapter {
+    fn put(&self, key: &str, bytes: Vec<u8>, existing: Existing) -> ObjectFuture<'_, ()> {
+        let (store, path) = (Arc::clone(&self.store), self.path(key));
+        let mode = match existing {
+            Existing::Replace => PutMode::Overwrite,
+            Existing::Keep => PutMode::Create,
+        };
+        let payload = PutPayload::from(bytes);
+        let put = run(async move { store.put_opts(&path, payload, PutOptions::from(mode)).await });
+        Box::pin(async move { put.await.map(drop).map_err(failed) })
+    }
+
+    fn get(&self, key: &str, range: Range<u64>) -> ObjectFuture<'_, Vec<u8>> {
+        let (store, path) = (Arc::clone(&self.store), self.path(key));
+        let wanted = range.end - range.start;
+        let got = run(async move { store.get_range(&path, range).await });
+        Box::pin(async move {
+            let bytes = got.await.map_err(failed)?;
+            match bytes.len() as u64 == wanted {
+                true => Ok(bytes.into()),
+                false => Err(ObjectError::Failed(format!(
+                    "{} bytes came of {wanted}",
+                    bytes.len()
+                ))),
+            }
+        })
+    }
+
+    fn info(&self, key: &str) -> ObjectFuture<'_, ObjectInfo> {
+        let (store, path) = (Arc::clone(&self.store), self.path(key));
+        let found = run(async move { store.head(&path).await });
+        Box::pin(async move {
+            let found = found.await.map_err(failed)?;
+            Ok(Adapter::info_of(&self.prefix, &found))
+        })
+    }
+
+    fn list(&self, prefix: &str) -> ObjectFuture<'_, Vec<ObjectInfo>> {
+        let (store, path) = (Arc::clone(&self.store), self.path(prefix));
+        let found = run(async move {
+            let found = store.list(Some(&path));
+            found.try_collect::<Vec<ObjectMeta>>().await
+        });
+        Box::pin(async move {
+            let found = found.await.map_err(failed)?;
+            let infos = found
+                .iter()
+                .map(|found| Adapter::info_of(&self.prefix, found));
+            Ok(infos.collect())
+        })
+    }
+
+    fn delete(&self, key: &str) -> ObjectFuture<'_, ()> {
+        let (store, path) = (Arc::clone(&self.store), self.path(key));
+        let deleted = run(async move { store.delete(&path).await });
+        Box::pin(async move {
+            match deleted.await.map_err(failed) {
+                Ok(()) | Err(ObjectError::Missing) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn settle(&self) -> ObjectFuture<'_, ()> {
+        let Some(directory) = self.directory.clone() else {
+            return Box::pin(std::future::ready(Ok(())));
+        };
+        // A directory's objects are files that nobody has flushed: their file system is.
+        let synced = cowslip_queue::blocking(move || {
+            let opened = std::fs::File::open(directory)?;
+            rustix::fs::syncfs(opened).map_err(std::io::Error::from)
+        });
+        Box::pin(async move {
+            let synced: std::io::Result<()> = synced.await;
+            synced.map_err(|error| ObjectError::Failed(error.to_string()))
+        })
+    }
+}

@@ -1,0 +1,247 @@
+//! Publishing a disk: chunks, then the index, then the name.
+//!
+//! 1. A lease says which session this is and which indexes it builds upon, so that no pruning
+//!    removes their chunks or ours. Then it is made sure that they still have their names: a
+//!    pruning that did not see the lease began before, and saw the names.
+//! 2. The disk is read, cut and compared with the chunks of those indexes; new chunks are
+//!    compressed and packed, in the order of the disk. Packs are named by their contents, so a
+//!    publication that was interrupted finds those that it has stored, and stores the rest.
+//! 3. All packs are there, and were read back. The index is stored.
+//! 4. The name is stored, if nobody has taken its number; else the next number.
+//! 5. The lease is still there. If not, this program stood still for so long that a pruning took it
+//!    for dead: the name is withdrawn.
+//!
+//! Leases are removed by prunings alone: one that was removed at the end could be gone before a
+//! pruning has looked for it, and the name come after the pruning has looked for names.
+
+use std::time::{Duration, SystemTime};
+
+use cowslip_block::disk::Disk;
+use cowslip_block::job::Stage;
+use cowslip_block::{Error, Job, Result, Workers};
+
+use crate::catalog;
+use crate::cut::ChunkSizes;
+use crate::digest::{Digest, hex};
+use crate::index::{Index, Session};
+use crate::record::{self, FORMAT, Lease, VersionRecord};
+use crate::store::{Store, index_key, session_folder, version_key};
+
+mod assembly;
+mod begin;
+mod scan;
+
+use assembly::Assembly;
+pub use begin::PRUNING_MS_MAX;
+use begin::{Begun, begin};
+
+/// A publication that has not renewed its lease for this long gives up: a pruning may have removed
+/// what it builds upon. Half of the shortest grace time that the command accepts.
+pub const STANDSTILL_MAX: Duration = Duration::from_secs(30 * 60);
+
+/// A version of a name in the same store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// The name.
+    pub name: String,
+    /// The number of its version.
+    pub version: u32,
+    /// The digest of its index.
+    pub index: Digest,
+}
+
+/// A publication that is asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The name.
+    pub name: String,
+    /// Versions whose chunks are used, besides those of the newest version of the name.
+    pub parents: Vec<Parent>,
+    /// Lengths of chunks; `None`: those of the first parent, or the usual ones.
+    pub sizes: Option<ChunkSizes>,
+    /// Level of zstd.
+    pub level: i32,
+    /// Length after which a pack takes no more chunks, in bytes.
+    pub pack_bytes: usize,
+    /// Packs are read back after they were stored.
+    pub reads_back: bool,
+    /// A random number, by which this publication is known.
+    pub random: Session,
+    /// The time at which the lease is renewed again.
+    pub renewed_after: Duration,
+}
+
+/// Work that a publication did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// The version.
+    pub record: VersionRecord,
+    /// Bytes of packs that an earlier, interrupted publication had stored.
+    pub kept_bytes: u64,
+    /// Objects that were written, leases left out.
+    pub objects: u64,
+}
+
+/// A lease, and when it was last renewed.
+#[derive(Debug)]
+struct Held {
+    key: String,
+    lease: Lease,
+    renewed: SystemTime,
+    renewed_after: Duration,
+}
+
+impl Held {
+    /// Seconds without renewal; a clock that was set back shows none.
+    fn age(&self) -> Duration {
+        self.renewed.elapsed().unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.age() <= STANDSTILL_MAX {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                "the publication stood still for more than half an hour, and a pruning may have removed what it needs; run it again",
+            )),
+        }
+    }
+
+    async fn renew(&mut self, store: &Store) -> Result<()> {
+        self.check()?;
+        let now = SystemTime::now();
+        store.put(&self.key, record::encode(&self.lease)).await?;
+        self.renewed = now;
+        Ok(())
+    }
+
+    async fn renew_if_due(&mut self, store: &Store) -> Result<()> {
+        match self.age() >= self.renewed_after {
+            true => self.renew(store).await,
+            false => self.check(),
+        }
+    }
+}
+
+/// Publishes a disk, which must not change meanwhile.
+///
+/// # Errors
+/// The disk's, the store's; a parent that is gone; [`Error::Cancelled`]. No name stands for what
+/// was stored then, and the next publication of the name continues it.
+pub async fn publish(
+    source: &dyn Disk,
+    store: &Store,
+    request: &Request,
+    workers: &Workers,
+    job: &Job,
+) -> Result<Published> {
+    job.enter(Stage::Copy);
+    let Begun {
+        mut held,
+        session,
+        parents,
+        present,
+    } = begin(store, request).await?;
+    let sizes = request.sizes.or(parents.first().map(|index| index.sizes));
+    let sizes = sizes.unwrap_or_default();
+    let mut assembly = Assembly::new(store, (session, sizes), request, (parents, present));
+    let scanned = scan::scan((source, sizes), &mut assembly, workers, (job, &mut held)).await;
+    // Uploads that have begun end before anything else is decided.
+    let settled = assembly.settle().await;
+    scanned.and(settled)?;
+    job.check()?;
+    let (index, totals) = assembly.finish(source.size());
+    check_packs(store, &index).await?;
+    let bytes = index.encode()?;
+    let digest = Digest::of(&bytes);
+    let index_bytes = bytes.len() as u64;
+    held.lease.index = Some(digest.to_string());
+    held.renew(store).await?;
+    store.put(&index_key(digest), bytes).await?;
+    if store.index(digest).await?.as_ref() != Some(&index) {
+        let text = format!("the index {digest} is not there after it was written");
+        return Err(Error::invalid(text));
+    }
+    store.settle().await?;
+    job.check()?;
+    let mut record = VersionRecord {
+        cowslip_published: FORMAT,
+        name: request.name.clone(),
+        version: 0,
+        index: digest.to_string(),
+        index_bytes,
+        disk_bytes: index.disk_bytes,
+        data_bytes: totals.data_bytes,
+        stored_bytes: index.chunks.iter().map(|c| u64::from(c.stored_bytes)).sum(),
+        new_bytes: totals.stored_bytes + index_bytes,
+        chunks: index.chunks.len() as u64,
+        published: seconds_now(),
+        parents: held.lease.parents.clone(),
+    };
+    name_it(store, &mut record, &mut held).await?;
+    Ok(Published {
+        record,
+        kept_bytes: totals.kept_bytes,
+        objects: totals.packs + 2,
+    })
+}
+
+fn seconds_now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+/// Checks that every pack of an index is there, at its full length.
+async fn check_packs(store: &Store, index: &Index) -> Result<()> {
+    let mut sessions: Vec<Session> = index.packs.iter().map(|pack| pack.session).collect();
+    sessions.sort_unstable();
+    sessions.dedup();
+    let mut there = std::collections::HashMap::new();
+    for session in sessions {
+        for found in store.list(&session_folder(session)).await? {
+            there.insert(found.key, found.bytes);
+        }
+    }
+    for pack in &index.packs {
+        let key = crate::store::pack_key(pack);
+        if there.get(&key) != Some(&pack.bytes) {
+            return Err(Error::Corrupt {
+                file: store.name_of(&key),
+                structure: "pack",
+                offset: 0,
+                detail: format!("it is not there with its {} bytes", pack.bytes),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Gives the index its name, and the next number that is free.
+async fn name_it(store: &Store, record: &mut VersionRecord, held: &mut Held) -> Result<()> {
+    let newest = catalog::newest(store, &record.name).await?;
+    record.version = newest.unwrap_or(0);
+    loop {
+        record.version = record
+            .version
+            .checked_add(1)
+            .ok_or_else(|| Error::invalid("the name has no number left"))?;
+        held.check()?;
+        let key = version_key(&record.name, record.version);
+        if store.put_new(&key, record::encode(record)).await? {
+            break;
+        }
+    }
+    store.settle().await?;
+    if held.check().is_err() || store.info(&held.key).await?.is_none() {
+        let key = version_key(&record.name, record.version);
+        store.delete(&key).await?;
+        return Err(Error::invalid(
+            "a pruning has taken this publication for dead; run it again",
+        ));
+    }
+    Ok(())
+}
+
+/// The text of a session in records.
+fn session_text(session: Session) -> String {
+    hex(&session)
+}

@@ -1,0 +1,272 @@
+//! Reading a disk in order, several pieces ahead, and what is done with each: cutting here, hashing
+//! and compression by workers.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cowslip_block::disk::{Disk, Extent};
+use cowslip_block::{BufMut, Job, Result, Workers};
+use futures_util::stream::FuturesOrdered;
+use futures_util::{FutureExt, StreamExt};
+
+use crate::cut::{BLOCK_BYTES, ChunkSizes, Cut, Cutter};
+use crate::digest::Digest;
+use crate::pack;
+
+use super::Held;
+use super::assembly::{Assembly, Known, Prepared};
+
+/// Bytes of one read.
+const READ_BYTES: u64 = 1 << 20;
+/// Reads in flight.
+const READS: usize = 8;
+/// Data of chunks that are hashed and compressed in one unit of work, in bytes.
+const BATCH_BYTES: usize = 1 << 20;
+/// Units of work in flight.
+const BATCHES: usize = 16;
+/// Extents that are asked for at a time.
+const EXTENTS: usize = 1024;
+
+/// Blocks of a disk.
+type Blocks = Range<u64>;
+
+/// The next part of a disk.
+enum Segment {
+    Zeroes(Blocks),
+    Data(Blocks),
+}
+
+/// Walks over the extents of a disk.
+struct Walk<'a> {
+    source: &'a dyn Disk,
+    /// Extents that are known.
+    known: VecDeque<Extent>,
+    /// First byte after them.
+    asked: u64,
+    /// First block that has not been handed out.
+    at: u64,
+    /// Ranges that no layer has, in bytes, joined; they are handed to the assembly.
+    unallocated: VecDeque<Range<u64>>,
+}
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+impl<'a> Walk<'a> {
+    fn new(source: &'a dyn Disk) -> Walk<'a> {
+        Walk {
+            source,
+            known: VecDeque::new(),
+            asked: 0,
+            at: 0,
+            unallocated: VecDeque::new(),
+        }
+    }
+
+    /// The next segment: zeroes as far as they go, or data of one read.
+    async fn next(&mut self) -> Result<Option<Segment>> {
+        let size = self.source.size();
+        let blocks = size.div_ceil(BLOCK);
+        if self.at >= blocks {
+            return Ok(None);
+        }
+        loop {
+            let done = self.at * BLOCK;
+            while let Some(first) = self.known.front()
+                && first.start + first.len <= done
+            {
+                self.known.pop_front();
+            }
+            let zero_end = self.zero_end();
+            let is_open = zero_end == self.asked && self.asked < size;
+            if self.known.is_empty() || is_open {
+                self.ask(size).await?;
+                continue;
+            }
+            // The last block is whole: what is behind the disk is zeroes too.
+            let zero_blocks = match zero_end == size {
+                true => blocks,
+                false => zero_end / BLOCK,
+            };
+            if zero_blocks > self.at {
+                let found = self.at..zero_blocks;
+                self.at = found.end;
+                return Ok(Some(Segment::Zeroes(found)));
+            }
+            let read_end = (done + READ_BYTES)
+                .min(size)
+                .min(self.asked.max(done + BLOCK));
+            let end = self.data_end(read_end).div_ceil(BLOCK).min(blocks);
+            let found = self.at..end.max(self.at + 1);
+            self.at = found.end;
+            return Ok(Some(Segment::Data(found)));
+        }
+    }
+
+    /// The end of the zeroes at the current block.
+    fn zero_end(&self) -> u64 {
+        let mut end = self.at * BLOCK;
+        for extent in &self.known {
+            if !extent.zero || extent.start > end {
+                break;
+            }
+            end = extent.start + extent.len;
+        }
+        end
+    }
+
+    /// The end of the data at the current block, at most `max`. A block that is zero in part is
+    /// data.
+    fn data_end(&self, max: u64) -> u64 {
+        let here = self.at * BLOCK;
+        for extent in &self.known {
+            let begins = extent.start.next_multiple_of(BLOCK);
+            if extent.zero && begins > here && begins + BLOCK <= extent.start + extent.len {
+                return begins.min(max);
+            }
+        }
+        max
+    }
+
+    async fn ask(&mut self, size: u64) -> Result<()> {
+        let (at, left) = (self.asked, size - self.asked);
+        for extent in self.source.extents(at, left, EXTENTS).await? {
+            self.asked = extent.start + extent.len;
+            if extent.zero && !extent.present {
+                // The last block is whole.
+                let end = match self.asked == size {
+                    true => size.next_multiple_of(BLOCK),
+                    false => self.asked,
+                };
+                match self.unallocated.back_mut() {
+                    Some(last) if last.end == extent.start => last.end = end,
+                    _ => self.unallocated.push_back(extent.start..end),
+                }
+            }
+            match self.known.back_mut() {
+                Some(last) if last.zero == extent.zero => last.len += extent.len,
+                _ => self.known.push_back(extent),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads blocks of a disk; what is behind its end is zeroes.
+async fn read(source: &dyn Disk, blocks: Blocks, job: &Job) -> Result<(Blocks, Vec<u8>)> {
+    let start = blocks.start * BLOCK;
+    let whole = (blocks.end - blocks.start) * BLOCK;
+    let there = whole.min(source.size() - start);
+    job.begin(there).await?;
+    let read = source.read(start, BufMut::zeroed(there as usize).into());
+    let mut bytes = read.await?.to_vec();
+    bytes.resize(whole as usize, 0);
+    Ok((blocks, bytes))
+}
+
+/// Chunks that have been cut and not been passed on.
+#[derive(Default)]
+struct Batch {
+    cuts: Vec<Cut>,
+    bytes: usize,
+}
+
+fn prepare(cuts: Vec<Cut>, known: &Known, level: i32) -> Result<Vec<Prepared>> {
+    let prepare = |cut| {
+        Ok(match cut {
+            Cut::Zeroes(blocks) => Prepared::Zeroes(blocks),
+            Cut::Chunk(data) => {
+                let digest = Digest::of(&data);
+                let blocks = (data.len() / BLOCK_BYTES) as u16;
+                match known.has(digest) {
+                    true => Prepared::Known(digest, blocks),
+                    false => Prepared::New(pack::compress(digest, data, level)?),
+                }
+            }
+        })
+    };
+    cuts.into_iter().map(prepare).collect()
+}
+
+/// Reads the disk from its beginning to its end into the assembly.
+pub async fn scan(
+    (source, sizes): (&dyn Disk, ChunkSizes),
+    assembly: &mut Assembly<'_>,
+    workers: &Workers,
+    (job, held): (&Job, &mut Held),
+) -> Result<()> {
+    job.expect(source.size());
+    job.done(0);
+    let (known, level) = (assembly.known(), assembly.level());
+    let mut walk = Walk::new(source);
+    let mut cutter = Cutter::new(sizes);
+    let mut batch = Batch::default();
+    let mut segments = FuturesOrdered::new();
+    let mut batches = FuturesOrdered::new();
+    let mut is_more = true;
+    loop {
+        while is_more && segments.len() < READS {
+            match walk.next().await? {
+                None => is_more = false,
+                Some(segment) => segments.push_back(async {
+                    match segment {
+                        Segment::Zeroes(blocks) => Ok((blocks, None)),
+                        Segment::Data(blocks) => {
+                            let read = read(source, blocks, job).await;
+                            read.map(|(blocks, bytes)| (blocks, Some(bytes)))
+                        }
+                    }
+                }),
+            }
+        }
+        let is_end = match segments.next().await.transpose()? {
+            Some((blocks, bytes)) => {
+                let before = batch.cuts.len();
+                match bytes {
+                    None => cutter.push_zeroes(blocks.end - blocks.start),
+                    Some(bytes) => cutter.push(&bytes, &mut batch.cuts),
+                }
+                batch.count(before);
+                let end = (blocks.end * BLOCK).min(source.size());
+                job.done(end - (blocks.start * BLOCK).min(end));
+                false
+            }
+            None => {
+                cutter.finish(&mut batch.cuts);
+                true
+            }
+        };
+        assembly.add_unallocated(&mut walk.unallocated);
+        if is_end || batch.bytes >= BATCH_BYTES {
+            let (cuts, known) = (std::mem::take(&mut batch).cuts, Arc::clone(&known));
+            batches.push_back(workers.run(move || prepare(cuts, &known, level)));
+        }
+        while !batches.is_empty() {
+            // Also polls those that have not begun.
+            let next = match is_end || batches.len() > BATCHES {
+                true => batches.next().await,
+                false => batches.next().now_or_never().flatten(),
+            };
+            let Some(prepared) = next else { break };
+            for prepared in prepared? {
+                assembly.take(prepared).await?;
+            }
+            held.renew_if_due(assembly.store()).await?;
+        }
+        if is_end {
+            return assembly.close_pack().await;
+        }
+        job.check()?;
+    }
+}
+
+impl Batch {
+    /// Counts the cuts that were added behind the first `before`.
+    fn count(&mut self, before: usize) {
+        let chunks = self.cuts[before..].iter().map(|cut| match cut {
+            Cut::Chunk(data) => data.len(),
+            Cut::Zeroes(_) => 0,
+        });
+        self.bytes += chunks.sum::<usize>();
+    }
+}

@@ -1,0 +1,61 @@
+//! The same in a directory of the host, through the runtime of its client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cowslip_block::Job;
+use cowslip_publish::catalog;
+use cowslip_publish::location::{Location, Version};
+use cowslip_publish::objects::Adapter;
+use cowslip_publish::prune::{PruneOptions, prune};
+use cowslip_publish::store::Store;
+use cowslip_queue::{Backend, Queue};
+
+use crate::shared::{change, open, publish_bytes, random_bytes, read_all, small_request};
+use crate::simulated::Rng;
+
+#[test]
+fn a_directory_stores_published_disks() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = Arc::new(Adapter::directory(dir.path()).unwrap());
+    let store = Store::new(objects, "dir");
+    let mut rng = Rng(41);
+    let mut bytes = random_bytes(&mut rng, 2 << 20);
+    let queue = Queue::new(Backend::Auto).unwrap();
+    queue.block_on(async {
+        for version in 1..=3 {
+            let request = small_request("one", &mut rng);
+            let done = publish_bytes(&store, &bytes, &request).await.unwrap();
+            assert_eq!(done.record.version, version);
+            let disk = open(&store, "one", Version::Newest).await.unwrap();
+            assert!(read_all(&disk).await.unwrap() == bytes);
+            change(&mut rng, &mut bytes);
+        }
+        let location = Location {
+            root: "dir".to_string(),
+            name: "one".to_string(),
+            version: Version::Number(2),
+        };
+        catalog::withdraw(&store, &location).await.unwrap();
+        let options = |grace| PruneOptions {
+            grace: Duration::from_millis(grace),
+            dry_run: false,
+            random: [3; 16],
+        };
+        let job = Job::default();
+        let pruned = prune(&store, &options(3_600_000), &job).await.unwrap();
+        assert_eq!((pruned.objects, pruned.leases), (0, 0));
+        // Times of a file system may be as coarse as a tick of its clock.
+        std::thread::sleep(Duration::from_millis(60));
+        let pruned = prune(&store, &options(30), &job).await.unwrap();
+        assert!(pruned.objects >= 1, "{pruned:?}");
+        assert_eq!(pruned.leases, 3);
+        let versions = catalog::versions(&store).await.unwrap();
+        assert_eq!(versions["one"], [1, 3]);
+        let disk = open(&store, "one", Version::Newest).await.unwrap();
+        read_all(&disk).await.unwrap();
+        let missing = open(&store, "one", Version::Number(2)).await.unwrap_err();
+        let text = "There is no published disk 'sim/one@2'";
+        assert_eq!(missing.to_string(), text);
+    });
+}
