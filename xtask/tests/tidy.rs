@@ -359,7 +359,7 @@ const LINES: &[&[&str]] = &[
     &["engine"],
     &["nodes"],
     &["console"],
-    &["extents"],
+    &["advise", "extents"],
     &["bench"],
 ];
 

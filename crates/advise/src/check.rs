@@ -1,0 +1,182 @@
+//! How well the model fits: its predictions beside what was measured.
+
+use serde_json::{Value, json};
+
+use crate::facts::FileSystem;
+use crate::figures::{Measured, figure, measured};
+use crate::model::{self, Layout};
+
+/// A prediction that differs from the measurement by more than this factor is wrong.
+pub const WRONG_AT: f64 = 1.5;
+
+/// A prediction beside its measurement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compared {
+    /// The question.
+    pub question: &'static str,
+    /// The file system.
+    pub on: &'static str,
+    /// The circumstances, for people.
+    pub circumstances: String,
+    /// The measured value.
+    pub measured: f64,
+    /// The predicted one.
+    pub predicted: f64,
+    /// The document that has the measurement.
+    pub source: &'static str,
+}
+
+impl Compared {
+    /// The prediction over the measurement.
+    pub fn ratio(&self) -> f64 {
+        self.predicted / self.measured
+    }
+
+    /// The model is wrong there.
+    pub fn is_wrong(&self) -> bool {
+        let ratio = self.ratio();
+        !(1.0 / WRONG_AT..=WRONG_AT).contains(&ratio)
+    }
+}
+
+/// All predictions beside their measurements.
+pub fn compare() -> Vec<Compared> {
+    measured()
+        .filter_map(|measured| {
+            let predicted = predict(&measured)?;
+            Some(Compared {
+                question: measured.question,
+                on: measured.on,
+                circumstances: shown(measured.circumstances),
+                measured: measured.value,
+                predicted,
+                source: measured.source,
+            })
+        })
+        .collect()
+}
+
+/// Powers of two as people write them.
+fn shown(circumstances: &str) -> String {
+    let words = circumstances.split(' ').map(|word| {
+        let Some((name, value)) = word.split_once('=') else {
+            return word.to_string();
+        };
+        match value.parse::<u64>() {
+            Ok(bytes) if bytes >= 4096 && bytes.is_power_of_two() => {
+                format!("{name}={}", crate::rules::human(bytes).replace(' ', ""))
+            }
+            _ => word.to_string(),
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The model's answer to a question.
+fn predict(measured: &Measured) -> Option<f64> {
+    let on = FileSystem::of(measured.on);
+    let number = |name: &str| measured.number(name);
+    let bytes = |name: &str| number(name) as u64;
+    let share = |unit| model::first_share(number("writes"), number("disk"), unit);
+    Some(match measured.question {
+        "first-writes" => {
+            let layout = Layout {
+                cluster_bytes: bytes("cluster"),
+                unit_bytes: bytes("unit"),
+                is_backed: number("backed") > 0.0,
+                is_sparse: false,
+            };
+            model::first_writes_beside_raw(&layout, share(number("unit")), on)
+        }
+        "copy-cost" => {
+            let rate = |unit: &str| {
+                let layout = Layout {
+                    cluster_bytes: 65_536,
+                    unit_bytes: bytes(unit),
+                    is_backed: true,
+                    is_sparse: false,
+                };
+                model::first_writes(&layout, share(number(unit)), on)
+            };
+            rate("unit") / rate("fine")
+        }
+        "table-memory" => {
+            let layout = (bytes("cluster"), number("extended") > 0.0);
+            let tables = model::table_bytes(bytes("disk"), layout, number("scattered"));
+            model::speed_with_misses(model::misses(tables, bytes("budget")))
+        }
+        "in-order" => model::in_order(bytes("bytes"), bytes("runs"), false, on),
+        "discard-space" => model::churn(bytes("cluster"), number("sparse") > 0.0, on),
+        "preallocation" => model::preallocated_writes(measured.word("kind")?, on),
+        "chain-memory-mib" => model::chain_mib(bytes("depth")),
+        "chain-open-ms" => figure("layer-open-ms", on) * number("depth"),
+        "qemu-read-us" => model::qemu_read_us(bytes("depth")),
+        _ => return None,
+    })
+}
+
+/// The comparison in words.
+pub fn as_text(all: &[Compared]) -> String {
+    let mut text = String::new();
+    let mut last = "";
+    for compared in all {
+        if compared.question != last {
+            last = compared.question;
+            text += &format!("\n{last}\n");
+        }
+        let mark = if compared.is_wrong() {
+            "  <- wrong"
+        } else {
+            ""
+        };
+        text += &format!(
+            "  {:5} {:58} measured {:>10.3}  model {:>10.3}  ratio {:.2}{mark}\n",
+            compared.on,
+            compared.circumstances,
+            compared.measured,
+            compared.predicted,
+            compared.ratio()
+        );
+    }
+    let wrong = all.iter().filter(|compared| compared.is_wrong()).count();
+    text += &format!(
+        "\n{} measurements: typically off by a factor of {:.2}; wrong (by more than {WRONG_AT}) in \
+         {wrong}\n",
+        all.len(),
+        typical(all)
+    );
+    text
+}
+
+/// The factor by which a prediction is off: the mean square of the logarithms.
+pub fn typical(all: &[Compared]) -> f64 {
+    let squares = all.iter().map(|compared| compared.ratio().ln().powi(2));
+    (squares.sum::<f64>() / all.len().max(1) as f64)
+        .sqrt()
+        .exp()
+}
+
+/// The comparison for programs.
+pub fn as_json(all: &[Compared]) -> Value {
+    let rows: Vec<Value> = all
+        .iter()
+        .map(|compared| {
+            json!({
+                "question": compared.question,
+                "file-system": compared.on,
+                "circumstances": compared.circumstances,
+                "measured": compared.measured,
+                "predicted": compared.predicted,
+                "ratio": compared.ratio(),
+                "wrong": compared.is_wrong(),
+                "source": compared.source,
+            })
+        })
+        .collect();
+    json!({
+        "measurements": rows,
+        "typical-factor": typical(all),
+        "wrong-beyond": WRONG_AT,
+        "wrong": all.iter().filter(|compared| compared.is_wrong()).count(),
+    })
+}

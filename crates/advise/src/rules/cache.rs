@@ -1,0 +1,96 @@
+//! Memory for tables.
+
+use crate::answer::{Answer, Verdict};
+use crate::facts::{Engine, Facts};
+use crate::model;
+use crate::workload::Workload;
+
+use super::{human, size};
+
+const SUBJECT: &str = "cache";
+const SOURCE: &str = "docs/performance.md#tables-larger-than-memory";
+
+/// The rule.
+pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
+    if !facts.is_qcow2() {
+        return None;
+    }
+    let image = &facts.image;
+    let span = workload
+        .span_bytes
+        .unwrap_or(image.disk_bytes)
+        .min(image.disk_bytes);
+    let needed = match facts.engine {
+        Engine::Cowslip => {
+            let scattered = facts.space.scattered_permille as f64 / 1000.0;
+            let layout = (image.cluster_bytes, image.has_subclusters);
+            model::table_bytes(span, layout, scattered)
+        }
+        Engine::Qemu => {
+            let entry = if image.has_subclusters { 16 } else { 8 };
+            (span / image.cluster_bytes.max(1) * entry) as f64
+        }
+    };
+    // A table is touched by slices: some more than its entries.
+    let needed = needed * 1.1;
+    let at_random = workload.reads.at_random() + workload.writes.at_random();
+    let is_random = at_random / workload.total() >= 0.2;
+    let seen = workload
+        .cache
+        .map(|(hits, misses)| misses as f64 / (hits.saturating_add(misses)).max(1) as f64);
+    let expected = model::misses(needed, facts.cache_bytes);
+    let misses = seen.unwrap_or(expected);
+    if misses < 0.05 || !is_random {
+        let why = match (is_random, seen) {
+            (false, _) => "requests in order read each table once".to_string(),
+            (true, Some(seen)) => format!("{:.1} % of the lookups read a table", seen * 100.0),
+            (true, None) => format!(
+                "the tables of {} take {}, all of which is kept",
+                human(span),
+                human(needed as u64)
+            ),
+        };
+        let text = format!("{} for tables", human(facts.cache_bytes));
+        return Some(Answer::new((SUBJECT, SOURCE), Verdict::Leave, text, why));
+    }
+    let wanted = needed.max(facts.cache_bytes as f64 * 2.0) as u64;
+    let wanted = (wanted >> 20).next_multiple_of(32) << 20;
+    let then = match seen {
+        // Counted, not predicted: the span is not known as well as that.
+        Some(seen) => seen * model::misses(needed, wanted).min(0.05),
+        None => model::misses(needed, wanted),
+    };
+    let why = format!(
+        "requests are at random over {}, whose tables take {}: {:.0} of 100 read a table first",
+        human(span),
+        human(needed as u64),
+        misses * 100.0
+    );
+    let text = format!(
+        "{} for tables instead of {}",
+        human(wanted),
+        human(facts.cache_bytes)
+    );
+    let name = super::quoted(&image.name);
+    let line = match facts.engine {
+        Engine::Cowslip => format!("cowslip serve --cache-size {} {name}", size(wanted)),
+        Engine::Qemu => {
+            let file = image.name.replace(',', ",,");
+            let words = format!(
+                "driver=qcow2,file.filename={file},l2-cache-size={}",
+                size(wanted)
+            );
+            format!("qemu-system-x86_64 -drive {}", super::quoted(&words))
+        }
+    };
+    let speed = |misses| model::speed_with_misses(misses);
+    Some(
+        Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why)
+            .figure(
+                "speed beside tables in memory",
+                speed(misses),
+                Some(speed(then)),
+            )
+            .command(line),
+    )
+}

@@ -1,0 +1,56 @@
+//! Compressed clusters: small and slow to write.
+
+use crate::answer::{Answer, Verdict};
+use crate::facts::{Facts, FileSystem};
+use crate::figures::figure;
+use crate::workload::Workload;
+
+use super::{copied, human, quoted};
+
+const SUBJECT: &str = "compression";
+const SOURCE: &str = "docs/convert.md";
+
+/// The rule.
+pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
+    let space = &facts.space;
+    if space.compressed_bytes == 0 {
+        return None;
+    }
+    let share = space.compressed_bytes as f64 / space.data_bytes.max(1) as f64;
+    let stored = human(space.used_bytes);
+    let unpack = figure("inflate-us", FileSystem::Ext4);
+    let writes = workload.share_of(&workload.writes);
+    if writes < 0.2 || share < 0.1 {
+        let why = format!(
+            "it is hardly written; {} of data take {stored}, and a read unpacks a cluster, which \
+             takes a processor some {unpack:.0} microseconds",
+            human(space.data_bytes)
+        );
+        let text = "the compressed image is right here";
+        return Some(Answer::new((SUBJECT, SOURCE), Verdict::Leave, text, why));
+    }
+    let why = format!(
+        "{:.0} % of the data is compressed: each first write to such a cluster unpacks it and \
+         writes all of it elsewhere, so its space comes back as dead pieces",
+        share * 100.0
+    );
+    let text = "write to an overlay, and keep the compressed image below it";
+    let answer = Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why);
+    if facts.image.backing.is_some() || facts.image.snapshots > 0 {
+        let [line, moved] = copied(facts, "");
+        return Some(answer.command(line).command(moved));
+    }
+    let name = &facts.image.name;
+    let overlay = match name.rsplit_once('.') {
+        Some((stem, extension)) if !extension.contains('/') => format!("{stem}.disk.{extension}"),
+        _ => format!("{name}.disk"),
+    };
+    let base = name
+        .rsplit_once('/')
+        .map_or(name.as_str(), |(_, base)| base);
+    Some(answer.command(format!(
+        "cowslip create -f qcow2 -o cluster_size=128k,extended_l2=on -b {} -F qcow2 {}",
+        quoted(base),
+        quoted(&overlay)
+    )))
+}
