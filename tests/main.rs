@@ -43,6 +43,7 @@ mod io_differential;
 mod io_shell;
 mod lock_bytes;
 mod locks;
+mod manual;
 mod measure_dd;
 mod measured_size;
 mod nbd_bitmaps;

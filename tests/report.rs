@@ -9,7 +9,7 @@ use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 use browser::{Browser, Look, PROGRAM};
 use serde_json::{Value, json};
 
-mod browser;
+pub mod browser;
 
 /// A page may be attached to a mail.
 const PAGE_BYTES_MAX: u64 = 2 << 20;

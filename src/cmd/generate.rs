@@ -1,5 +1,5 @@
-//! `completions` and `manual`: what shells and `man` know of the command lines, made from their
-//! declarations.
+//! `completions` and `manual`: what shells, `man` and the project's manual know of the command
+//! lines, made from their declarations.
 
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,8 @@ use clap_complete::Shell;
 use crate::error::CommandError;
 use crate::output::{self, Program};
 use crate::{CowslipLine, QemuImgLine};
+
+mod markdown;
 
 /// A program whose command line is declared here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -39,6 +41,9 @@ pub struct CompletionsArgs {
 /// Command line of `manual`.
 #[derive(clap::Args)]
 pub struct ManualArgs {
+    /// Writes Markdown instead, for cowslip alone: the reference of the project's manual
+    #[arg(long)]
+    markdown: bool,
     /// Directory for the pages, one for each program and each verb, such as
     /// /usr/local/share/man/man1
     directory: PathBuf,
@@ -56,19 +61,22 @@ pub fn completions(args: &CompletionsArgs) -> u8 {
 
 /// Writes manual pages; the exit code.
 pub fn manual(args: &ManualArgs, program: &Program) -> u8 {
-    program.exit_code(write_pages(&args.directory))
+    let written = match args.markdown {
+        true => markdown::write(CowslipLine::command(), &args.directory),
+        false => write_pages(&args.directory),
+    };
+    program.exit_code(written.map_err(|error| {
+        let words = cowslip::error::system_words(&error);
+        let directory = args.directory.display();
+        CommandError::new(format!(
+            "Could not write manual pages into '{directory}': {words}"
+        ))
+    }))
 }
 
-fn write_pages(directory: &Path) -> Result<(), CommandError> {
+fn write_pages(directory: &Path) -> std::io::Result<()> {
     for declared in Declared::value_variants() {
-        let written = clap_mangen::generate_to(declared.command(), directory);
-        written.map_err(|error| {
-            let words = cowslip::error::system_words(&error);
-            let directory = directory.display();
-            CommandError::new(format!(
-                "Could not write manual pages into '{directory}': {words}"
-            ))
-        })?;
+        clap_mangen::generate_to(declared.command(), directory)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 //! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
+//! - `manual` writes the manual as static pages;
 //! - `mistakes` plants the mistakes of `crates/sim/mistakes` in a copy of the engine, which the
 //!   simulator must notice;
 //! - `mutants` changes the engine in many small ways and lists what nothing notices.
@@ -22,6 +23,7 @@ mod fuzz;
 mod iotests;
 mod kernel;
 mod libssl;
+mod manual;
 mod mistakes;
 mod mutants;
 mod peers;
@@ -62,6 +64,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Runs QEMU's own acceptance tests under the names of its programs
     Iotests(iotests::Args),
+    /// Writes the manual as static pages, with the reference of the command, and checks its links
+    Manual(manual::Args),
     /// Plants the mistakes of crates/sim/mistakes in a copy of the engine; the simulator must
     /// notice each
     Mistakes(mistakes::Args),
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         Command::Miri => threads::miri(),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Iotests(args) => iotests::run(&args),
+        Command::Manual(args) => manual::run(&args),
         Command::Mistakes(args) => mistakes::run(&args),
         Command::Mutants(args) => mutants::run(&args),
     };

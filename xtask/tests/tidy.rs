@@ -184,7 +184,7 @@ fn lines_of_prose_end_at_column_100() {
 /// The documents: their paths and texts.
 fn pages() -> Vec<(String, String)> {
     let mut pages = Vec::new();
-    for directory in [root(), root().join("docs")] {
+    for directory in [root(), root().join("docs"), root().join("manual")] {
         for entry in fs::read_dir(&directory).expect("a directory can be listed") {
             let path = entry.expect("a directory can be listed").path();
             if path.extension().is_some_and(|extension| extension == "md") {

@@ -153,3 +153,8 @@ pub mod file {
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The manual's example compiles, and works.
+#[cfg(doctest)]
+#[doc = include_str!("../../../manual/quick-vmm.md")]
+struct Manual;
