@@ -59,6 +59,7 @@ mod power_cut;
 mod preallocation_jobs;
 mod private_files;
 mod qemu_nbd_lines;
+mod record;
 mod report;
 mod resize_amend;
 mod serve;

@@ -19,6 +19,7 @@ mod image_args;
 mod log;
 mod nbd;
 pub mod qemu_nbd;
+mod record;
 pub mod sandbox;
 mod service;
 mod socket_name;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::log::Verbosity;
+use super::record::Record;
 use super::sandbox;
 use super::service::Service;
 use crate::error::CommandError;
@@ -57,6 +58,13 @@ pub struct ImageArgs {
     /// Write the server's process number into this file
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
+    /// Record the time, kind, offset and length of each request in this file, for 'cowslip advise';
+    /// requests that it cannot keep up with are counted, and never wait
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Most bytes of the file that --record writes; a million requests take 2 to 8 MB
+    #[arg(long, value_name = "SIZE", default_value = "256M", requires = "record")]
+    record_limit: String,
     /// Confine the server with Landlock and seccomp once its files are open: auto (as far as the
     /// kernel supports them), on (refuse to serve unless both are in force), off
     #[arg(long, default_value = "auto", value_name = "MODE")]
@@ -101,6 +109,10 @@ impl ImageArgs {
         service.offset = self.offset;
         if let Some(time) = self.poll {
             service.poll = Duration::from_micros(u64::from(time));
+        }
+        if let Some(path) = self.record {
+            let file_bytes = options::size("record-limit", &self.record_limit)?;
+            service.record = Some(Record { path, file_bytes });
         }
         if self.verbose {
             service.verbosity = Verbosity::Everything;

@@ -22,6 +22,7 @@ use cowslip_queue::{Backend, Event, Queue, Signal, Signals};
 use super::detach::{self, Daemonize, Detached, Role};
 use super::handover::{self, Desk, Door, ImageName, Taken, Terms};
 use super::log::{Log, Severity, Verbosity};
+use super::record::{Record, Recording};
 use super::sandbox::{self, Rights};
 use super::transport::{AtRest, Endpoint, LocalFuture, Names, Outcome, Served, Transport};
 use crate::error::CommandError;
@@ -50,6 +51,8 @@ pub struct Service {
     pub poll: Duration,
     /// A file for the process number.
     pub pid_file: Option<PathBuf>,
+    /// A trace of the requests.
+    pub record: Option<Record>,
     /// The sandbox.
     pub sandbox: sandbox::Mode,
     /// Whether it takes over from another server, and lets another one take over.
@@ -93,6 +96,7 @@ impl Service {
             daemonize: Daemonize::No,
             poll: default_poll(),
             pid_file: None,
+            record: None,
             sandbox: sandbox::Mode::Auto,
             handover: Handover::Never,
         }
@@ -226,7 +230,9 @@ impl Service {
         // Looks at the image's name, where a file may be mounted soon that nobody serves yet.
         let terms = self.terms(transports)?;
         let resized = Event::new().map_err(|error| failed(&error))?;
-        let served = self.served(&image, (resized.clone(), log.clone()), transports.len())?;
+        let mut served = self.served(&image, (resized.clone(), log.clone()), transports.len())?;
+        let recording = self.begin_recording(&served).await?;
+        recorded(&mut served, recording.as_ref());
         let door = handover::door_path(transports).filter(|_| self.handover != Handover::Never);
         let has_successor = taken.is_some();
         let (endpoints, door) = match (taken, &door) {
@@ -269,6 +275,7 @@ impl Service {
             desk,
             detached,
             pid_file,
+            recording,
             resized,
             settings: OpenSettings {
                 handed_over: Vec::new(),
@@ -289,6 +296,7 @@ impl Service {
             door,
             desk,
             detached,
+            recording,
             resized,
             settings,
             ..
@@ -318,11 +326,13 @@ impl Service {
                 if let Some(door) = door {
                     door.leave();
                 }
+                finish_recording(recording).await;
                 return Ok(());
             }
             image = Arc::new(self.open(&settings).await?);
             let parts = (resized.clone(), log.clone());
-            let served = self.served(&image, parts, resting.len())?;
+            let mut served = self.served(&image, parts, resting.len())?;
+            recorded(&mut served, recording.as_ref());
             endpoints = Vec::new();
             for endpoint in resting {
                 endpoints.push(endpoint.go_on(&served).await?);
@@ -330,6 +340,7 @@ impl Service {
         };
         desk.end();
         let closed = image.close().await;
+        finish_recording(recording).await;
         drop((names, door));
         closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))
     }
@@ -421,6 +432,17 @@ impl Service {
         })
     }
 
+    /// Begins the trace of the disk that clients see, if there is to be one.
+    async fn begin_recording(&self, served: &Served) -> Result<Option<Recording>, CommandError> {
+        let Some(record) = &self.record else {
+            return Ok(None);
+        };
+        let mut read = ReadSet::default();
+        served.image.add_to(&mut read, ReadAs::Image);
+        let recording = record.begin(served.disk.as_ref(), &read, &served.log);
+        recording.await.map(Some)
+    }
+
     fn confine(
         &self,
         (endpoints, door): (&[Box<dyn Endpoint>], Option<&Door>),
@@ -444,6 +466,19 @@ fn failed(error: &std::io::Error) -> CommandError {
     CommandError::new(system_words(error))
 }
 
+/// Lets the trace note the requests to the disk that clients see.
+fn recorded(served: &mut Served, recording: Option<&Recording>) {
+    if let Some(recording) = recording {
+        served.disk = recording.of(Arc::clone(&served.disk));
+    }
+}
+
+async fn finish_recording(recording: Option<Recording>) {
+    if let Some(recording) = recording {
+        recording.finish().await;
+    }
+}
+
 /// A server that can serve.
 struct Prepared {
     image: Arc<Image>,
@@ -453,6 +488,8 @@ struct Prepared {
     detached: Detached,
     /// The file for the process number, if that is still to be written.
     pid_file: Option<std::fs::File>,
+    /// The trace of the requests.
+    recording: Option<Recording>,
     /// Signalled when a transport has changed the size of the disk.
     resized: Event,
     /// Settings with which the image is opened again.
