@@ -24,12 +24,14 @@ use crate::raw::Raw;
 
 mod files;
 mod index;
+mod naming;
 mod open;
 
-use index::{Index, REGION_BYTES};
+use index::{Index, REGION_BYTES, Region, SPAN_BYTES};
 
 pub use files::{Entry, Files};
-pub use open::{Naming, open, share_memory};
+pub use naming::{Naming, Namings};
+pub use open::{open, share_memory};
 
 /// One image of a chain.
 #[derive(Debug)]
@@ -189,26 +191,49 @@ impl Below {
     /// The layers that decide a range, by the index: in order, covering it. `None` where the tables
     /// around it are damaged: that is no matter of a request that does not need them.
     async fn indexed(&self, range: Range<u64>) -> Option<Vec<Decided>> {
-        let (index, (first, rest)) = (self.index.as_ref()?, self.layers.split_first()?);
+        let index = self.index.as_ref()?;
         let mut found = Vec::new();
         let mut at = range.start;
         while at < range.end {
             let number = at / REGION_BYTES;
-            let whole = number * REGION_BYTES..(number + 1).checked_mul(REGION_BYTES)?;
             let region = match index.get(number) {
                 Some(region) => region,
-                None => {
-                    let decided = decide(first, rest, whole.clone()).await.ok()?;
-                    let region = decided.into();
-                    index.keep(number, &region);
-                    region
-                }
+                None => self.look_up(index, number).await?,
             };
-            let end = range.end.min(whole.end);
+            let end = range.end.min((number + 1).checked_mul(REGION_BYTES)?);
             found.extend(index::within(&region, &(at..end)));
             at = end;
         }
         Some(found)
+    }
+
+    /// Finds what a region holds, and those around it that the same slices of tables map.
+    async fn look_up(&self, index: &Index, number: u64) -> Option<Region> {
+        let slices = self.layers.iter().filter_map(|layer| layer.qcow2());
+        let span = slices.map(Qcow2::slice_span_bytes).max();
+        let span = span.unwrap_or(0).clamp(REGION_BYTES, SPAN_BYTES);
+        let regions = span / REGION_BYTES;
+        let first = number / regions * regions;
+        let whole = first * REGION_BYTES..(first + regions).checked_mul(REGION_BYTES)?;
+        let Ok(decided) = decide_whole(&self.layers, whole, index.has_all()).await else {
+            // Perhaps the damage lies beside it.
+            let whole = number * REGION_BYTES..(number + 1) * REGION_BYTES;
+            let (top, below) = self.layers.split_first()?;
+            let region = decide(top, below, whole).await.ok()?.into();
+            index.keep(number, &region);
+            return Some(region);
+        };
+        let decided: Region = decided.into();
+        let mut wanted = None;
+        for other in first..first + regions {
+            let part = other * REGION_BYTES..(other + 1) * REGION_BYTES;
+            let region = index::within(&decided, &part).into();
+            index.keep(other, &region);
+            if other == number {
+                wanted = Some(region);
+            }
+        }
+        wanted
     }
 
     /// Fills parts of reads from the layers that hold them, as the index has it.
@@ -359,6 +384,78 @@ pub async fn decide(top: &Layer, below: &[Arc<Layer>], range: Range<u64>) -> Res
         }
     }
     decided.sort_by_key(|decided| decided.run.range.start);
+    Ok(decided)
+}
+
+/// The same for layers that do not change, each of which is asked once, for a range that few slices
+/// of its tables map. These may leave its memory then, if nobody else uses them.
+async fn decide_whole(
+    layers: &[Arc<Layer>],
+    range: Range<u64>,
+    releases: bool,
+) -> Result<Vec<Decided>> {
+    let mut decided = Vec::new();
+    // In order, and apart from each other.
+    let mut open = vec![range];
+    for (depth, layer) in layers.iter().enumerate() {
+        let (Some(first), Some(last)) = (open.first(), open.last()) else {
+            break;
+        };
+        let hull = first.start..last.end.min(layer.size());
+        let runs = match hull.is_empty() {
+            true => Vec::new(),
+            false => layer.map(hull.clone()).await?,
+        };
+        if releases && let Some(image) = layer.qcow2() {
+            image.release_slices(&hull);
+        }
+        let mut left: Vec<Range<u64>> = Vec::new();
+        let mut runs = runs.iter().peekable();
+        for part in std::mem::take(&mut open) {
+            let mut at = part.start;
+            while let Some(run) = runs
+                .peek()
+                .copied()
+                .filter(|run| run.range.start < part.end)
+            {
+                let piece = run.range.start.max(at)..run.range.end.min(part.end);
+                at = at.max(piece.end);
+                match run.source {
+                    _ if piece.is_empty() => {}
+                    Source::Below => match left.last_mut() {
+                        Some(last) if last.end == piece.start => last.end = piece.end,
+                        _ => left.push(piece),
+                    },
+                    _ => {
+                        let run = index::cut(run, &piece);
+                        decided.push(Decided { run, depth });
+                    }
+                }
+                if run.range.end > part.end {
+                    break;
+                }
+                runs.next();
+            }
+            if at < part.end {
+                // The layer above decides: it holds nothing here, and its backing file has ended.
+                let run = Run {
+                    range: at..part.end,
+                    source: Source::Below,
+                };
+                let depth = depth.saturating_sub(1);
+                decided.push(Decided { run, depth });
+            }
+        }
+        open = left;
+    }
+    decided.extend(open.into_iter().map(|range| Decided {
+        run: Run {
+            range,
+            source: Source::Below,
+        },
+        depth: layers.len() - 1,
+    }));
+    decided.sort_unstable_by_key(|decided| decided.run.range.start);
     Ok(decided)
 }
 

@@ -71,7 +71,8 @@ impl Image {
             let text = "only an image that is committed into its own backing file can be emptied";
             return Err(Error::Invalid(text.to_string()));
         }
-        let naming = &self.namings[commit.depth - 1];
+        let naming = self.namings.get(commit.depth - 1);
+        let naming = naming.expect("each layer was named");
         let mut options = OpenOptions {
             format: Some(below.format()),
             guessed: below.is_guessed(),

@@ -9,7 +9,7 @@ use cowslip_block::disk::within;
 use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::backing::Backing;
-use crate::chain::{self, Below, Files, Layer, Naming};
+use crate::chain::{self, Below, Files, Layer, Namings};
 use crate::file::{AlignedFile, BlockFile, Claim, ContentId, Event, FileId, Gate, Sharing};
 use crate::job::{self, Job};
 use crate::limits::Limits;
@@ -75,7 +75,7 @@ pub struct Image {
     pub(crate) top: Arc<Layer>,
     pub(crate) below: Below,
     /// How the layers below were named, the uppermost first.
-    pub(crate) namings: Vec<Naming>,
+    pub(crate) namings: Namings,
     writable: bool,
     write_policy: WritePolicy,
     discard: DiscardPolicy,
@@ -233,6 +233,11 @@ impl Image {
     /// The size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.top.size()
+    }
+
+    /// The image's own layer.
+    pub fn own_layer(&self) -> LayerInfo {
+        LayerInfo::of(&self.top)
     }
 
     /// The image's layers, its own first.

@@ -260,3 +260,65 @@ fn damage_in_a_layer_fails_the_reads_that_meet_it_and_no_others() {
     assert_eq!((one(0).unwrap(), one(2).unwrap()), (0, 2));
     assert!(matches!(one(1), Err(Error::Corrupt { .. })), "{:?}", one(1));
 }
+
+/// Layers of several cluster sizes and lengths: each read is that of a model, and when all was
+/// read, the layers below the first have nothing of their tables in memory.
+#[test]
+fn layers_that_do_not_change_keep_no_tables_in_memory() {
+    const LONGEST: u64 = 5 << 20;
+    let mut random = fastrand::Rng::with_seed(0x1a7e5);
+    for _ in 0..8 {
+        let mut model = vec![0; LONGEST as usize];
+        let (mut disk, mut files): (Option<Image>, Vec<_>) = (None, Vec::new());
+        for layer in 1..=random.u8(3..12) {
+            let size = random.u64(LONGEST / 2..LONGEST) & !511;
+            let file = file_with(CreateOptions {
+                cluster_size: 512 << random.u64(0..6),
+                ..CreateOptions::new(size)
+            });
+            let opened = open(&file);
+            let next = match &disk {
+                None => opened,
+                Some(below) => opened.above(&below.stack()).unwrap(),
+            };
+            // Beyond the end of a layer there are zeroes, whatever lies below.
+            model[size as usize..].fill(0);
+            for _ in 0..random.u8(0..6) {
+                let start = random.u64(0..size);
+                let len = random.u64(1..40_000).min(size - start);
+                let data = Buf::copy_of(&vec![layer; len as usize]);
+                block_on(next.write(start, data, Durability::Cached)).unwrap();
+                model[start as usize..(start + len) as usize].fill(layer);
+            }
+            block_on(next.freeze()).unwrap();
+            disk = Some(next);
+            files.push(file);
+        }
+        // Opened again, they have nothing in memory.
+        drop(disk.take());
+        for file in &files {
+            let options = OpenOptions {
+                backing: BackingChoice::None,
+                ..OpenOptions::default()
+            };
+            let opened = block_on(Image::open(file.clone(), options, &NoFiles)).unwrap();
+            disk = match &disk {
+                None => Some(opened),
+                Some(below) => Some(opened.above(&below.stack()).unwrap()),
+            };
+        }
+        let disk = disk.unwrap();
+        for _ in 0..60 {
+            let start = random.u64(0..disk.size());
+            let len = random.u64(1..100_000).min(disk.size() - start);
+            let read = block_on(disk.read(start, BufMut::zeroed(len as usize))).unwrap();
+            let expected = &model[start as usize..(start + len) as usize];
+            assert!(*read == *expected, "{len} bytes at {start}");
+        }
+        let all = BufMut::zeroed(disk.size() as usize);
+        let read = block_on(disk.read(0, all)).unwrap();
+        assert!(*read == model[..disk.size() as usize]);
+        let (own, all) = (disk.own_cache_statistics(), disk.cache_statistics());
+        assert_eq!(all.slices, own.slices, "{all:?}");
+    }
+}

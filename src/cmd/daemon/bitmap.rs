@@ -93,7 +93,7 @@ impl Node {
 
     /// Bytes of a bit of a bitmap, if nothing else is asked for: a cluster, within limits.
     pub fn default_granularity(&self) -> u64 {
-        let header = self.image().layers().swap_remove(0).header;
+        let header = self.image().own_layer().header;
         let cluster = header.map_or(64 << 10, |header| 1_u64 << header.cluster_bits);
         cluster.clamp(4 << 10, 64 << 10)
     }

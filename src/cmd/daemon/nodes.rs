@@ -131,7 +131,7 @@ impl Node {
     /// Whether its image is encrypted.
     pub fn is_encrypted(&self) -> bool {
         use cowslip::qcow2::CryptMethod;
-        let layer = self.image().layers().swap_remove(0);
+        let layer = self.image().own_layer();
         let of_image = layer
             .header
             .is_some_and(|it| it.crypt_method != CryptMethod::None);
@@ -512,7 +512,7 @@ impl Nodes {
         let mut backing: Option<Rc<Node>> = None;
         for depth in (1..stack.depth()).rev() {
             let image = stack.from(depth).to_image().expect("there is a layer");
-            let layer = image.layers().swap_remove(0);
+            let layer = image.own_layer();
             let options = json!({"driver": layer.format.name(), "file": {"filename": layer.name}});
             let Value::Object(options) = options else {
                 unreachable!("it is an object");

@@ -69,7 +69,7 @@ impl Daemon {
 
     async fn describe_image(&self, node: &Rc<Node>) -> Value {
         let image = node.image();
-        let layer = image.layers().swap_remove(0);
+        let layer = image.own_layer();
         let mut found = json!({
             "virtual-size": node.live_size(),
             "filename": node.filename(),

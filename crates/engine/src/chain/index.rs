@@ -16,6 +16,9 @@ use crate::sync::{Mutex, lock};
 
 /// Bytes of the disk that are looked up together.
 pub const REGION_BYTES: u64 = 2 << 20;
+/// Bytes of the disk that are looked up at most when a region is not there: what a slice of L2
+/// entries maps with clusters of the usual size, so that each layer is asked once for it.
+pub const SPAN_BYTES: u64 = 32 << 20;
 /// Memory of the index until it gets its share of the chain's.
 const BUDGET_BYTES: u64 = 4 << 20;
 /// Bytes that a region takes besides its runs.
@@ -37,6 +40,8 @@ struct State {
     /// Their numbers, in the order in which they came.
     order: VecDeque<u64>,
     bytes: u64,
+    /// Regions had to go.
+    is_full: bool,
 }
 
 fn bytes_of(region: &Region) -> u64 {
@@ -74,6 +79,11 @@ impl Index {
         self.shrink(&mut state);
     }
 
+    /// Whether it has all that was looked up so far: tables are not needed again then.
+    pub fn has_all(&self) -> bool {
+        !lock(&self.state).is_full
+    }
+
     fn shrink(&self, state: &mut State) {
         let budget = self.budget_bytes.load(Ordering::Relaxed);
         while state.bytes > budget {
@@ -82,6 +92,7 @@ impl Index {
             };
             if let Some(region) = state.regions.remove(&number) {
                 state.bytes -= bytes_of(&region);
+                state.is_full = true;
             }
         }
     }
@@ -102,7 +113,7 @@ pub fn within(region: &Region, range: &Range<u64>) -> Vec<Decided> {
 }
 
 /// The part of a run in a range that it meets.
-fn cut(run: &Run, range: &Range<u64>) -> Run {
+pub fn cut(run: &Run, range: &Range<u64>) -> Run {
     let start = run.range.start.max(range.start);
     let skipped = start - run.range.start;
     Run {
@@ -163,6 +174,7 @@ mod tests {
         }
         let kept = [5, 6, 7, 8].map(|number| index.get(number).is_some());
         assert_eq!(kept, [false, true, true, true]);
+        assert!(!index.has_all());
         index.set_budget(0);
         assert!(index.get(8).is_none());
         assert_eq!(lock(&index.state).bytes, 0);

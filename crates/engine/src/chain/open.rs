@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Below, Entry, Files, Layer};
+use super::{Below, Entry, Files, Layer, Naming, Namings};
 use crate::file::{self, AlignedFile, ChosenBy, Gate, Role};
 use crate::formats::{BackingName, OpenRequest, Opened};
 use crate::image::{BackingChoice, OpenOptions};
@@ -16,30 +16,6 @@ const LAYERS_MAX: usize = 1000;
 /// The part of the memory for metadata that the index of a chain may take.
 const INDEX_PART: u64 = 4;
 
-/// How a backing file was named.
-#[derive(Clone, Debug)]
-pub struct Naming {
-    /// The name of the image that it is the backing file of.
-    pub named_by: String,
-    /// Its name there, or in the caller's override.
-    pub name: String,
-    /// Where the name comes from.
-    pub chosen_by: ChosenBy,
-}
-
-impl Naming {
-    /// Asks for the file.
-    pub fn request(&self, writable: bool) -> file::FileRequest<'_> {
-        file::FileRequest {
-            named_by: &self.named_by,
-            name: &self.name,
-            role: Role::Backing,
-            writable,
-            chosen_by: self.chosen_by,
-        }
-    }
-}
-
 /// Opens an image and its whole chain; also returns how the images below were named.
 ///
 /// # Errors
@@ -49,7 +25,7 @@ pub async fn open(
     options: &OpenOptions,
     gate: &dyn Gate,
     files: &Files,
-) -> Result<(Layer, Below, Vec<Naming>)> {
+) -> Result<(Layer, Below, Namings)> {
     let mut layers: Vec<Layer> = Vec::new();
     let mut namings = Vec::new();
     files.enter(&file, Role::Backing, options.writable)?;
@@ -123,7 +99,7 @@ pub async fn open(
     let top = layers.next().expect("the loop opened one");
     let below = Below::new(layers.map(Arc::new).collect());
     share_memory(&top, &below, options.cache_bytes_or_default());
-    Ok((top, below, namings))
+    Ok((top, below, namings.into_iter().collect()))
 }
 
 /// Why a backing file cannot be used beside the files of the chain so far, if so.

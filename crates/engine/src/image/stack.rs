@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{
     CopyOnRead, DetectZeroes, DiscardPolicy, Image, OpenOptions, WholeClusters, WritePolicy,
 };
-use crate::chain::{Below, Layer, Naming, share_memory};
+use crate::chain::{Below, Layer, Naming, Namings, share_memory};
 use crate::file::{ChosenBy, Claim, Sharing};
 use crate::limits::Limits;
 use crate::policy::Format;
@@ -30,17 +30,16 @@ use crate::{Error, Result};
 pub struct Stack {
     layers: Vec<Arc<Layer>>,
     /// How each but the first was named.
-    namings: Vec<Naming>,
+    namings: Namings,
 }
 
 impl Stack {
     /// The layers from this depth on; none if there are no more.
     #[must_use]
     pub fn from(&self, depth: usize) -> Stack {
-        let rest = |len: usize| depth.min(len)..;
         Stack {
-            layers: self.layers[rest(self.layers.len())].to_vec(),
-            namings: self.namings[rest(self.namings.len())].to_vec(),
+            layers: self.layers[depth.min(self.layers.len())..].to_vec(),
+            namings: self.namings.from(depth),
         }
     }
 
@@ -111,7 +110,10 @@ impl Image {
         Ok(Image {
             top: Arc::clone(&self.top),
             below,
-            namings: naming.into_iter().chain(stack.namings.clone()).collect(),
+            namings: match naming {
+                Some(naming) => stack.namings.clone().below(naming),
+                None => stack.namings.clone(),
+            },
             writable: self.writable,
             write_policy: self.write_policy,
             discard: self.discard,

@@ -1,5 +1,7 @@
 //! Properties of an open image: its files, its size, the contents of its caches.
 
+use std::ops::Range;
+
 use super::Qcow2;
 use super::header::Header;
 use crate::Result;
@@ -81,6 +83,21 @@ impl Qcow2 {
     /// Sets what L2 slices may take from now on.
     pub(crate) fn set_cache_budget(&self, bytes: u64) {
         self.lock().mapping.tables.set_budget(bytes);
+    }
+
+    /// Bytes of the disk that a slice of an L2 table maps.
+    pub(crate) fn slice_span_bytes(&self) -> u64 {
+        self.geometry().slice_coverage_bytes()
+    }
+
+    /// Lets the slices go that map a range of the disk, unless they are in use.
+    pub(crate) fn release_slices(&self, range: &Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let coverage = self.slice_span_bytes();
+        let slices = range.start / coverage..range.end.div_ceil(coverage);
+        self.lock().mapping.tables.release(slices);
     }
 
     /// Returns the statistics of the cache of L2 slices.

@@ -6,6 +6,7 @@
 //! Slices of a table that is not on disk yet are zeroes where they are not cached.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use cowslip_queue::{Buf, Pending};
@@ -404,6 +405,11 @@ impl Tables {
         if slot.pins == 0 && !self.freed.is_empty() {
             self.freed.wake();
         }
+    }
+
+    /// Lets slices of a range go that nobody uses.
+    pub fn release(&mut self, slices: Range<u64>) {
+        self.slots.release(slices);
     }
 
     /// The entry of a cluster whose slice is in memory.

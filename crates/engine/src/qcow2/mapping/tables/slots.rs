@@ -8,6 +8,7 @@
 //! all clean slices are packed; where a quarter of the budget holds all, none is.
 
 use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
 
 use foldhash::HashMap;
 
@@ -167,6 +168,15 @@ impl Slots {
         let slices = self.slots.iter().map(|slot| slot.slice);
         for slice in slices.filter(|&slice| is_gone(slice)).collect::<Vec<_>>() {
             self.remove(slice);
+        }
+    }
+
+    /// Lets slices of a range go that can leave memory.
+    pub fn release(&mut self, slices: Range<u64>) {
+        let is_here = |slice: &u64| self.index.contains_key(slice) && self.may_go(*slice);
+        let going: Vec<u64> = slices.filter(is_here).collect();
+        if !going.is_empty() {
+            self.forget(|slice| going.contains(&slice));
         }
     }
 
