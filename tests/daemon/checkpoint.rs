@@ -254,6 +254,43 @@ fn after_a_kill_a_full_backup_is_asked_for() {
     daemon.quit();
 }
 
+/// An image that was committed shows the disk as its base does, whatever is written there later: so
+/// it must not say what has changed.
+#[test]
+fn a_committed_image_has_no_checkpoints() {
+    let dir = crate::support::scratch();
+    let dir = dir.path();
+    create(dir, "base.qcow2 1M");
+    create(dir, "-b base.qcow2 -F qcow2 n0.qcow2");
+    let mut daemon = Daemon::start(dir);
+    daemon.add("n0", "n0.qcow2");
+    daemon.serve("n0");
+    let write = |pattern: &str| {
+        let write = format!("write -q -P {pattern} 64k 64k");
+        let words = ["io", "-f", "raw", "-c", &write];
+        let socket = "nbd+unix:///x?socket=nbd.sock";
+        run(cowslip().current_dir(dir).args(words).arg(socket));
+    };
+    write("1");
+    let disks = json!([{"node": "n0"}]);
+    daemon.done(
+        "x-cowslip-checkpoint-create",
+        json!({"name": "c", "disks": disks}),
+    );
+    daemon.done("x-cowslip-checkpoint-end", json!({"name": "c"}));
+    daemon.done("block-commit", json!({"device": "n0", "job-id": "j"}));
+    daemon.wait_for("j", "ready").unwrap();
+    daemon.done("job-complete", json!({"id": "j"}));
+    daemon.wait_for("j", "null").unwrap();
+    write("2");
+    daemon.quit();
+    let bytes = bytes_of(dir, "n0.qcow2");
+    assert_eq!(bytes[64 << 10], 2, "it shows what was written to the base");
+    let since = ["checkpoint", "--since", "c", "n0.qcow2"];
+    let since = super::without_lock(dir, &since);
+    assert!(!since.status.success(), "{since:?}");
+}
+
 #[test]
 fn a_target_over_a_disk_shows_it_as_it_was() {
     let dir = crate::support::scratch();

@@ -104,6 +104,12 @@ pub trait Host {
         base: Option<&Self::Node>,
     ) -> impl Future<Output = cowslip_block::Result<()>>;
 
+    /// Removes the bitmaps that the image, which is open for writing, keeps.
+    ///
+    /// # Errors
+    /// Of the image. Some may be gone.
+    fn forget_bitmaps(&self, node: &Self::Node) -> impl Future<Output = cowslip_block::Result<()>>;
+
     /// Empties the image, durably. The session ends with it, well or not.
     ///
     /// # Errors

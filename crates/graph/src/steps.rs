@@ -5,7 +5,7 @@
 //! | --- | --- | --- |
 //! | [`transact`] | all disks are flushed, then frozen, then all is done | the disk, and from the first on its overlay, which is empty, as well |
 //! | [`shorten`] | the header names the new base, the image is opened again | the image: both chains show the same |
-//! | [`give_to_base`] | what lies between leaves the chain, then the image is emptied, then clients go to the base | the image, and the base, which is equal |
+//! | [`give_to_base`] | what lies between leaves the chain, then the image is emptied, without bitmaps, then clients go to the base | the image, and the base, which is equal |
 //! | [`resize`] | the image has its new size, then those who observe the disk | the image |
 
 use crate::host::{Held, Host, NodeOf};
@@ -120,6 +120,9 @@ pub async fn give_to_base<H: Host>(
         name_base(host, (top, Some(base)), (true, &held)).await?;
     }
     flush(host, top).await?;
+    // It shows the disk from then on, and would know nothing of what changes in the base.
+    let forgotten = host.forget_bitmaps(top).await;
+    forgotten.map_err(H::failed)?;
     let emptied = host.empty(top).await;
     let opened = host.open(top, true, &held).await;
     emptied.map_err(H::failed)?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use cowslip::image::CopyOnRead;
 use cowslip::qcow2::amend::{Amendment, BackingFile};
+use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip_graph::{Attended, Drained, Held, Host, LiveDisk, Mirror};
 use cowslip_nodes::Access;
 use cowslip_qmp::QmpError;
@@ -100,6 +101,16 @@ impl Host for Changing<'_> {
         node.image()
             .amend(&amendment, &cowslip::Job::default())
             .await
+    }
+
+    async fn forget_bitmaps(&self, node: &Rc<Node>) -> cowslip::Result<()> {
+        let image = node.image();
+        for info in image.bitmaps().await? {
+            image
+                .change_bitmap(&info.name, &BitmapChange::Remove)
+                .await?;
+        }
+        Ok(())
     }
 
     async fn empty(&self, node: &Rc<Node>) -> cowslip::Result<()> {

@@ -138,6 +138,9 @@ impl Host for Noting {
     async fn name_backing(&self, node: &usize, base: Option<&usize>) -> Result<()> {
         self.step(format!("name {base:?} in {node}"))
     }
+    async fn forget_bitmaps(&self, node: &usize) -> Result<()> {
+        self.step(format!("forget bitmaps of {node}"))
+    }
     async fn empty(&self, node: &usize) -> Result<()> {
         self.step(format!("empty {node}"))
     }
@@ -183,11 +186,13 @@ fn giving(fails: &'static str) -> (String, bool) {
 #[test]
 fn clients_go_to_the_base_when_the_image_is_empty_and_not_if_a_step_fails() {
     let named = "flush 0, name Some(2) in 0, open 0";
-    let emptied = format!("{named}, put 0 over Some(2), flush 0, empty 0, open 0");
+    let forgotten = format!("{named}, put 0 over Some(2), flush 0, forget bitmaps of 0");
+    let emptied = format!("{forgotten}, empty 0, open 0");
     let all = format!("{emptied}, move 0 to 2");
     assert_eq!(giving("nothing"), (all, true));
     assert_eq!(giving("flush 0"), ("flush 0".to_string(), false));
     assert_eq!(giving("name Some(2) in 0"), (named.to_string(), false));
+    assert_eq!(giving("forget bitmaps of 0"), (forgotten, false));
     assert_eq!(giving("empty 0"), (emptied, false));
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cowslip::image::{BackingChoice, CopyOnRead, Format};
 use cowslip::qcow2::amend::{Amendment, BackingFile};
+use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::{Disk, Error, Image, Job, Result};
 use cowslip_graph::{Drained, Held, Host, LiveDisk, Turn};
 
@@ -339,6 +340,20 @@ impl Host for World {
         };
         let amendment = Amendment::of_backing(backing);
         node.image().amend(&amendment, &Job::default()).await
+    }
+
+    async fn forget_bitmaps(&self, node: &Rc<Node>) -> Result<()> {
+        for port in &self.ports {
+            let mut alive = port.alive.borrow_mut();
+            alive.retain(|(image, _)| *image != node.file);
+        }
+        let image = node.image();
+        for info in image.bitmaps().await? {
+            image
+                .change_bitmap(&info.name, &BitmapChange::Remove)
+                .await?;
+        }
+        Ok(())
     }
 
     async fn empty(&self, node: &Rc<Node>) -> Result<()> {
