@@ -16,6 +16,7 @@ use crate::support::{
 
 mod checkpoint;
 mod guest;
+mod restarted;
 
 use guest::{DISK_BYTES, Guest, Model};
 

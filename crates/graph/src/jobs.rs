@@ -2,15 +2,19 @@
 //! step. What a crash leaves of each is in `steps.rs`; a backup is in `backup.rs`.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
+use cowslip_block::Result;
 use cowslip_block::disk::{Disk, Extent};
-use cowslip_block::job::{Job, Side, Stage, Verdict};
+use cowslip_block::job::{Cost, Job, PIECE_BYTES, Pieces, Side, Stage, Verdict};
 
 use crate::host::{Attended, Held, Host, NodeOf};
 use crate::mirror::{CopyMode, Mirror};
 use crate::steps::{give_to_base, shorten};
 
+/// Extents that are looked at at a time.
+const EXTENTS_AT_ONCE: usize = 256;
 /// Bytes that are copied as a whole, if nothing else is asked for.
 pub const CHUNK_BYTES: u64 = 64 << 10;
 
@@ -52,15 +56,20 @@ pub async fn stream<H: Host>(
     (job, attended): (&Job, &impl Attended<H>),
     (node, base): (&NodeOf<H>, Option<&NodeOf<H>>),
     (layers, renames): (u32, bool),
-) -> Result<(), H::Error> {
+) -> std::result::Result<(), H::Error> {
     if layers > 0 {
         let disk = host.live(node).behind();
         job.enter(Stage::Copy);
         job.expect(disk.size());
         let ignored = RefCell::new(None);
         let ignore = &ignored;
-        let pieces = job.run_pieces(0..disk.size(), |at, len| async move {
-            while let Err(error) = host.populate(node, at..at + len, layers).await {
+        let mut left = Left {
+            disk: Arc::clone(&disk),
+            at: 0,
+            layers,
+        };
+        let pieces = job.run_each(&mut left, |range| async move {
+            while let Err(error) = host.populate(node, range.clone(), layers).await {
                 match job.verdict(Side::Source, &error) {
                     Verdict::Report => return Err(error),
                     Verdict::Ignore => {
@@ -85,6 +94,56 @@ pub async fn stream<H: Host>(
     }
 }
 
+/// The pieces of a stream. Those that the image has already, from a stream that was broken off
+/// perhaps, cost nothing, and so the job's pace does not hold them back.
+struct Left {
+    disk: Arc<dyn Disk>,
+    at: u64,
+    layers: u32,
+}
+
+impl Left {
+    /// Bytes of a range that are to be copied.
+    async fn moved_bytes(&self, range: &Range<u64>) -> Result<u64> {
+        let (mut at, mut moved) = (range.start, 0);
+        while at < range.end {
+            let extents = self
+                .disk
+                .extents(at, range.end - at, EXTENTS_AT_ONCE)
+                .await?;
+            for extent in extents {
+                let end = (extent.start + extent.len).min(range.end);
+                if (1..=self.layers).contains(&extent.depth) && extent.present && !extent.zero {
+                    moved += end - at;
+                }
+                at = end;
+            }
+        }
+        Ok(moved)
+    }
+}
+
+impl Pieces for Left {
+    type Piece = Range<u64>;
+
+    async fn next(&mut self) -> Result<Option<(Range<u64>, Cost)>> {
+        let end = self.disk.size().min(self.at + PIECE_BYTES);
+        let range = self.at..end;
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let done_bytes = end - self.at;
+        // An error is met again by the copy, whose job decides about it.
+        let moved_bytes = self.moved_bytes(&range).await.unwrap_or(done_bytes);
+        self.at = end;
+        let cost = Cost {
+            moved_bytes,
+            done_bytes,
+        };
+        Ok(Some((range, cost)))
+    }
+}
+
 /// Copies into the base what the images above it hold, and takes these out of the chain: those
 /// above lie over the base then, or the clients of the active image use the base.
 ///
@@ -94,7 +153,7 @@ pub async fn commit<H: Host>(
     host: &H,
     (job, attended): (&Job, &impl Attended<H>),
     part: &Committed<NodeOf<H>>,
-) -> Result<(), H::Error> {
+) -> std::result::Result<(), H::Error> {
     let mirror = begin_commit(host, (job, attended), part).await?;
     match &part.above {
         Some(above) => {
@@ -124,7 +183,7 @@ async fn begin_commit<H: Host>(
     host: &H,
     (job, attended): (&Job, &impl Attended<H>),
     part: &Committed<NodeOf<H>>,
-) -> Result<Arc<Mirror>, H::Error> {
+) -> std::result::Result<Arc<Mirror>, H::Error> {
     let (top, base) = (host.live(&part.top), host.live(&part.base));
     if base.size() < top.size() {
         let resized = host.resize(&part.base, top.size()).await;
@@ -145,7 +204,7 @@ async fn switch<H: Host>(
     host: &H,
     (job, mirror): (&Job, &Mirror),
     part: &Committed<NodeOf<H>>,
-) -> Result<(), H::Error> {
+) -> std::result::Result<(), H::Error> {
     let clients = host.hold_clients(&part.top).await;
     let drained = mirror.finish(job).await.map_err(H::failed)?;
     let held = Held {
@@ -165,7 +224,7 @@ pub async fn mirror<H: Host>(
     (job, attended): (&Job, &impl Attended<H>),
     (node, target): (&NodeOf<H>, &NodeOf<H>),
     how: Mirroring,
-) -> Result<(), H::Error> {
+) -> std::result::Result<(), H::Error> {
     let modes = (how.chunk_bytes, how.mode);
     let mirror = Mirror::begin(host.live(node), host.live(target), modes).await;
     let mirror = Arc::new(mirror);
@@ -186,5 +245,82 @@ pub async fn mirror<H: Host>(
     match attended.stays() {
         true => Ok(()),
         false => host.move_clients(node, target, held).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cowslip_block::disk::MemoryDisk;
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::live::LiveDisk;
+
+    /// A disk of which each MiB lies in the layer of a list; `None` is zeroes.
+    #[derive(Debug)]
+    struct Layered(MemoryDisk, Vec<Option<u32>>);
+
+    const MIB: u64 = 1 << 20;
+
+    impl Disk for Layered {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+        fn size(&self) -> u64 {
+            self.1.len() as u64 * MIB - 5
+        }
+        fn features(&self) -> cowslip_block::disk::Features {
+            self.0.features()
+        }
+        fn read(
+            &self,
+            offset: u64,
+            buf: cowslip_block::IoVecMut,
+        ) -> cowslip_block::disk::DiskFuture<'_, cowslip_block::IoVecMut> {
+            self.0.read(offset, buf)
+        }
+        fn extents(
+            &self,
+            offset: u64,
+            len: u64,
+            max: usize,
+        ) -> cowslip_block::disk::DiskFuture<'_, Vec<Extent>> {
+            let mut found = Vec::new();
+            let mut at = offset;
+            while at < offset + len && found.len() < max.min(2) {
+                let end = ((at / MIB + 1) * MIB).min(self.size());
+                let layer = self.1[(at / MIB) as usize];
+                found.push(Extent {
+                    start: at,
+                    len: end - at,
+                    depth: layer.unwrap_or(3),
+                    present: layer.is_some(),
+                    zero: layer.is_none(),
+                    data: layer.is_some(),
+                    compressed: false,
+                    host_offset: None,
+                });
+                at = end;
+            }
+            Box::pin(std::future::ready(Ok(found)))
+        }
+    }
+    #[test]
+    fn a_stream_pays_for_what_it_copies_alone() {
+        let (own, first, second, below) = (Some(0), Some(1), Some(2), Some(3));
+        let layers = vec![own, own, first, own, None, second, below, first, own];
+        let size = layers.len() as u64 * MIB - 5;
+        let disk = Layered(MemoryDisk::new("disk", size), layers);
+        let mut left = Left {
+            disk: LiveDisk::new("live", Arc::new(disk)),
+            at: 0,
+            layers: 2,
+        };
+        let mut costs = Vec::new();
+        while let Some((range, cost)) = left.next().now_or_never().unwrap().unwrap() {
+            assert_eq!(cost.done_bytes, range.end - range.start);
+            costs.push((range.start / MIB, cost.moved_bytes / MIB));
+        }
+        assert_eq!(costs, [(0, 0), (2, 1), (4, 1), (6, 1), (8, 0)]);
     }
 }
