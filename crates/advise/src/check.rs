@@ -13,9 +13,9 @@ pub const WRONG_AT: f64 = 1.5;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
     /// The question.
-    pub question: &'static str,
+    pub question: String,
     /// The file system.
-    pub on: &'static str,
+    pub on: String,
     /// The circumstances, for people.
     pub circumstances: String,
     /// The measured value.
@@ -23,7 +23,7 @@ pub struct Compared {
     /// The predicted one.
     pub predicted: f64,
     /// The document that has the measurement.
-    pub source: &'static str,
+    pub source: String,
 }
 
 impl Compared {
@@ -45,15 +45,86 @@ pub fn compare() -> Vec<Compared> {
         .filter_map(|measured| {
             let predicted = predict(&measured)?;
             Some(Compared {
-                question: measured.question,
-                on: measured.on,
+                question: measured.question.to_string(),
+                on: measured.on.to_string(),
                 circumstances: shown(measured.circumstances),
                 measured: measured.value,
                 predicted,
-                source: measured.source,
+                source: measured.source.to_string(),
             })
         })
         .collect()
+}
+
+/// Predictions beside the results of `bench subclusters --json`, of a machine of your own: first
+/// writes of each cell, times the better of its sparse and its allocated raw file. Cells without
+/// such rows are left out.
+pub fn of_bench(results: &Value, source: &str) -> Vec<Compared> {
+    let number = |name: &str| results["conditions"][name].as_f64();
+    let disk = number("disk-bytes").unwrap_or(GIB);
+    let writes = number("requests").unwrap_or(2000.0);
+    let rows = results["rows"].as_array().map_or(&[][..], Vec::as_slice);
+    let text = |row: &Value, name: &str| row[name].as_str().unwrap_or_default().to_string();
+    let ours = rows.iter().filter(|row| row["contestant"] == "cowslip");
+    let mut all = Vec::new();
+    for row in ours {
+        let (on, cell) = (text(row, "filesystem"), text(row, "cell"));
+        let of = |contestant: &str| {
+            let same = |other: &&Value| {
+                other["filesystem"] == row["filesystem"]
+                    && other["cell"] == row["cell"]
+                    && other["contestant"] == contestant
+            };
+            rows.iter().find(same)?["median-iops"].as_f64()
+        };
+        let raw = of("raw sparse").into_iter().chain(of("raw allocated"));
+        let raw = raw.reduce(f64::max).filter(|raw| *raw > 0.0);
+        let (Some(ours), Some(raw), Some(layout)) = (of("cowslip"), raw, layout_of(&cell)) else {
+            continue;
+        };
+        let share = model::first_share(writes, disk, layout.unit_bytes as f64);
+        let predicted = model::first_writes_beside_raw(&layout, share, FileSystem::of(&on));
+        all.push(Compared {
+            question: "first-writes".to_string(),
+            on,
+            circumstances: cell,
+            measured: ours / raw,
+            predicted,
+            source: source.to_string(),
+        });
+    }
+    all
+}
+
+const GIB: f64 = 1073741824.0;
+
+/// The layout of a cell: `64K, empty` or `64K/2K, backed`.
+fn layout_of(cell: &str) -> Option<Layout> {
+    let (sizes, state) = cell.split_once(", ")?;
+    let (cluster, unit) = sizes.split_once('/').unwrap_or((sizes, sizes));
+    Some(Layout {
+        cluster_bytes: short_size(cluster)?,
+        unit_bytes: short_size(unit)?,
+        is_backed: match state {
+            "backed" => true,
+            "empty" => false,
+            _ => return None,
+        },
+        is_sparse: false,
+    })
+}
+
+/// A size as tables have it: `512`, `64K`, `2M`.
+fn short_size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(['K', 'M']);
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        _ => return None,
+    };
+    let number: u64 = digits.parse().ok()?;
+    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
 }
 
 /// Powers of two as people write them.
@@ -121,7 +192,7 @@ pub fn as_text(all: &[Compared]) -> String {
     let mut last = "";
     for compared in all {
         if compared.question != last {
-            last = compared.question;
+            last = &compared.question;
             text += &format!("\n{last}\n");
         }
         let mark = if compared.is_wrong() {

@@ -9,16 +9,14 @@ mod chain;
 mod clusters;
 mod compressed;
 mod format;
+mod lines;
 mod order;
 mod policy;
 mod preallocation;
 mod snapshots;
 mod space;
 
-/// A gain in speed below this is within what runs differ by.
-const SPEED_GAIN: f64 = 1.3;
-/// Space below this is not worth a copy.
-const SPACE_BYTES: u64 = 64 << 20;
+pub use lines::human;
 
 /// The advice for an image under a workload.
 pub fn advise(facts: &Facts, workload: &Workload) -> Advice {
@@ -41,108 +39,4 @@ pub fn advise(facts: &Facts, workload: &Workload) -> Advice {
     // Stable: otherwise in the order of the rules.
     answers.sort_by_key(|answer| answer.verdict != Verdict::Change);
     Advice { answers }
-}
-
-/// A file name for a shell.
-fn quoted(name: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./+:@%,".contains(c);
-    match !name.is_empty() && name.chars().all(is_plain) && !name.starts_with('-') {
-        true => name.to_string(),
-        false if name.starts_with('-') => quoted(&format!("./{name}")),
-        false => format!("'{}'", name.replace('\'', "'\\''")),
-    }
-}
-
-/// A number of bytes as command lines take it.
-fn size(bytes: u64) -> String {
-    match bytes {
-        _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
-        _ if bytes >= 1024 && bytes.is_multiple_of(1024) => format!("{}k", bytes >> 10),
-        _ => bytes.to_string(),
-    }
-}
-
-/// A number of bytes for people.
-pub fn human(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    match value < 10.0 && value.fract() > 0.05 {
-        true => format!("{value:.1} {}", UNITS[unit]),
-        false => format!("{value:.0} {}", UNITS[unit]),
-    }
-}
-
-/// The name of a copy beside a file: `vm.new.qcow2`.
-fn copy_name(name: &str) -> String {
-    match name.rsplit_once('.') {
-        Some((stem, extension)) if !extension.contains('/') && !stem.is_empty() => {
-            format!("{stem}.new.{extension}")
-        }
-        _ => format!("{name}.new"),
-    }
-}
-
-/// The commands that make an image afresh with these options, over the backing file that it has,
-/// and put it in its place.
-fn copied(facts: &Facts, options: &str) -> [String; 2] {
-    let image = &facts.image;
-    let mut line = "cowslip convert -p -O qcow2".to_string();
-    if !options.is_empty() {
-        line += &format!(" -o {options}");
-    }
-    if let Some((file, format)) = &image.backing {
-        line += &format!(" -B {}", quoted(file));
-        if let Some(format) = format {
-            line += &format!(" -F {}", quoted(format));
-        }
-    }
-    let copy = copy_name(&image.name);
-    line += &format!(" {} {}", quoted(&image.name), quoted(&copy));
-    let moved = format!("mv {} {}", quoted(&copy), quoted(&image.name));
-    [line, moved]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_survive_a_shell() {
-        for (name, expected) in [
-            ("vm.qcow2", "vm.qcow2"),
-            ("my vm.qcow2", "'my vm.qcow2'"),
-            ("it's", "'it'\\''s'"),
-            ("-o", "./-o"),
-            ("-a b", "'./-a b'"),
-            ("", "''"),
-            ("$(rm)", "'$(rm)'"),
-        ] {
-            assert_eq!(quoted(name), expected);
-        }
-    }
-
-    #[test]
-    fn copies_lie_beside_their_images() {
-        for (name, expected) in [
-            ("vm.qcow2", "vm.new.qcow2"),
-            ("/a.b/vm", "/a.b/vm.new"),
-            (".hidden", ".hidden.new"),
-        ] {
-            assert_eq!(copy_name(name), expected);
-        }
-    }
-
-    #[test]
-    fn sizes_are_short_and_exact() {
-        assert_eq!(size(131_072), "128k");
-        assert_eq!(size(1 << 20), "1M");
-        assert_eq!(size(1000), "1000");
-        assert_eq!(human(0), "0 B");
-        assert_eq!(human(1536), "1.5 KiB");
-        assert_eq!(human(40 << 30), "40 GiB");
-    }
 }

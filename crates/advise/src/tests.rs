@@ -184,6 +184,43 @@ fn a_wrong_model_is_shown_as_such() {
     }
 }
 
+#[test]
+fn results_of_a_bench_are_held_beside_the_model() {
+    let row = |cell: &str, contestant: &str, iops: f64| {
+        serde_json::json!({
+            "filesystem": "ext4", "cell": cell, "contestant": contestant, "median-iops": iops,
+        })
+    };
+    let results = serde_json::json!({
+        "conditions": { "table": "subclusters", "disk-bytes": 1 << 30, "requests": 2000 },
+        "rows": [
+            row("64K, backed", "raw sparse", 20_000.0),
+            row("64K, backed", "raw allocated", 10_000.0),
+            row("64K, backed", "cowslip", 6_400.0),
+            row("64K/2K, backed", "raw sparse", 10_000.0),
+            row("64K/2K, backed", "cowslip", 40_000.0),
+            row("64K, trimmed", "raw sparse", 10_000.0),
+            row("64K, trimmed", "cowslip", 10_000.0),
+            row("4K, empty", "cowslip", 10_000.0),
+        ],
+    });
+    let all = check::of_bench(&results, "mine.json");
+    assert_eq!(
+        all.len(),
+        2,
+        "cells without raw files, and other states, are left out"
+    );
+    assert_eq!((all[0].measured, all[0].is_wrong()), (0.32, false));
+    // Four times the raw file is not what the model expects.
+    assert_eq!((all[1].measured, all[1].is_wrong()), (4.0, true));
+    for junk in [
+        serde_json::json!(null),
+        serde_json::json!({ "rows": [1, {}, []] }),
+    ] {
+        assert!(check::of_bench(&junk, "x").is_empty());
+    }
+}
+
 /// Texts and JSON of all combinations: nothing panics, nothing is not a number, and lines fit.
 #[test]
 fn whatever_the_facts_the_answer_can_be_shown() {

@@ -4,8 +4,8 @@ use std::collections::{HashSet, VecDeque};
 
 use cowslip_trace::{Kind, Request};
 
-/// Streams that are followed at a time: a request that goes on where one of the last so many
-/// requests ended is one in order.
+/// Streams that are followed at a time: a request that goes on where one of the last requests of
+/// this number ended is one in order.
 const STREAMS: usize = 32;
 /// Distinct blocks that are kept of a trace; beyond them it is summed up no further.
 const BLOCKS_MAX: usize = 1 << 21;

@@ -5,7 +5,7 @@ use crate::facts::{Engine, Facts};
 use crate::model;
 use crate::workload::Workload;
 
-use super::{human, size};
+use super::lines::{human, quoted, size};
 
 const SUBJECT: &str = "cache";
 const SOURCE: &str = "docs/performance.md#tables-larger-than-memory";
@@ -71,7 +71,7 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
         human(wanted),
         human(facts.cache_bytes)
     );
-    let name = super::quoted(&image.name);
+    let name = quoted(&image.name);
     let line = match facts.engine {
         Engine::Cowslip => format!("cowslip serve --cache-size {} {name}", size(wanted)),
         Engine::Qemu => {
@@ -80,7 +80,7 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
                 "driver=qcow2,file.filename={file},l2-cache-size={}",
                 size(wanted)
             );
-            format!("qemu-system-x86_64 -drive {}", super::quoted(&words))
+            format!("qemu-system-x86_64 -drive {}", quoted(&words))
         }
     };
     let speed = |misses| model::speed_with_misses(misses);

@@ -6,7 +6,7 @@ use crate::figures::figure;
 use crate::model;
 use crate::workload::Workload;
 
-use super::{SPACE_BYTES, human, quoted};
+use super::lines::{SPACE_BYTES, human, quoted};
 
 const SUBJECT: &str = "chain";
 const SOURCE: &str = "docs/performance.md#the-daemon";

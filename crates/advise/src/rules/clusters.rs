@@ -6,7 +6,7 @@ use crate::figures::figure;
 use crate::model::{self, Layout};
 use crate::workload::Workload;
 
-use super::{SPEED_GAIN, copied, size};
+use super::lines::{SPEED_GAIN, copied, human, quoted, size};
 
 const SUBJECT: &str = "clusters";
 const SOURCE: &str = "docs/performance.md#first-writes-in-process";
@@ -113,17 +113,17 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     if best.rate / now.rate < SPEED_GAIN {
         return Some(leave(&now, why_not(facts, workload, &now)));
     }
-    Some(change(facts, workload, (&now, &best)))
+    Some(change(facts, (&now, &best)))
 }
 
 fn leave(now: &Choice, why: impl Into<String>) -> Answer {
     let text = match now.has_subclusters {
         true => format!(
             "{} clusters with subclusters of {} are right here",
-            size(now.cluster_bytes),
-            size(unit(now.cluster_bytes, true))
+            human(now.cluster_bytes),
+            human(unit(now.cluster_bytes, true))
         ),
-        false => format!("{} clusters are right here", size(now.cluster_bytes)),
+        false => format!("{} clusters are right here", human(now.cluster_bytes)),
     };
     Answer::new((SUBJECT, SOURCE), Verdict::Leave, text, why).figure(
         "first writes a second",
@@ -151,19 +151,19 @@ fn why_not(facts: &Facts, workload: &Workload, now: &Choice) -> &'static str {
     }
 }
 
-fn change(facts: &Facts, workload: &Workload, (now, then): (&Choice, &Choice)) -> Answer {
+fn change(facts: &Facts, (now, then): (&Choice, &Choice)) -> Answer {
     let image = &facts.image;
     let by_tables = facts.image.backing.is_none() && image.snapshots == 0;
     let text = match then.has_subclusters {
         true => format!(
             "{} clusters with subclusters of {} instead of {}",
-            size(then.cluster_bytes),
-            size(unit(then.cluster_bytes, true)),
+            human(then.cluster_bytes),
+            human(unit(then.cluster_bytes, true)),
             described(now)
         ),
         false => format!(
             "{} clusters instead of {}",
-            size(then.cluster_bytes),
+            human(then.cluster_bytes),
             described(now)
         ),
     };
@@ -205,15 +205,14 @@ fn change(facts: &Facts, workload: &Workload, (now, then): (&Choice, &Choice)) -
     let lines = match (is_fresh, &image.backing) {
         (true, Some((file, format))) => {
             let format = format.as_deref().unwrap_or("raw");
-            let (file, format) = (super::quoted(file), super::quoted(format));
-            let name = super::quoted(&image.name);
+            let (file, format) = (quoted(file), quoted(format));
+            let name = quoted(&image.name);
             vec![format!(
                 "cowslip create -f qcow2 -o {options} -b {file} -F {format} {name}"
             )]
         }
         _ => copied(facts, &options).to_vec(),
     };
-    let _known = workload;
     lines.into_iter().fold(answer, Answer::command)
 }
 
@@ -221,9 +220,9 @@ fn described(choice: &Choice) -> String {
     match choice.has_subclusters {
         true => format!(
             "{} with subclusters of {}",
-            size(choice.cluster_bytes),
-            size(unit(choice.cluster_bytes, true))
+            human(choice.cluster_bytes),
+            human(unit(choice.cluster_bytes, true))
         ),
-        false => size(choice.cluster_bytes),
+        false => human(choice.cluster_bytes),
     }
 }

@@ -5,10 +5,10 @@ use crate::facts::{Facts, FileSystem};
 use crate::figures::figure;
 use crate::workload::Workload;
 
-use super::{copied, human, quoted};
+use super::lines::{copied, human, quoted};
 
 const SUBJECT: &str = "compression";
-const SOURCE: &str = "docs/convert.md";
+const SOURCE: &str = "docs/advise.md#compressed-clusters";
 
 /// The rule.
 pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
@@ -18,13 +18,15 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     }
     let share = space.compressed_bytes as f64 / space.data_bytes.max(1) as f64;
     let stored = human(space.used_bytes);
-    let unpack = figure("inflate-us", FileSystem::Ext4);
+    let unpack = ["unzstd-us", "inflate-us"].map(|name| figure(name, FileSystem::Ext4));
     let writes = workload.share_of(&workload.writes);
     if writes < 0.2 || share < 0.1 {
         let why = format!(
             "it is hardly written; {} of data take {stored}, and a read unpacks a cluster, which \
-             takes a processor some {unpack:.0} microseconds",
-            human(space.data_bytes)
+             takes a processor {:.0} microseconds (zstd) to {:.0} (zlib)",
+            human(space.data_bytes),
+            unpack[0],
+            unpack[1]
         );
         let text = "the compressed image is right here";
         return Some(Answer::new((SUBJECT, SOURCE), Verdict::Leave, text, why));

@@ -5,7 +5,7 @@ use crate::facts::{Facts, Format};
 use crate::model;
 use crate::workload::Workload;
 
-use super::{SPEED_GAIN, copied, copy_name, human, quoted};
+use super::lines::{SPEED_GAIN, copied, copy_name, human, quoted};
 
 const SUBJECT: &str = "order";
 const SOURCE: &str = "docs/how-to-allocate.md#does-reserving-help-where-nothing-is-copied";

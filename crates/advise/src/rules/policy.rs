@@ -5,7 +5,7 @@ use crate::facts::Facts;
 use crate::model;
 use crate::workload::Workload;
 
-use super::{human, quoted};
+use super::lines::{human, quoted};
 
 const SUBJECT: &str = "policy";
 const SOURCE: &str = "docs/how-to-allocate.md#what-do-clusters-of-1-mib-really-cost";

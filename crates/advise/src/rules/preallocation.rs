@@ -6,7 +6,7 @@ use crate::figures::figure;
 use crate::model::{self, RawFile, raw_writes};
 use crate::workload::Workload;
 
-use super::{human, quoted, size};
+use super::lines::{SPEED_GAIN, copied, human, quoted};
 
 const SUBJECT: &str = "preallocation";
 const SOURCE: &str = "docs/how-to-allocate.md#which-method-where";
@@ -34,7 +34,8 @@ fn raw(facts: &Facts, workload: &Workload) -> Option<Answer> {
     let on = facts.host.file_system();
     let missing = missing(facts);
     let gib = missing as f64 / (1_u64 << 30) as f64;
-    let line = format!("cowslip allocate {}", quoted(&facts.image.name));
+    let (name, bytes) = (quoted(&facts.image.name), facts.image.disk_bytes);
+    let line = format!("cowslip allocate --size {bytes} {name}");
     if missing < facts.image.disk_bytes / 10 {
         let text = "it has its space";
         let why = "a write finds it, and asks nothing of the file system but to note that it came";
@@ -69,7 +70,7 @@ fn raw(facts: &Facts, workload: &Workload) -> Option<Answer> {
         raw_writes(RawFile::Sparse, on),
         raw_writes(RawFile::Allocated, on),
     );
-    let gains = allocated / sparse >= super::SPEED_GAIN
+    let gains = allocated / sparse >= SPEED_GAIN
         && workload.share_of(&workload.writes) * (1.0 - workload.writes.in_order) >= 0.2;
     if workload.fills || gains {
         let why = "one call of the file system takes no time where there are extents, the space is \
@@ -103,9 +104,13 @@ fn image(facts: &Facts, workload: &Workload) -> Answer {
         let why = "the disk will be written throughout: its space can as well be sure before, and \
                    in few extents";
         let text = "allocate all of it in advance";
-        return Answer::new((SUBJECT, WHY_SLOW), Verdict::Change, text, why)
-            .figure("first writes a second", rate("off"), Some(rate("falloc")))
-            .command(format!("cowslip allocate {}", quoted(&facts.image.name)));
+        let answer = Answer::new((SUBJECT, WHY_SLOW), Verdict::Change, text, why).figure(
+            "first writes a second",
+            rate("off"),
+            Some(rate("falloc")),
+        );
+        let lines = copied(facts, "preallocation=falloc");
+        return lines.into_iter().fold(answer, Answer::command);
     }
     let why = format!(
         "space is allocated ahead of need anyway; falloc would make {:.0} first writes a second and \
@@ -149,7 +154,6 @@ fn streams(facts: &Facts) -> Option<Answer> {
     let why = "its pieces lie between those of others: direct writers get no space ahead from the \
                file system, and steps that follow the file's size keep them in few extents";
     let text = "keep space ahead of its end while it grows";
-    let ahead = size(facts.host.total_bytes / 1000);
     Some(
         Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why)
             .figure(
@@ -157,7 +161,6 @@ fn streams(facts: &Facts) -> Option<Answer> {
                 facts.order.extents as f64 / gib,
                 Some(of("streams-with").min(facts.order.extents as f64 / gib)),
             )
-            .figure("bytes ahead, at most a step of", 0.0, ahead.parse().ok())
             .command(format!("cowslip grow {}", quoted(directory))),
     )
 }

@@ -5,11 +5,11 @@ use crate::facts::Facts;
 use crate::model::{self, Layout};
 use crate::workload::Workload;
 
-use super::{SPACE_BYTES, human, quoted};
+use super::lines::{SPACE_BYTES, human, quoted};
 
 const SUBJECT: &str = "snapshots";
 const SOURCE: &str = "docs/performance.md#check";
-/// So many are a habit.
+/// From this number on they are a habit.
 const MANY: u64 = 8;
 
 /// The rule.

@@ -4,7 +4,7 @@ use crate::answer::{Answer, Verdict};
 use crate::facts::Facts;
 use crate::workload::Workload;
 
-use super::{SPACE_BYTES, copied, human};
+use super::lines::{SPACE_BYTES, copied, human};
 
 const SUBJECT: &str = "space";
 const SOURCE: &str = "docs/how-to-allocate.md#what-do-clusters-of-1-mib-really-cost";
