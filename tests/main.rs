@@ -2,6 +2,7 @@
 //! program, so that what these files share is built and linked once; `cargo nextest run -p
 //! cowslip-cli convert::` runs one file's tests.
 
+mod advise;
 mod allocate;
 mod backing_policy;
 mod bad_input;

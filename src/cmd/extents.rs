@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use cowslip::file::host::{Aio, HostGate, HostOptions, open_host_file, resolve_name};
+use cowslip::file::host::{
+    Aio, BackingPolicy, HostGate, HostOptions, open_host_file, resolve_name,
+};
 use cowslip::file::{ChosenBy, Claim, FileRequest, Gate, ReadAs, ReadSet, Role, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::header::Header;
@@ -90,10 +92,34 @@ fn reported(args: &Args, program: &Program) -> Result<(), CommandError> {
             true => fiemap::Sync::First,
             false => fiemap::Sync::No,
         },
-        open: &|name| open(name, args),
+        open: &|name| open(name, &args.looking()),
         picture: keep.as_ref().map(|keep| keep as Keep<'_>),
     };
     viewer.view(&args.files, program)
+}
+
+impl Args {
+    fn looking(&self) -> Looking<'_> {
+        Looking {
+            format: self.format.as_deref(),
+            by: self.by,
+            sharing: sharing(self.force_share, Sharing::AsFormat),
+            policy: self.trust.backing_policy,
+        }
+    }
+}
+
+/// How files are opened to be looked at.
+#[derive(Clone, Copy)]
+pub struct Looking<'a> {
+    /// Their format, if it is given.
+    pub format: Option<&'a str>,
+    /// How extents are found out.
+    pub by: Option<Method>,
+    /// Access of other processes meanwhile.
+    pub sharing: Sharing,
+    /// Policy on files that images name.
+    pub policy: BackingPolicy,
 }
 
 /// The files that are looked at, as a set that must not be overwritten.
@@ -107,8 +133,12 @@ fn files_read(args: &Args) -> ReadSet {
     read
 }
 
-fn open(name: &str, args: &Args) -> Result<Opened, CommandError> {
-    let source = ImageSpec::named(name, args.format.as_deref()).resolve()?;
+/// Opens a file to be looked at, and the image in it.
+///
+/// # Errors
+/// `Could not open 'x': why`.
+pub fn open(name: &str, looking: &Looking<'_>) -> Result<Opened, CommandError> {
+    let source = ImageSpec::named(name, looking.format).resolve()?;
     let unseen = [
         ("data-file", source.data_file.is_some()),
         ("file.driver=qcow2", source.image_below().is_some()),
@@ -117,10 +147,10 @@ fn open(name: &str, args: &Args) -> Result<Opened, CommandError> {
         let text = format!("Could not open '{name}': '{option}' is not supported by extents");
         return Err(CommandError::new(text));
     }
-    let host = AlignedFile::open(&source.filename, args.by)?;
+    let host = AlignedFile::open(&source.filename, looking.by)?;
     let settings = OpenSettings {
-        sharing: sharing(args.force_share, Sharing::AsFormat),
-        policy: args.trust.backing_policy,
+        sharing: looking.sharing,
+        policy: looking.policy,
         ..open::settings()
     };
     let image = block_on(Aio::Auto, open_image(&source, &settings))?;

@@ -9,6 +9,7 @@ use cowslip_bench::{demo, guest_init};
 
 use crate::output::Program;
 
+pub mod advise;
 pub mod allocate;
 pub mod amend;
 pub mod bench;
@@ -142,6 +143,9 @@ pub enum CowslipVerb {
     Umount(umount::Args),
     /// Create a file that shares its data with an image, on file systems with reflinks
     Clone(clone::Args),
+    /// Say which clusters, policy, preallocation, cache and chain would serve images, and the
+    /// commands that lead there
+    Advise(Box<advise::Args>),
     /// Allocate all space of a file of any kind, as a job that can be interrupted
     Allocate(allocate::Args),
     /// Show where files lie on their devices, and where a guest's disk lies in them
@@ -176,6 +180,7 @@ impl CowslipVerb {
             CowslipVerb::Umount(args) => umount::run(&args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
             CowslipVerb::Clone(args) => clone::run(args, program),
+            CowslipVerb::Advise(args) => advise::run(&args, program),
             CowslipVerb::Allocate(args) => allocate::run(&args, program),
             CowslipVerb::Extents(args) => extents::run(&args, program),
             CowslipVerb::Grow(args) => grow::run(&args, program),

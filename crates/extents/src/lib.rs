@@ -29,7 +29,7 @@ mod svg;
 mod text;
 mod view;
 
-pub use figures::{Figures, figures};
+pub use figures::{Figures, Inside, Whole, figures, whole};
 pub use guest::ImageFile;
 pub use host::{AlignedFile, Method, other_than_file};
 pub use perfect::Perfect;

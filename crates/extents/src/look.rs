@@ -48,6 +48,16 @@ impl Subject {
         }
     }
 
+    /// The records that were kept.
+    pub fn records(&self) -> &[Record] {
+        self.records.as_deref().unwrap_or_default()
+    }
+
+    /// The sums.
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
     /// Walks the file and keeps its records, for which there is so much room.
     ///
     /// # Errors
