@@ -211,6 +211,10 @@ impl<D: Disk + ?Sized> DiskCursor<D> {
 impl<D: Disk + ?Sized> Read for DiskCursor<D> {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         let len = self.room(target.len());
+        if len == 0 {
+            // The position may be beyond the end, where no request is.
+            return Ok(0);
+        }
         self.disk.read_at(&mut target[..len], self.position)?;
         self.position += len as u64;
         Ok(len)
@@ -220,6 +224,9 @@ impl<D: Disk + ?Sized> Read for DiskCursor<D> {
 impl<D: Disk + ?Sized> Write for DiskCursor<D> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let len = self.room(data.len());
+        if len == 0 {
+            return Ok(0);
+        }
         self.disk.write_at(&data[..len], self.position)?;
         self.position += len as u64;
         Ok(len)
