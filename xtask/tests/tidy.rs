@@ -351,7 +351,7 @@ fn filters_know_no_image_and_nodes_no_command() {
 
 /// The crates of the picture in ARCHITECTURE.md, the lowest line first.
 const LINES: &[&[&str]] = &[
-    &["queue"],
+    &["queue", "boxed"],
     &["block"],
     &[
         "filters", "front", "nbd", "luks", "hostfile", "trace", "remote",

@@ -10,7 +10,7 @@
 //! With images between, these stay as they are, and the image too: they are what it shows in any
 //! case.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::collections::VecDeque;
 use std::ops::Range;
 

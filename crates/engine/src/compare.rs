@@ -5,7 +5,7 @@
 //! ahead, and compared in order, so that the difference reported is the first one. Memory is 1 MiB
 //! of each disk for each of 8 pieces in flight.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use cowslip_queue::BufMut;
 use futures_util::future::try_join;
 use futures_util::stream::{FuturesOrdered, StreamExt};

@@ -1,6 +1,6 @@
 //! [`Image`]: a disk, whatever its format; the verbs and their validation.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -44,6 +44,12 @@
 //!
 //! Memory that a guest or an embedder owns is passed as it is, by [`IoVec`] and [`IoVecMut`].
 //!
+//! # Three faces
+//!
+//! Beside futures, which any executor polls, there are requests with tokens and an eventfd for
+//! event loops ([`requests`]), and calls that block ([`blocking`]). None starts a thread that the
+//! caller has not asked for. Executors whose tasks move between threads have [`threaded`] disks.
+//!
 //! # Long operations
 //!
 //! [`convert`], [`commit`], [`rebase`], [`compare`], resizing, snapshots and changes of the header
@@ -109,6 +115,9 @@ mod durable;
 mod extents;
 pub mod formats;
 pub mod image;
+#[cfg(not(feature = "luks"))]
+#[path = "without_luks.rs"]
+pub mod luks;
 pub mod measure;
 mod pairs;
 pub mod qcow2;
@@ -116,6 +125,7 @@ mod raw;
 pub mod rebase;
 pub mod requests;
 mod statistics;
+pub mod threaded;
 
 pub use cowslip_block::{
     Buf, BufMut, Disk, Error, IoVec, IoVecMut, Job, Result, SharedMemory, Workers, disk, error,
@@ -125,6 +135,7 @@ pub use cowslip_block::{
 pub use cowslip_block::{errno, foreign, workers};
 #[doc(hidden)]
 pub use cowslip_hostfile::{allocate, growth, space};
+#[cfg(feature = "luks")]
 pub use cowslip_luks as luks;
 pub use image::Image;
 
@@ -140,13 +151,16 @@ pub mod file {
     };
     #[doc(hidden)]
     pub use cowslip_block::file::{
-        Brake, Calls, ChosenBy, Cipher, Claim, Conflict, Event, FillMethod, Gate, Holes, HolesBy,
-        Numbering, Observer, Permission, Permissions, PreparedWrite, Protection, ReadAs, ReadSet,
-        Role, Sharing, Side,
+        Brake, Calls, Cipher, Claim, Conflict, Event, FillMethod, Holes, HolesBy, Numbering,
+        Observer, Permission, Permissions, PreparedWrite, Protection, ReadAs, ReadSet, Sharing,
+        Side,
     };
+    pub use cowslip_block::file::{ChosenBy, Gate, Role};
     #[doc(no_inline)]
     pub use cowslip_block::file::{Durability, Space};
     pub use cowslip_hostfile::host;
+    #[cfg(feature = "portable")]
+    pub use cowslip_hostfile::portable;
 }
 
 /// The README's example compiles.
@@ -158,3 +172,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../manual/quick-vmm.md")]
 struct Manual;
+/// So do those of the chapter on programs, and of the package's own README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/embedding.md")]
+#[doc = include_str!("../README.md")]
+struct Embedding;

@@ -2,7 +2,7 @@
 //! whose disk is the file behind a header, under a cipher: zeroes there are written, and discards
 //! do nothing, since no hole reads as zeroes.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

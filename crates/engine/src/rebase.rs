@@ -12,7 +12,7 @@
 //!
 //! So nothing has to be taken back; what was written stays, and makes the image larger.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use cowslip_queue::{Buf, BufMut};

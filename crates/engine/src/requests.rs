@@ -114,12 +114,24 @@ impl Operation {
         }
     }
 
+    /// Bytes that it transfers, or that its range has.
+    fn byte_count(&self) -> u64 {
+        match self {
+            Operation::Read { target, .. } => target.len() as u64,
+            Operation::Write { data, .. } => data.len() as u64,
+            Operation::Zero { len, .. }
+            | Operation::Discard { len, .. }
+            | Operation::Allocate { len, .. } => *len,
+            Operation::Flush => 0,
+        }
+    }
+
     /// Whether it changes nothing, so that its future may be dropped at any moment.
     fn only_reads(&self) -> bool {
         matches!(self, Operation::Read { .. })
     }
 
-    async fn run(self, disk: &dyn Disk) -> Result<Option<IoVecMut>> {
+    pub(crate) async fn run(self, disk: &dyn Disk) -> Result<Option<IoVecMut>> {
         match self {
             Operation::Read { offset, target } => disk.read(offset, target).await.map(Some),
             Operation::Write {
@@ -164,6 +176,8 @@ pub struct Completion {
     pub result: Result<()>,
     /// The list of a read that has succeeded.
     pub target: Option<IoVecMut>,
+    /// Bytes of the request: those that were transferred, if it has succeeded.
+    pub byte_count: u64,
 }
 
 /// Requests of one thread, for disks that may be shared with other threads and their queues.
@@ -212,11 +226,12 @@ struct State {
 struct InFlight {
     task: TaskId,
     only_reads: bool,
+    byte_count: u64,
 }
 
 impl State {
     fn end(&mut self, token: u64, ended: Result<Option<IoVecMut>>) {
-        self.in_flight.remove(&token);
+        let request = self.in_flight.remove(&token);
         let (result, target) = match ended {
             Ok(target) => (Ok(()), target),
             Err(error) => (Err(error), None),
@@ -225,6 +240,7 @@ impl State {
             token,
             result,
             target,
+            byte_count: request.map_or(0, |request| request.byte_count),
         });
     }
 }
@@ -377,7 +393,7 @@ impl AsFd for RequestQueue {
 impl Started {
     fn begin(&self, disk: &Arc<dyn Disk>, request: Request) -> io::Result<()> {
         let Request { token, operation } = request;
-        let only_reads = operation.only_reads();
+        let (only_reads, byte_count) = (operation.only_reads(), operation.byte_count());
         let (disk, state) = (Arc::clone(disk), Rc::clone(&self.state));
         if self.state.borrow().in_flight.contains_key(&token) {
             return Err(io::ErrorKind::AlreadyExists.into());
@@ -386,7 +402,11 @@ impl Started {
             let ended = operation.run(&*disk).await;
             state.borrow_mut().end(token, ended);
         });
-        let request = InFlight { task, only_reads };
+        let request = InFlight {
+            task,
+            only_reads,
+            byte_count,
+        };
         self.state.borrow_mut().in_flight.insert(token, request);
         Ok(())
     }

@@ -31,6 +31,7 @@ mod left_behind;
 mod limits;
 mod measured;
 mod model;
+mod portable;
 mod repair_noise;
 mod repair_qemu;
 mod requests;

@@ -151,6 +151,20 @@ pub struct HostOptions {
     pub driver: Driver,
 }
 
+/// A gate for images that may name no other file: those whose files the caller passes, or whose
+/// names are not trusted at all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoFiles;
+
+impl Gate for NoFiles {
+    fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
+        Err(Error::Forbidden(format!(
+            "'{}' names the file '{}', and the caller opens no other files",
+            request.named_by, request.name
+        )))
+    }
+}
+
 /// Opens a regular file or a device. Blocks, but not for long.
 ///
 /// Nothing is claimed of a file that exists (see [`BlockFile::claim`]); one that is made is claimed

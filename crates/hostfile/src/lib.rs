@@ -15,6 +15,8 @@ pub mod host;
 mod lock;
 mod name;
 mod policy;
+#[cfg(feature = "portable")]
+pub mod portable;
 mod probe;
 mod room;
 mod scratch;

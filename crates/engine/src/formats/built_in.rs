@@ -45,6 +45,7 @@ async fn open_luks(opening: OpenRequest<'_>) -> Result<Opened> {
         is_top,
         ..
     } = opening;
+    luks::check_built(file.name())?;
     let passphrase = options
         .passphrase(is_top)
         .ok_or_else(|| Error::Key("Parameter 'key-secret' is required for cipher".to_string()))?;

@@ -283,6 +283,8 @@ async fn open_data_file(
 /// The file that guest data is in, with the image's cipher between. Under LUKS a sector's number is
 /// its place in that file: the same data elsewhere is other bytes. In QEMU's old way it is its
 /// place on the disk.
+// Without `luks` no cipher can be made.
+#[cfg_attr(not(feature = "luks"), allow(unused_variables))]
 async fn decrypted(
     opening: &OpenParameters<'_>,
     header: &Header,
@@ -291,12 +293,13 @@ async fn decrypted(
     if header.crypt_method == CryptMethod::None || opening.options.metadata_only {
         return Ok(data);
     }
+    luks::check_built(opening.file.name())?;
     let passphrase = opening.options.passphrase(opening.is_top).ok_or_else(|| {
         Error::Key("Parameter 'encrypt.key-secret' is required for cipher".to_string())
     })?;
     let Some(crypto) = header.extensions.crypto_header else {
-        let cipher = SectorCipher::of_password(passphrase);
-        let data = data.encrypted(Arc::new(cipher), Numbering::Guest);
+        let cipher = Arc::new(SectorCipher::of_password(passphrase));
+        let data = data.encrypted(cipher, Numbering::Guest);
         return Ok(match header.has_data_file() {
             // It has everything where the disk has it.
             true => data.for_guest(0, 0).into_owned(),

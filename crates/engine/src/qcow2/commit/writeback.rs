@@ -26,7 +26,7 @@
 //! table entries (or a new table, barrier, header), barrier; only then is the space they count
 //! handed out. So no cluster is taken that could not be counted.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use futures_util::future::join_all;

@@ -14,7 +14,7 @@
 //! | with space | left there; the host allocates holes under it, which changes no byte |
 //! | compressed, or shared with a snapshot | left: a write to it takes space, as in file systems that share extents |
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use super::preallocate::Stock;

@@ -20,7 +20,7 @@ mod bits;
 mod list;
 mod store;
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use crate::file::AlignedFile;

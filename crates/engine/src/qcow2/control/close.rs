@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::qcow2::Qcow2;
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 
 impl Qcow2 {
     /// Flushes what the session has changed, and releases space allocated ahead.

@@ -17,7 +17,7 @@
 //!
 //! The session ends with it: nothing but closing may follow, and reads see the backing file.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use cowslip_queue::Buf;

@@ -19,7 +19,7 @@
 //! Memory: refcount blocks are made for a part of the range at a time, entries live in the cache of
 //! tables, and what is taken is a few runs.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::collections::VecDeque;
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! Changing the size of the disk, and the L1 table with it.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use cowslip_queue::Buf;

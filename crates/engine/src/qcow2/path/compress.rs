@@ -13,6 +13,7 @@
 
 use std::fmt;
 
+#[cfg(feature = "deflate")]
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
 use crate::qcow2::header::CompressionType;
@@ -24,6 +25,8 @@ pub enum DecompressError {
     Garbled,
     /// The stream ends before the cluster is full.
     Short,
+    /// The library was built without the codec.
+    Off,
 }
 
 impl fmt::Display for DecompressError {
@@ -31,15 +34,31 @@ impl fmt::Display for DecompressError {
         f.write_str(match self {
             DecompressError::Garbled => "the compressed data is garbled or more than a cluster",
             DecompressError::Short => "the compressed data is less than a cluster",
+            DecompressError::Off => "the library was built without its codec",
         })
     }
 }
 
 impl std::error::Error for DecompressError {}
 
+/// A codec that the library was built without, by the name of its feature, in words for errors.
+pub(crate) fn missing_codec(kind: CompressionType) -> Option<&'static str> {
+    match kind {
+        CompressionType::Deflate if cfg!(not(feature = "deflate")) => {
+            Some("deflate compression without the library's feature 'deflate'")
+        }
+        CompressionType::Zstd if cfg!(not(feature = "zstd")) => {
+            Some("zstd compression without the library's feature 'zstd'")
+        }
+        CompressionType::Deflate | CompressionType::Zstd => None,
+    }
+}
+
 /// log2 of the window that QEMU's reader of deflate streams has; a wider one would be unreadable.
+#[cfg(feature = "deflate")]
 const DEFLATE_WINDOW_BITS: u8 = 12;
 /// The level that QEMU compresses with: the libraries' default.
+#[cfg(feature = "zstd")]
 const ZSTD_LEVEL: i32 = 3;
 
 /// Fills `cluster` from the stream at the start of `input`.
@@ -53,8 +72,15 @@ pub fn decompress(
     cluster: &mut [u8],
 ) -> Result<(), DecompressError> {
     match kind {
+        #[cfg(feature = "deflate")]
         CompressionType::Deflate => inflate(input, cluster),
+        #[cfg(feature = "zstd")]
         CompressionType::Zstd => decompress_zstd(input, cluster),
+        #[allow(unreachable_patterns)] // With all codecs there is no other.
+        _ => {
+            let _unused = (input, cluster);
+            Err(DecompressError::Off)
+        }
     }
 }
 
@@ -68,35 +94,55 @@ pub fn compress(kind: CompressionType, cluster: &[u8]) -> Option<Vec<u8>> {
 pub struct Compressor(Codec);
 
 enum Codec {
+    #[cfg(feature = "deflate")]
     Deflate(Compress),
     /// `None` if there is no memory for it.
+    #[cfg(feature = "zstd")]
     Zstd(Option<zstd::bulk::Compressor<'static>>),
+    /// The library was built without it: nothing is made smaller.
+    #[allow(dead_code)] // With all codecs there is none.
+    Off,
 }
 
 impl Compressor {
     /// A compressor of this kind.
     pub fn new(kind: CompressionType) -> Compressor {
         Compressor(match kind {
+            #[cfg(feature = "deflate")]
             CompressionType::Deflate => Codec::Deflate(deflate_stream()),
+            #[cfg(feature = "zstd")]
             CompressionType::Zstd => Codec::Zstd(zstd::bulk::Compressor::new(ZSTD_LEVEL).ok()),
+            #[allow(unreachable_patterns)] // With all codecs there is no other.
+            _ => Codec::Off,
         })
     }
 
     /// The compressed form of a cluster, or `None` if it is not smaller than the cluster.
     pub fn compress(&mut self, cluster: &[u8]) -> Option<Vec<u8>> {
         let mut output = vec![0; cluster.len().checked_sub(1)?];
-        let len = match &mut self.0 {
-            Codec::Deflate(stream) => deflate(stream, cluster, &mut output)?,
-            Codec::Zstd(zstd) => {
-                let zstd = zstd.as_mut()?;
-                zstd.compress_to_buffer(cluster, &mut output[..]).ok()?
-            }
-        };
+        let len = self.0.compress(cluster, &mut output)?;
         output.truncate(len);
         Some(output)
     }
 }
 
+impl Codec {
+    /// Returns the length of the output, if the cluster fits in there.
+    fn compress(&mut self, cluster: &[u8], output: &mut [u8]) -> Option<usize> {
+        match self {
+            #[cfg(feature = "deflate")]
+            Codec::Deflate(stream) => deflate(stream, cluster, output),
+            #[cfg(feature = "zstd")]
+            Codec::Zstd(zstd) => zstd.as_mut()?.compress_to_buffer(cluster, output).ok(),
+            Codec::Off => {
+                let _unused = (cluster, output);
+                None
+            }
+        }
+    }
+}
+
+#[cfg(feature = "deflate")]
 fn inflate(input: &[u8], cluster: &mut [u8]) -> Result<(), DecompressError> {
     let mut stream = Decompress::new(false);
     let status = stream
@@ -115,6 +161,7 @@ fn inflate(input: &[u8], cluster: &mut [u8]) -> Result<(), DecompressError> {
 
 /// Decodes whole frames straight into the cluster: unlike streaming, this needs no window of the
 /// size that a hostile frame header asks for.
+#[cfg(feature = "zstd")]
 fn decompress_zstd(input: &[u8], cluster: &mut [u8]) -> Result<(), DecompressError> {
     let (mut input, mut rest) = (input, cluster);
     let mut decoder = zstd::bulk::Decompressor::new().map_err(|_| DecompressError::Garbled)?;
@@ -137,10 +184,12 @@ fn decompress_zstd(input: &[u8], cluster: &mut [u8]) -> Result<(), DecompressErr
     Ok(())
 }
 
+#[cfg(feature = "deflate")]
 fn deflate_stream() -> Compress {
     Compress::new_with_window_bits(Compression::default(), false, DEFLATE_WINDOW_BITS)
 }
 
+#[cfg(feature = "deflate")]
 fn deflate(stream: &mut Compress, cluster: &[u8], output: &mut [u8]) -> Option<usize> {
     let status = stream.compress(cluster, output, FlushCompress::Finish);
     if !matches!(status, Ok(Status::StreamEnd)) {

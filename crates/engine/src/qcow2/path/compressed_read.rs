@@ -4,14 +4,14 @@
 //! An image that was written in one go has them side by side, byte by byte, so a request of several
 //! takes one read of the host, and as many pieces of work as keep the processors busy.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 use std::sync::Arc;
 
 use cowslip_queue::{Buf, IoVecMut};
 use futures_util::future::join_all;
 
-use super::compress::decompress;
+use super::compress::{decompress, missing_codec};
 use crate::file::Event;
 use crate::qcow2::Qcow2;
 use crate::qcow2::entry::Compressed;
@@ -155,11 +155,17 @@ impl Unpacking {
                     })
                 }
             };
-            let part = outcome.map_err(|error| Error::Corrupt {
-                file: self.name.to_string(),
-                structure: "compressed cluster",
-                offset: place.start,
-                detail: error.to_string(),
+            let part = outcome.map_err(|error| match missing_codec(self.kind) {
+                Some(codec) => Error::Unsupported {
+                    file: self.name.to_string(),
+                    feature: codec.into(),
+                },
+                None => Error::Corrupt {
+                    file: self.name.to_string(),
+                    structure: "compressed cluster",
+                    offset: place.start,
+                    detail: error.to_string(),
+                },
             })?;
             Ok((at, part))
         };

@@ -8,14 +8,14 @@
 //! in it is referenced. Data that does not fit there continues in the next cluster of the host if
 //! that is free, as QEMU's does.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use cowslip_queue::Buf;
 use futures_util::future::join_all;
 
 use super::admit::LeaseGuard;
-use super::compress::Compressor;
+use super::compress::{Compressor, missing_codec};
 use super::compressed_tail::Tail;
 use crate::backing::Backing;
 use crate::file::{Durability, Event};
@@ -90,6 +90,12 @@ impl Qcow2 {
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
                 feature: "compression and encryption at the same time".into(),
+            });
+        }
+        if let Some(codec) = missing_codec(self.compression) {
+            return Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: codec.into(),
             });
         }
         let cluster_bytes = self.geometry().cluster_bytes();

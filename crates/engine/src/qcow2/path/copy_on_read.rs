@@ -9,7 +9,7 @@
 //!
 //! The guest sees no change, so persistent bitmaps do not follow.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use cowslip_queue::{Buf, BufMut};

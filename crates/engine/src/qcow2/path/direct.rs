@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use cowslip_queue::{IoVec, IoVecMut};
 
 use super::write::OnAllocated;

@@ -1,6 +1,6 @@
 //! A write of guest data: the numbered steps, in their order.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use cowslip_queue::IoVec;
 
 use super::admit::{Batch, Origin, Request};

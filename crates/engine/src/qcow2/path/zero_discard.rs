@@ -6,7 +6,7 @@
 //! image gets later. With a raw data file the zeroes go to that file first, since it is a raw image
 //! of the disk in its own right.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use super::admit::LeaseGuard;

@@ -4,7 +4,7 @@
 //! and lowered here in memory, and written by write-back, which alone knows the order. A cluster
 //! without a refcount block has the count 0.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 

@@ -7,7 +7,7 @@
 //! at first, so that a small file has the layout of QEMU's; then for several, as an allocation is a
 //! barrier for the I/O of the file on XFS.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::io::ErrorKind;
 
 use super::alloc::SpaceContent;

@@ -23,7 +23,7 @@
 //! An image in which the check finds more than leaks keeps its tables, its blocks and its length:
 //! space that it does not count may be in use.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::collections::BTreeSet;
 use std::ops::Range;
 

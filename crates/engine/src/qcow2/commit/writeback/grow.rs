@@ -14,7 +14,7 @@ use crate::qcow2::space::growth::{self, Method, Step};
 use crate::qcow2::space::refcount::Refcounts;
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Buf, Error, Result};
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 
 impl Qcow2 {
     /// Finds room that is not free yet: in what no count covers, where the file has its length;

@@ -1,6 +1,6 @@
 //! Storing the bitmaps when the image is closed: everything in new space, then the header (D6).
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 
 use super::bits::DirtyBits;

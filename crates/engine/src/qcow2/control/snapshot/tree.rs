@@ -1,7 +1,7 @@
 //! The tree of an L1 table: its L2 tables, and how often it references each host cluster; and how
 //! refcounts change when one such tree is added and another removed.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! The plan of a repair: the knowledge of the image, the steps, and the observer of both.
 
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use crate::qcow2::header::{Header, autoclear, incompatible};
 use crate::qcow2::offline::check::{self, CheckOptions, CheckResult, Finding};
 use crate::units::pieces;
 use crate::{Buf, Result};
-use async_recursion::async_recursion as boxed;
+use cowslip_boxed::boxed;
 
 /// Data is copied in pieces of this size.
 const COPY_BYTES: u64 = 1 << 20;
