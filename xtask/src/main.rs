@@ -7,6 +7,8 @@
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
 //! - `manual` writes the manual as static pages;
+//! - `package` makes the packages of the crates that are published, and says what could not be
+//!   checked;
 //! - `mistakes` plants the mistakes of `crates/sim/mistakes` in a copy of the engine, which the
 //!   simulator must notice;
 //! - `mutants` changes the engine in many small ways and lists what nothing notices.
@@ -26,6 +28,7 @@ mod libssl;
 mod manual;
 mod mistakes;
 mod mutants;
+mod package;
 mod peers;
 mod run;
 mod test;
@@ -66,6 +69,8 @@ enum Command {
     Iotests(iotests::Args),
     /// Writes the manual as static pages, with the reference of the command, and checks its links
     Manual(manual::Args),
+    /// Makes the packages of all crates that are published, without a network
+    Package(package::Args),
     /// Plants the mistakes of crates/sim/mistakes in a copy of the engine; the simulator must
     /// notice each
     Mistakes(mistakes::Args),
@@ -85,6 +90,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Iotests(args) => iotests::run(&args),
         Command::Manual(args) => manual::run(&args),
+        Command::Package(args) => package::run(&args),
         Command::Mistakes(args) => mistakes::run(&args),
         Command::Mutants(args) => mutants::run(&args),
     };
