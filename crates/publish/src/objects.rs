@@ -10,9 +10,12 @@ use std::ops::Range;
 use std::pin::Pin;
 
 mod adapter;
+mod directory;
 mod runtime;
 
 pub use adapter::Adapter;
+pub use directory::{Directory, open_directories};
+pub use runtime::retire;
 
 /// A request to a store.
 pub type ObjectFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ObjectError>> + Send + 'a>>;

@@ -1,4 +1,4 @@
-//! The same in a directory of the host, through the runtime of its client.
+//! The same in a directory of the host, and through the runtime of the clients of object stores.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use cowslip_block::Job;
 use cowslip_publish::catalog;
 use cowslip_publish::location::{Location, Version};
-use cowslip_publish::objects::Adapter;
+use cowslip_publish::objects::{Adapter, Directory};
 use cowslip_publish::prune::{PruneOptions, prune};
 use cowslip_publish::store::Store;
 use cowslip_queue::{Backend, Queue};
@@ -17,8 +17,19 @@ use crate::simulated::Rng;
 #[test]
 fn a_directory_stores_published_disks() {
     let dir = tempfile::tempdir().unwrap();
-    let objects = Arc::new(Adapter::directory(dir.path()).unwrap());
-    let store = Store::new(objects, "dir");
+    let path = dir.path().join("made/with/the/first");
+    check(Store::new(Arc::new(Directory::new(&path).unwrap()), "dir"));
+    assert!(path.join("cowslip-published-1/names/one").is_dir());
+}
+
+#[test]
+fn a_store_of_another_crate_stores_published_disks() {
+    let memory = Arc::new(object_store::memory::InMemory::new());
+    let folder = Adapter::new(memory, "/a/folder/");
+    check(Store::new(Arc::new(folder), "memory"));
+}
+
+fn check(store: Store) {
     let mut rng = Rng(41);
     let mut bytes = random_bytes(&mut rng, 2 << 20);
     let queue = Queue::new(Backend::Auto).unwrap();

@@ -1,11 +1,9 @@
 //! [`Adapter`]: a store of the crate `object_store` as [`Objects`].
 
 use std::ops::Range;
-use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use futures_util::TryStreamExt;
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
@@ -18,8 +16,6 @@ pub struct Adapter {
     store: Arc<dyn ObjectStore>,
     /// The path in the store before all keys; empty for the whole store.
     prefix: String,
-    /// The directory of the host, if that is the store.
-    directory: Option<PathBuf>,
 }
 
 impl Adapter {
@@ -28,22 +24,7 @@ impl Adapter {
         Adapter {
             store,
             prefix: prefix.trim_matches('/').to_string(),
-            directory: None,
         }
-    }
-
-    /// A directory of the host, which is there.
-    ///
-    /// # Errors
-    /// The system's words.
-    pub fn directory(directory: &FilePath) -> Result<Adapter, String> {
-        let store = LocalFileSystem::new_with_prefix(directory);
-        let store = store.map_err(|error| words(&error))?;
-        Ok(Adapter {
-            store: Arc::new(store.with_automatic_cleanup(false)),
-            prefix: String::new(),
-            directory: Some(directory.to_path_buf()),
-        })
     }
 
     fn path(&self, key: &str) -> Path {
@@ -146,21 +127,6 @@ impl Objects for Adapter {
                 Ok(()) | Err(ObjectError::Missing) => Ok(()),
                 Err(error) => Err(error),
             }
-        })
-    }
-
-    fn settle(&self) -> ObjectFuture<'_, ()> {
-        let Some(directory) = self.directory.clone() else {
-            return Box::pin(std::future::ready(Ok(())));
-        };
-        // A directory's objects are files that nobody has flushed: their file system is.
-        let synced = cowslip_queue::blocking(move || {
-            let opened = std::fs::File::open(directory)?;
-            rustix::fs::syncfs(opened).map_err(std::io::Error::from)
-        });
-        Box::pin(async move {
-            let synced: std::io::Result<()> = synced.await;
-            synced.map_err(|error| ObjectError::Failed(error.to_string()))
         })
     }
 }
