@@ -78,7 +78,12 @@ fn put(path: &Path, bytes: &[u8], existing: Existing) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let unfinished = parent.join(format!("{UNFINISHED}{}-{number}", std::process::id()));
-    let written = write_new(&unfinished, bytes).and_then(|()| match existing {
+    let written = match write_new(&unfinished, bytes) {
+        // A pruning has removed the folder in between, which was empty.
+        Err(error) if error.kind() == ErrorKind::NotFound => write_new(&unfinished, bytes),
+        written => written,
+    };
+    let written = written.and_then(|()| match existing {
         Existing::Replace => fs::rename(&unfinished, path),
         // A link fails where the name is taken; a rename would replace it.
         Existing::Keep => fs::hard_link(&unfinished, path),
