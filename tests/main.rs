@@ -59,6 +59,7 @@ mod overwrite;
 mod power_cut;
 mod preallocation_jobs;
 mod private_files;
+mod publish;
 mod qemu_nbd_lines;
 mod record;
 mod report;

@@ -34,6 +34,8 @@ pub mod map;
 pub mod measure;
 pub mod mount;
 pub mod option_order;
+pub mod publish;
+pub mod pull;
 pub mod rebase;
 pub mod resize;
 pub mod serve;
@@ -141,6 +143,10 @@ pub enum CowslipVerb {
     Mount(Box<mount::Args>),
     /// Unmount the file of an image, and wait until the image is closed
     Umount(umount::Args),
+    /// Publish an image to an object store or a directory, list, withdraw and prune what is there
+    Publish(Box<publish::Args>),
+    /// Copy a published disk to a new image
+    Pull(Box<pull::Args>),
     /// Create a file that shares its data with an image, on file systems with reflinks
     Clone(clone::Args),
     /// Say which clusters, policy, preallocation, cache and chain would serve images, and the
@@ -178,6 +184,8 @@ impl CowslipVerb {
             CowslipVerb::Checkpoint(args) => checkpoint::run(&args, program),
             CowslipVerb::Mount(args) => mount::run(*args, program),
             CowslipVerb::Umount(args) => umount::run(&args, program),
+            CowslipVerb::Publish(args) => publish::run(&args, program),
+            CowslipVerb::Pull(args) => pull::run(&args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
             CowslipVerb::Clone(args) => clone::run(args, program),
             CowslipVerb::Advise(args) => advise::run(&args, program),

@@ -376,6 +376,11 @@ pub struct DoneArgs {
 }
 
 impl DoneArgs {
+    /// Whether `--json` is given.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// Prints what was done: `value` as JSON if `--json` is given, else `words` as a note, unless
     /// `quiet`.
     pub fn report(&self, quiet: bool, words: &str, value: impl FnOnce() -> Value) {

@@ -142,6 +142,12 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The format of the disk in it where none is given; `None`, as by default, if its first bytes
+    /// decide.
+    fn format(&self) -> Option<Format> {
+        None
+    }
+
     /// Opens the file, for writing if `settings` say so. It claims nothing.
     ///
     /// # Errors

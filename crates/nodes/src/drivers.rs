@@ -11,6 +11,7 @@ pub mod file;
 mod luks;
 mod nbd;
 mod null;
+pub mod published;
 mod qcow2;
 mod raw;
 
@@ -18,7 +19,7 @@ mod raw;
 pub fn standard() -> Arc<Registry> {
     static STANDARD: LazyLock<Arc<Registry>> = LazyLock::new(|| {
         Arc::new(Registry {
-            protocols: vec![&nbd::Nbd, &null::Null],
+            protocols: vec![&nbd::Nbd, &null::Null, &published::Published],
             filters: vec![&blkdebug::Blkdebug, &raw::Raw],
             image_filters: vec![&copy_on_read::CopyOnRead, &compress::Compress],
             formats: vec![&qcow2::Qcow2, &raw::Raw, &luks::Luks],

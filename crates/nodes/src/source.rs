@@ -421,6 +421,7 @@ impl Source {
         }
         self.filename = match self.registry.node_of_name(filename)? {
             Some(node) => {
+                self.format = self.format.or(node.format());
                 self.bottom = Bottom::Protocol { node, bare: None };
                 filename.to_string()
             }

@@ -56,6 +56,8 @@ pub struct Rights {
     pub removed: Vec<PathBuf>,
     /// Directories in which it opens, makes and removes files and sockets.
     pub directories: Vec<PathBuf>,
+    /// Directories in which it reads files.
+    pub read: Vec<PathBuf>,
     /// Numbers of system calls.
     pub calls: Vec<i64>,
 }
@@ -78,6 +80,7 @@ impl FromIterator<Rights> for Rights {
         all.into_iter().fold(Rights::default(), |mut sum, rights| {
             sum.removed.extend(rights.removed);
             sum.directories.extend(rights.directories);
+            sum.read.extend(rights.read);
             sum.calls.extend(rights.calls);
             sum
         })
@@ -133,9 +136,16 @@ pub fn enter(rights: &Rights) -> Report {
     // Landlock is a thread's, and its children's. What remains idle of opening the image goes
     // first.
     cowslip_queue::retire_idle_threads();
+    cowslip_publish::objects::retire();
+    let published = cowslip_publish::objects::open_directories();
+    let mut rights = rights.clone();
+    if !published.is_empty() {
+        rights.calls.extend(OPENING);
+    }
+    rights.read.extend(published);
     let other_threads = other_threads();
     Report {
-        landlock: confine_files(rights).map_err(|error| error.to_string()),
+        landlock: confine_files(&rights).map_err(|error| error.to_string()),
         seccomp: confine_calls(&rights.calls).map_err(|error| error.to_string()),
         other_threads,
     }
@@ -194,6 +204,10 @@ fn confine_files(rights: &Rights) -> Result<RulesetStatus, landlock::RulesetErro
     let files = files & !(AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeFifo);
     for directory in rights.directories.iter().flat_map(PathFd::new) {
         ruleset = ruleset.add_rule(PathBeneath::new(directory, files))?;
+    }
+    for directory in rights.read.iter().flat_map(PathFd::new) {
+        let read = AccessFs::ReadFile | AccessFs::ReadDir;
+        ruleset = ruleset.add_rule(PathBeneath::new(directory, read))?;
     }
     Ok(ruleset.restrict_self()?.ruleset)
 }

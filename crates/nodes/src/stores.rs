@@ -1,0 +1,79 @@
+//! Stores of published disks by the names that people give them: directories, `file://` URLs, and
+//! object stores by their URLs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cowslip_block::{Error, Result};
+use cowslip_publish::objects::{Adapter, Directory, Objects};
+use cowslip_publish::store::Store;
+use cowslip_remote::{Environment, ObjectUrl, StoreOptions, locate};
+
+/// The store of a name, and the path in it. Nothing is sent.
+///
+/// # Errors
+/// The name has another scheme, or the URL or an option cannot be.
+pub fn open_store(root: &str, options: &StoreOptions) -> Result<Store> {
+    let objects: Arc<dyn Objects> = match ObjectUrl::of_name(root) {
+        Some(url) => {
+            let url = url?;
+            if url.scheme().is_web() {
+                return Err(Error::invalid(format!(
+                    "'{root}' is on a web server, which does not list its objects: published disks are in directories, s3://, gs:// and az://"
+                )));
+            }
+            let located = locate(&url, options, &Environment::of_process())?;
+            Arc::new(Adapter::new(located.store, located.path.as_ref()))
+        }
+        None => {
+            let directory = directory(root)?;
+            let opened = Directory::new(&directory);
+            Arc::new(opened.map_err(|error| Error::io(format!("Could not open '{root}'"), error))?)
+        }
+    };
+    Ok(Store::new(objects, root))
+}
+
+/// The directory that a name stands for.
+fn directory(root: &str) -> Result<PathBuf> {
+    let path = match root.split_once("://") {
+        None => return Ok(Path::new(root).to_path_buf()),
+        Some(("file", path)) => path,
+        Some((scheme, _)) => {
+            return Err(Error::invalid(format!(
+                "'{root}': no store of published disks has the scheme '{scheme}'"
+            )));
+        }
+    };
+    match path.starts_with('/') {
+        true => Ok(Path::new(path).to_path_buf()),
+        false => Err(Error::invalid(format!(
+            "'{root}': a URL of a directory has three slashes: file:///srv/images"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_have_paths_or_urls() {
+        for (root, path) in [("/srv/x", "/srv/x"), ("x", "x"), ("file:///srv", "/srv")] {
+            assert_eq!(directory(root).ok(), Some(PathBuf::from(path)));
+        }
+        for (root, said) in [
+            ("file://host/x", "three slashes"),
+            ("ftp://host/x", "the scheme 'ftp'"),
+            ("https://host/x", "web server"),
+            ("s3://user:password@bucket/x", "environment"),
+        ] {
+            let refused = open_store(root, &StoreOptions::default()).map(drop);
+            let refused = refused.map_err(|error| error.to_string());
+            assert!(
+                refused.as_ref().is_err_and(|why| why.contains(said)),
+                "{refused:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! `publish`: an image's disk goes to an object store or a directory, in chunks; what is there is
+//! listed, withdrawn and pruned. docs/published-images.md describes the form.
+
+use std::time::Duration;
+
+use cowslip::Error;
+use cowslip::file::Sharing;
+use cowslip::file::host::Aio;
+use cowslip_nodes::drivers::published::PREFIX;
+use cowslip_nodes::stores::open_store;
+use cowslip_publish::catalog;
+use cowslip_publish::cut::ChunkSizes;
+use cowslip_publish::location::{Location, Version};
+use cowslip_publish::pack::PACK_BYTES;
+use cowslip_publish::prune::{PruneOptions, prune};
+use cowslip_publish::publish::{Parent, Published, Request, publish};
+use cowslip_publish::record::VersionRecord;
+use cowslip_publish::store::Store;
+use cowslip_remote::StoreOptions;
+use serde_json::{Value, json};
+
+use crate::error::CommandError;
+use crate::interrupt::CancelledOnInterrupt;
+use crate::job::JobArgs;
+use crate::open::{
+    self, ImageSpec, OpenSettings, Trust, block_on, chosen_snapshot, open_image, sharing, workers,
+};
+use crate::options;
+use crate::output::{DoneArgs, Program, print, print_json, usage_error};
+use crate::size;
+use crate::time::date_and_time;
+
+/// The shortest grace time: publications give up after half of it without a sign of life.
+const GRACE_HOURS_MIN: u64 = 1;
+/// The time after which a publication renews its lease.
+const RENEWED_AFTER: Duration = Duration::from_secs(60);
+
+/// Options of the way to an object store.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct StoreArgs {
+    /// URL of the server of s3://, gs:// or az://, if not the provider's
+    #[arg(long, value_name = "URL")]
+    endpoint: Option<String>,
+    /// Region of the bucket
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+}
+
+impl StoreArgs {
+    /// The store of a name.
+    ///
+    /// # Errors
+    /// There is no such store.
+    pub fn open(&self, root: &str) -> Result<Store, CommandError> {
+        let options = StoreOptions {
+            endpoint: self.endpoint.clone(),
+            region: self.region.clone(),
+            ..StoreOptions::default()
+        };
+        Ok(open_store(root, &options)?)
+    }
+}
+
+/// Command line of `publish`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+STORE is a directory, file:///DIRECTORY, s3://BUCKET[/PATH], gs://… or az://…; NAME has letters, digits, '.', '-' and \
+'_'. Each publication of a name is a version with a number. A version is used in place as 'published:STORE/NAME@DIGEST', \
+which always stands for the same bytes, and copied by 'cowslip pull'. An interrupted publication continues when the same \
+command is run again. More: docs/published-images.md.")]
+pub struct Args {
+    /// Format of the image
+    #[arg(short = 'f', long, value_name = "FMT")]
+    format: Option<String>,
+    /// IMAGE is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// Internal snapshot of the image to publish
+    #[arg(short = 'l', long, value_name = "SNAPSHOT")]
+    snapshot: Option<String>,
+    /// Open the image although another process writes to it
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Store only chunks that this version does not have either; may be repeated. The newest
+    /// version of the name is always looked at
+    #[arg(long, value_name = "NAME[@VERSION]")]
+    parent: Vec<String>,
+    /// Usual length of a chunk before compression: a power of two from 16k to 1M; 32k, or as the
+    /// parent has it
+    #[arg(long, value_name = "SIZE")]
+    chunk_size: Option<String>,
+    /// Level of zstd
+    #[arg(long, value_name = "LEVEL", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(i32).range(1..=19))]
+    level: i32,
+    /// Do not read back what was stored; its presence and length are checked
+    #[arg(long)]
+    no_read_back: bool,
+    /// List the versions that a store has
+    #[arg(long, conflicts_with_all = ["prune", "withdraw"])]
+    list: bool,
+    /// Remove what no version of a store needs any more
+    #[arg(long, conflicts_with = "withdraw")]
+    prune: bool,
+    /// Take a version's name away; --prune removes its bytes later
+    #[arg(long)]
+    withdraw: bool,
+    /// With --prune: hours for which everything stays after it was stored, and after the last sign
+    /// of life of a publication
+    #[arg(long, value_name = "HOURS", default_value_t = 24)]
+    #[arg(value_parser = clap::value_parser!(u64).range(GRACE_HOURS_MIN..=87_600))]
+    grace: u64,
+    /// With --prune: remove nothing
+    #[arg(short = 'n', long, requires = "prune")]
+    dry_run: bool,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
+    done: DoneArgs,
+    #[command(flatten)]
+    job: JobArgs,
+    /// The image and its new name: IMAGE STORE/NAME; with --list or --prune STORE, with --withdraw
+    /// STORE/NAME@VERSION
+    #[arg(value_name = "NAME", required = true, num_args = 1..=2)]
+    names: Vec<String>,
+}
+
+/// Runs `publish`. Returns the exit code.
+pub fn run(args: &Args, program: &Program) -> u8 {
+    program.exit_code(match &args.names[..] {
+        [root] if args.list => list(args, root),
+        [root] if args.prune => pruned(args, root, program),
+        [name] if args.withdraw => withdrawn(args, name),
+        [image, name] if !(args.list || args.prune || args.withdraw) => {
+            published(args, (image, name), program)
+        }
+        names => {
+            let wanted = match args.list || args.prune || args.withdraw {
+                true => "expects one name",
+                false => "expects an image and its new name",
+            };
+            let text = format!("publish {wanted}, not {} names", names.len());
+            Err(usage_error(&text, "publish", program))
+        }
+    })
+}
+
+/// A number that no other publication has.
+fn random() -> Result<[u8; 16], CommandError> {
+    let mut random = [0; 16];
+    let filled = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+    match filled {
+        Ok(16) => Ok(random),
+        _ => Err(CommandError::new("The system has no random numbers")),
+    }
+}
+
+/// The name under which a version is used in place.
+fn pinned(root: &str, record: &VersionRecord) -> String {
+    format!("{PREFIX}{root}/{}@{}", record.name, record.index)
+}
+
+fn published(
+    args: &Args,
+    (image, name): (&str, &str),
+    program: &Program,
+) -> Result<(), CommandError> {
+    let location = Location::parse(name)?;
+    if location.version != Version::Newest {
+        let text = format!("'{name}' has a version, and a publication gets the next one");
+        return Err(CommandError::new(text));
+    }
+    let sizes = args.chunk_size.as_deref().map(|text| {
+        let bytes = options::size("chunk-size", text)?;
+        Ok::<_, CommandError>(ChunkSizes::around(bytes)?)
+    });
+    let sizes = sizes.transpose()?;
+    let snapshot = chosen_snapshot(args.snapshot.as_deref(), program)?;
+    let shown = args.job.unless(args.quiet);
+    let job = shown.job()?;
+    let store = args.store.open(&location.root)?;
+    let interrupted = CancelledOnInterrupt::new(&job);
+    let spec = ImageSpec {
+        image_opts: args.image_opts,
+        ..ImageSpec::named(image, args.format.as_deref())
+    };
+    let settings = OpenSettings {
+        snapshot,
+        sharing: sharing(args.force_share, Sharing::Frozen),
+        policy: args.trust.backing_policy,
+        workers: workers(),
+        ..open::settings()
+    };
+    let outcome = block_on(Aio::Auto, async {
+        let image = open_image(&spec, &settings).await?;
+        let request = Request {
+            name: location.name.clone(),
+            parents: parents(args, &location, &store).await?,
+            sizes,
+            level: args.level,
+            pack_bytes: PACK_BYTES,
+            reads_back: !args.no_read_back,
+            random: random()?,
+            renewed_after: RENEWED_AFTER,
+        };
+        let published = publish(&image, &store, &request, &workers(), &job).await;
+        let closed = image.close().await;
+        Ok(published.and_then(|done| closed.map(|()| done)))
+    })?;
+    match outcome {
+        Err(Error::Cancelled) => {
+            let left = format!(
+                "what was stored has no name; run publish again to continue, or leave it to '--prune {}'",
+                location.root
+            );
+            Err(interrupted.report(program, left))
+        }
+        Err(error) => Err(error.into()),
+        Ok(done) => {
+            shown.end();
+            report(args, &location, &done);
+            Ok(())
+        }
+    }
+}
+
+async fn parents(
+    args: &Args,
+    location: &Location,
+    store: &Store,
+) -> Result<Vec<Parent>, CommandError> {
+    let mut parents = Vec::new();
+    for name in &args.parent {
+        let parent = Location::parse(&format!("{}/{name}", location.root))?;
+        let record = catalog::find(store, &parent).await?;
+        parents.push(Parent {
+            index: catalog::index_of(store, &record)?,
+            name: record.name,
+            version: record.version,
+        });
+    }
+    Ok(parents)
+}
+
+fn report(args: &Args, location: &Location, done: &Published) {
+    let record = &done.record;
+    let words = format!(
+        "Published {}: {} of data, {} stored, {} new.\n{}\n",
+        location.at(Version::Number(record.version)),
+        size::human(record.data_bytes),
+        size::human(record.stored_bytes),
+        size::human(record.new_bytes),
+        pinned(&location.root, record),
+    );
+    args.done.report(args.quiet, &words, || {
+        let mut value = described(&location.root, record);
+        value["kept-bytes"] = done.kept_bytes.into();
+        value["objects"] = done.objects.into();
+        value
+    });
+}
+
+/// A version as JSON.
+fn described(root: &str, record: &VersionRecord) -> Value {
+    json!({
+        "filename": pinned(root, record),
+        "name": record.name,
+        "version": record.version,
+        "index": record.index,
+        "disk-bytes": record.disk_bytes,
+        "data-bytes": record.data_bytes,
+        "stored-bytes": record.stored_bytes,
+        "new-bytes": record.new_bytes,
+        "index-bytes": record.index_bytes,
+        "chunks": record.chunks,
+        "published": record.published,
+        "parents": record.parents,
+    })
+}
+
+fn list(args: &Args, root: &str) -> Result<(), CommandError> {
+    let store = args.store.open(root)?;
+    let records = block_on(Aio::Auto, async {
+        let mut records = Vec::new();
+        for (name, numbers) in catalog::versions(&store).await? {
+            for number in numbers {
+                // One that was withdrawn meanwhile is not there.
+                records.extend(store.version(&name, number).await?);
+            }
+        }
+        Ok(records)
+    })?;
+    let is_json = args.done.is_json();
+    if is_json {
+        let values = records.iter().map(|record| described(root, record));
+        print_json(&Value::Array(values.collect()));
+    } else if !args.quiet {
+        for record in &records {
+            print(&format!(
+                "{}@{}  disk {}, stored {}, new {}, published {}\n    {}\n",
+                record.name,
+                record.version,
+                size::human(record.disk_bytes),
+                size::human(record.stored_bytes),
+                size::human(record.new_bytes),
+                date_and_time(record.published),
+                pinned(root, record),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn withdrawn(args: &Args, name: &str) -> Result<(), CommandError> {
+    let location = Location::parse(name)?;
+    if location.version == Version::Newest {
+        let text = format!("'{name}' has no version; withdraw '{name}@NUMBER'");
+        return Err(CommandError::new(text));
+    }
+    let store = args.store.open(&location.root)?;
+    let record = block_on(Aio::Auto, async {
+        let record = catalog::withdraw(&store, &location).await?;
+        store.settle().await?;
+        Ok(record)
+    })?;
+    let words = format!("Withdrawn {}@{}.\n", record.name, record.version);
+    args.done
+        .report(args.quiet, &words, || described(&location.root, &record));
+    Ok(())
+}
+
+fn pruned(args: &Args, root: &str, program: &Program) -> Result<(), CommandError> {
+    let shown = args.job.unless(args.quiet);
+    let job = shown.job()?;
+    let store = args.store.open(root)?;
+    let prune_options = PruneOptions {
+        grace: Duration::from_secs(args.grace * 60 * 60),
+        dry_run: args.dry_run,
+        random: random()?,
+    };
+    let interrupted = CancelledOnInterrupt::new(&job);
+    let outcome = block_on(Aio::Auto, async {
+        Ok(prune(&store, &prune_options, &job).await)
+    })?;
+    let done = match outcome {
+        Err(Error::Cancelled) => {
+            let left = "a part of what nothing needs is removed; run it again to remove the rest";
+            return Err(interrupted.report(program, left));
+        }
+        done => done?,
+    };
+    shown.end();
+    let verb = if args.dry_run {
+        "Would remove"
+    } else {
+        "Removed"
+    };
+    let words = format!(
+        "{verb} {} objects, {}; {} stay, {}, of which {} only for the grace time or a publication.\n",
+        done.objects,
+        size::human(done.bytes),
+        done.kept_objects,
+        size::human(done.kept_bytes),
+        done.spared_objects,
+    );
+    args.done.report(args.quiet, &words, || {
+        json!({
+            "removed-objects": done.objects,
+            "removed-bytes": done.bytes,
+            "removed-leases": done.leases,
+            "kept-objects": done.kept_objects,
+            "kept-bytes": done.kept_bytes,
+            "spared-objects": done.spared_objects,
+            "dry-run": args.dry_run,
+        })
+    });
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! `publish` and `pull` on directories: what is published, in place, pulled, interrupted, killed,
+//! listed, withdrawn, pruned; and what is refused.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support::golden::words;
+use crate::support::rng::Rng;
+use crate::support::{cowslip, outcome, run, scratch};
+
+fn line(dir: &Path, line: &str) -> String {
+    run(cowslip().current_dir(dir).args(words(line)))
+}
+
+fn json(dir: &Path, text: &str) -> Value {
+    serde_json::from_str(&line(dir, text)).unwrap()
+}
+
+/// What a line says that fails with exit code 1.
+fn refused(dir: &Path, line: &str) -> String {
+    let output = outcome(cowslip().current_dir(dir).args(words(line)));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+    assert!(output.stdout.is_empty(), "{line}");
+    said
+}
+
+/// A raw disk: noise, with zeroes in between.
+fn golden(dir: &Path, bytes: usize) -> Vec<u8> {
+    let mut rng = Rng::new(71);
+    let mut disk = vec![0; bytes];
+    for run in disk.chunks_mut(1 << 20).step_by(2) {
+        for word in run.chunks_mut(8) {
+            word.copy_from_slice(&rng.next().to_le_bytes()[..word.len()]);
+        }
+    }
+    std::fs::write(dir.join("golden.raw"), &disk).unwrap();
+    disk
+}
+
+#[test]
+fn a_disk_is_published_used_in_place_and_pulled() {
+    let dir = scratch();
+    let dir = dir.path();
+    golden(dir, 16 << 20);
+    line(dir, "convert -O qcow2 golden.raw golden.qcow2");
+    let first = json(dir, "publish --json golden.qcow2 store/golden");
+    assert_eq!(
+        (&first["version"], &first["kept-bytes"]),
+        (&1.into(), &0.into())
+    );
+    let data = first["data-bytes"].as_u64().unwrap();
+    assert!((8 << 20..9 << 20).contains(&data), "{first}");
+    let name = first["filename"].as_str().unwrap();
+    assert!(name.starts_with("published:store/golden@"), "{name}");
+    line(dir, &format!("compare -f raw {name} golden.raw"));
+    let info = json(dir, &format!("info --output=json {name}"));
+    assert_eq!(
+        (&info["format"], &info["virtual-size"]),
+        (&"raw".into(), &(16 << 20).into())
+    );
+    // An overlay, which is flattened into the second version.
+    let full = name.replace("store", &dir.join("store").display().to_string());
+    line(
+        dir,
+        &format!("create -q -f qcow2 -b {full} -F raw top.qcow2"),
+    );
+    line(dir, "io -c 'write -q -P 7 3M 200k' top.qcow2");
+    let second = json(dir, "publish --json top.qcow2 store/golden");
+    let new = second["new-bytes"].as_u64().unwrap();
+    assert!(new < 500 << 10, "{second}");
+    line(dir, "pull -q store/golden pulled.qcow2");
+    line(dir, "compare pulled.qcow2 top.qcow2");
+    line(dir, "check -q pulled.qcow2");
+    line(dir, "pull -q -O raw store/golden@1 pulled.raw");
+    line(dir, "compare -f raw pulled.raw golden.raw");
+    assert!(!dir.join("pulled.raw.part").exists());
+    let said = refused(dir, "pull store/golden pulled.raw");
+    assert_eq!(said, "cowslip: 'pulled.raw' exists already\n");
+    let listed = json(dir, "publish --list --json store");
+    assert_eq!(listed.as_array().unwrap().len(), 2);
+    assert_eq!(listed[1]["filename"], second["filename"]);
+    // A name that was taken away stays readable until it is pruned, but not for a pull by number.
+    line(dir, "publish -q --withdraw store/golden@1");
+    assert_eq!(
+        json(dir, "publish --list --json store")
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    let said = refused(dir, "pull store/golden@1 x.qcow2");
+    assert!(
+        said.contains("There is no published disk 'store/golden@1'"),
+        "{said}"
+    );
+    let pruned = json(dir, "publish --prune --json store");
+    assert_eq!(
+        (&pruned["removed-objects"], &pruned["dry-run"]),
+        (&0.into(), &false.into())
+    );
+    line(dir, "compare pulled.qcow2 top.qcow2");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let dir = scratch();
+    let dir = dir.path();
+    golden(dir, 1 << 20);
+    line(dir, "publish -q -f raw golden.raw store/golden");
+    for (line, said) in [
+        ("publish golden.raw golden", "names no published disk"),
+        ("publish golden.raw store/.x", "no name of a published disk"),
+        ("publish golden.raw store/x@3", "gets the next one"),
+        (
+            "publish missing.raw store/x",
+            "Could not open 'missing.raw'",
+        ),
+        ("publish --chunk-size 5k golden.raw store/x", "power of two"),
+        (
+            "publish --parent y golden.raw store/x",
+            "no published disk 'store/y'",
+        ),
+        ("publish golden.raw ftp://host/x/y", "scheme 'ftp'"),
+        ("publish golden.raw https://host/x/y", "web server"),
+        ("publish golden.raw file://store/x", "three slashes"),
+        ("publish --withdraw store/golden", "has no version"),
+        ("publish --withdraw store/golden@2", "no published disk"),
+        (
+            "pull store/other x",
+            "There is no published disk 'store/other'",
+        ),
+        (
+            "pull nowhere/golden x",
+            "There is no published disk 'nowhere/golden'",
+        ),
+        ("pull store/golden missing/x", "missing/x.part"),
+        ("pull -O vmdk store/golden x", "vmdk"),
+        (
+            "pull -o backing_file=y store/golden x",
+            "no option 'backing_file'",
+        ),
+        ("info published:store/golden", "another disk tomorrow"),
+        ("info published:store/golden@1", "another disk tomorrow"),
+        (
+            "io -c 'write 0 4k' --image-opts driver=published",
+            "Parameter 'url' is missing",
+        ),
+    ] {
+        let refused = refused(dir, line);
+        assert!(refused.contains(said), "{line}: {refused}");
+    }
+    // A chunk that is damaged is named, and nothing passes for the image.
+    let packs = dir.join("store/cowslip-published-1/packs");
+    let session = std::fs::read_dir(packs).unwrap().next().unwrap().unwrap();
+    let pack = std::fs::read_dir(session.path()).unwrap().next().unwrap();
+    let pack = pack.unwrap().path();
+    let mut bytes = std::fs::read(&pack).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::write(&pack, bytes).unwrap();
+    let said = refused(dir, "pull store/golden x");
+    assert!(said.contains("is corrupt: chunk at offset"), "{said}");
+    assert!(!dir.join("x").exists());
+}
+
+/// Ends a command by a signal when it has reported some of its work.
+fn ended(dir: &Path, line: &str, signal: Signal) -> String {
+    let mut command = cowslip();
+    command.current_dir(dir).args(words(line));
+    let piped = command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut progress = String::new();
+    while !progress.contains("\"done\":") || progress.contains("\"done\":0,") {
+        progress.clear();
+        let read = stderr.read_line(&mut progress).unwrap();
+        assert!(read > 0, "{line}: it ended without having begun");
+    }
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    let mut said = String::new();
+    stderr.read_to_string(&mut said).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(signal.as_raw()), "{line}: {said}");
+    let said = said.lines().filter(|line| !line.starts_with('{'));
+    said.collect()
+}
+
+#[test]
+fn what_is_interrupted_or_killed_has_no_name_and_is_continued() {
+    let dir = scratch();
+    let dir = dir.path();
+    golden(dir, 64 << 20);
+    let publish = "publish -f raw golden.raw store/golden";
+    for signal in [Signal::INT, Signal::KILL] {
+        let paced = format!("{publish} --rate-limit 40M --progress=json");
+        let said = ended(dir, &paced, signal);
+        if signal == Signal::INT {
+            let left = "cowslip: Cancelled: what was stored has no name; run publish again to continue, or leave it to \
+                        '--prune store'";
+            assert_eq!(said, left);
+        }
+        let listed = json(dir, "publish --list --json store");
+        assert_eq!(listed, Value::Array(Vec::new()));
+    }
+    line(dir, &format!("{publish} -q"));
+    let part = dir.join("x.part");
+    for signal in [Signal::INT, Signal::KILL] {
+        let paced = "pull --rate-limit 20M --progress=json store/golden x";
+        let said = ended(dir, paced, signal);
+        if signal == Signal::INT {
+            let left =
+                "cowslip: Cancelled: 'x.part' contains a part of it; run pull again to continue";
+            assert_eq!(said, left);
+        }
+        assert!(part.exists() && !dir.join("x").exists());
+    }
+    let done = json(dir, "pull --json store/golden x");
+    assert!(done["kept-bytes"].as_u64().unwrap() > 0, "{done}");
+    line(dir, "compare x golden.raw");
+    assert!(!part.exists());
+}
