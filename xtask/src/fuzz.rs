@@ -10,7 +10,7 @@ use std::process::Command;
 use crate::run;
 
 /// The targets, as in `cowslip_hostile::TARGETS`, and the longest input that is worth trying.
-const TARGETS: [(&str, u32); 11] = [
+const TARGETS: [(&str, u32); 12] = [
     ("image_bytes", 131_072),
     ("image_damage", 600),
     // A byte, and an image or choices.
@@ -23,13 +23,14 @@ const TARGETS: [(&str, u32); 11] = [
     ("vhost_messages", 2000),
     ("io_lines", 1000),
     ("qmp", 2000),
+    ("published", 4096),
 ];
 
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub struct Args {
     /// This target alone: image_bytes, image_damage, image_repair, tables, nbd_server, nbd_client,
-    /// fuse_server, vhost_rings, vhost_messages, io_lines or qmp
+    /// fuse_server, vhost_rings, vhost_messages, io_lines, qmp or published
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     /// How long each target is fuzzed

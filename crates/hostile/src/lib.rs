@@ -21,6 +21,7 @@ pub mod layout;
 pub mod nbd_client;
 pub mod nbd_server;
 mod pipe;
+pub mod published;
 pub mod qmp;
 pub mod repair;
 pub mod samples;
@@ -40,7 +41,7 @@ pub struct Target {
 }
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target {
         name: "image_bytes",
         run: image_bytes::run,
@@ -84,5 +85,9 @@ pub const TARGETS: [Target; 11] = [
     Target {
         name: "qmp",
         run: qmp::run,
+    },
+    Target {
+        name: "published",
+        run: published::run,
     },
 ];

@@ -137,6 +137,11 @@ fn the_control_protocol_survives_its_clients() {
 }
 
 #[test]
+fn objects_of_published_disks_are_read_or_refused() {
+    smoke("published", 3000);
+}
+
+#[test]
 fn the_corpus_stays_small_and_every_target_has_one() {
     let mut total = 0;
     for target in TARGETS {
