@@ -248,9 +248,9 @@ pub fn sparse_bytes(text: &str) -> Result<u64, CommandError> {
     }
 }
 
-/// A read that is still under way after [`FAR`]: then more has to be under way. Where nothing
-/// waits, pieces that no cache holds any more only cost.
-async fn slow_read(sources: &[Image]) -> Option<impl Future<Output = ()>> {
+/// Whether a read takes longer than [`FAR`]: then more has to be under way. Where nothing waits,
+/// pieces that no cache holds any more only cost.
+async fn is_far(sources: &[Image]) -> bool {
     for image in sources {
         let is_remote = image.layers().iter().any(|layer| layer.id.is_none());
         if !is_remote || image.size() == 0 {
@@ -261,10 +261,12 @@ async fn slow_read(sources: &[Image]) -> Option<impl Future<Output = ()>> {
         let read = Box::pin(async move { drop(Disk::read(image, 0, probe).await) });
         let time = Box::pin(cowslip_queue::sleep(FAR));
         if let Either::Right((_, read)) = select(read, time).await {
-            return Some(read);
+            // To its end: it may be loading a table that all other reads would wait for.
+            read.await;
+            return true;
         }
     }
-    None
+    false
 }
 
 impl<'a> Request<'a> {
@@ -441,11 +443,7 @@ impl<'a> Request<'a> {
             Some(target) => target.unwritten(self),
             None => target::unwritten_when_made(self, backing.as_ref().map(Image::size))?,
         };
-        let slow_read = match self.args.parallel {
-            None => slow_read(&sources).await,
-            Some(_) => None,
-        };
-        if slow_read.is_some() {
+        if self.args.parallel.is_none() && is_far(&sources).await {
             options.in_flight = IN_FLIGHT_FAR;
         }
         let plan = Plan::new(&disks, options, (job, &warn)).await;
@@ -469,9 +467,6 @@ impl<'a> Request<'a> {
             Ok(done)
         };
         let done = copied.await;
-        if let Some(read) = slow_read {
-            read.await;
-        }
         target.end(done).await
     }
 
