@@ -21,6 +21,8 @@ mod getopt;
 mod job;
 mod layer;
 mod open;
+#[cfg(feature = "remote")]
+mod remote_args;
 mod repair_text;
 mod text_file;
 
@@ -75,6 +77,9 @@ impl Personality {
 struct CowslipLine {
     #[command(flatten)]
     objects: Objects,
+    #[cfg(feature = "remote")]
+    #[command(flatten)]
+    remote: remote_args::RemoteArgs,
     #[command(subcommand)]
     verb: CowslipVerb,
 }
@@ -144,6 +149,9 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
         shield_size(&mut args);
     }
     let program = Program::called(&args[0]);
+    // Also under the names of QEMU's programs, which have no options for it.
+    #[cfg(feature = "remote")]
+    drop(remote_args::RemoteArgs::default().set());
     let code = dispatch(personality, &args, &program);
     // Writing the buffered output may fail, too.
     output::flush();
@@ -175,7 +183,13 @@ fn named(name: &OsString) -> Option<Personality> {
 fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u8 {
     match personality {
         Personality::Cowslip => match parse::<CowslipLine>(args, program) {
-            Ok(line) => line.objects.before(program, || line.verb.run(program)),
+            Ok(line) => {
+                #[cfg(feature = "remote")]
+                if let Err(error) = line.remote.set() {
+                    return program.fail(&error);
+                }
+                line.objects.before(program, || line.verb.run(program))
+            }
             Err(code) => code,
         },
         Personality::QemuImg => run_qemu_img(args, program),

@@ -136,8 +136,7 @@ fn protocols_are_named() {
     let dir = scratch();
     prepare(dir.path());
     for (name, instead) in [
-        ("http://localhost/a", "nbdkit -r curl"),
-        ("https://localhost/a", "nbdkit -r curl"),
+        ("ftp://localhost/a", "nbdkit -r curl"),
         ("ssh://localhost/a", "nbdkit ssh"),
         ("rbd:pool/image", "rbd device map"),
         ("iscsi://localhost/target/0", "iscsiadm"),
@@ -162,10 +161,10 @@ fn protocols_are_named() {
             );
         }
     }
-    let options = "info json:{\"file.driver\":\"https\",\"file.url\":\"https://localhost/a\",\"file.timeout\":3600}";
+    let options = "info json:{\"file.driver\":\"ftps\",\"file.url\":\"ftps://localhost/a\",\"file.timeout\":3600}";
     let said = errors(&ours(dir.path(), options));
     assert!(
-        said.contains("'https' is not supported; let nbdkit serve it"),
+        said.contains("'ftps' is not supported; let nbdkit serve it"),
         "{said}"
     );
 }

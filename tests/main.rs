@@ -62,6 +62,7 @@ mod private_files;
 mod publish;
 mod qemu_nbd_lines;
 mod record;
+mod remote_images;
 mod report;
 mod resize_amend;
 mod serve;

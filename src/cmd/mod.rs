@@ -14,6 +14,8 @@ pub mod allocate;
 pub mod amend;
 pub mod bench;
 pub mod bitmap;
+#[cfg(feature = "remote")]
+pub mod cache;
 mod change;
 pub mod check;
 pub mod checkpoint;
@@ -34,7 +36,9 @@ pub mod map;
 pub mod measure;
 pub mod mount;
 pub mod option_order;
+#[cfg(feature = "remote")]
 pub mod publish;
+#[cfg(feature = "remote")]
 pub mod pull;
 pub mod rebase;
 pub mod resize;
@@ -139,13 +143,18 @@ pub enum CowslipVerb {
     Top(top::Args),
     /// Create, list or delete checkpoints of images: what changes from a moment on
     Checkpoint(checkpoint::Args),
+    /// Show, shrink or check what is kept of images on web servers and in object stores
+    #[cfg(feature = "remote")]
+    Cache(cache::Args),
     /// Show the disk of an image as a file
     Mount(Box<mount::Args>),
     /// Unmount the file of an image, and wait until the image is closed
     Umount(umount::Args),
     /// Publish an image to an object store or a directory, list, withdraw and prune what is there
+    #[cfg(feature = "remote")]
     Publish(Box<publish::Args>),
     /// Copy a published disk to a new image
+    #[cfg(feature = "remote")]
     Pull(Box<pull::Args>),
     /// Create a file that shares its data with an image, on file systems with reflinks
     Clone(clone::Args),
@@ -182,9 +191,13 @@ impl CowslipVerb {
             CowslipVerb::Ctl(args) => ctl::run(&args, program),
             CowslipVerb::Top(args) => top::run(&args, program),
             CowslipVerb::Checkpoint(args) => checkpoint::run(&args, program),
+            #[cfg(feature = "remote")]
+            CowslipVerb::Cache(args) => cache::run(args, program),
             CowslipVerb::Mount(args) => mount::run(*args, program),
             CowslipVerb::Umount(args) => umount::run(&args, program),
+            #[cfg(feature = "remote")]
             CowslipVerb::Publish(args) => publish::run(&args, program),
+            #[cfg(feature = "remote")]
             CowslipVerb::Pull(args) => pull::run(&args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
             CowslipVerb::Clone(args) => clone::run(args, program),

@@ -393,7 +393,7 @@ fn stops_reconnections_slots_of_memory_and_growth_lose_nothing_beside_requests()
     sessions(Program::Cowslip);
 }
 
-/// What the front end does is by the protocol, as QEMU's daemon has it.
+/// The front end keeps to the protocol as QEMU's daemon has it.
 #[test]
 fn the_same_sessions_are_served_by_qemu_storage_daemon() {
     if peers_are_installed(&["qemu-storage-daemon"]) {

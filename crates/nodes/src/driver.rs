@@ -109,6 +109,11 @@ pub trait Protocol: Sync {
         false
     }
 
+    /// Whether a file name beside other options is one of them, and does not stand for all.
+    fn reads_names_as_options(&self) -> bool {
+        false
+    }
+
     /// Reads its options under one of its names, and takes them; opens nothing.
     ///
     /// # Errors
@@ -145,6 +150,12 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
     /// The format of the disk in it where none is given; `None`, as by default, if its first bytes
     /// decide.
     fn format(&self) -> Option<Format> {
+        None
+    }
+
+    /// An option of it by which files of the host are made or written, if it has one. Images may
+    /// not choose such files.
+    fn writes_by(&self) -> Option<&'static str> {
         None
     }
 

@@ -11,15 +11,25 @@ pub mod file;
 mod luks;
 mod nbd;
 mod null;
+#[cfg(feature = "remote")]
 pub mod published;
 mod qcow2;
 mod raw;
+#[cfg(feature = "remote")]
+mod remote;
 
 /// All drivers that there are.
 pub fn standard() -> Arc<Registry> {
     static STANDARD: LazyLock<Arc<Registry>> = LazyLock::new(|| {
         Arc::new(Registry {
-            protocols: vec![&nbd::Nbd, &null::Null, &published::Published],
+            protocols: vec![
+                &nbd::Nbd,
+                &null::Null,
+                #[cfg(feature = "remote")]
+                &published::Published,
+                #[cfg(feature = "remote")]
+                &remote::Remote,
+            ],
             filters: vec![&blkdebug::Blkdebug, &raw::Raw],
             image_filters: vec![&copy_on_read::CopyOnRead, &compress::Compress],
             formats: vec![&qcow2::Qcow2, &raw::Raw, &luks::Luks],

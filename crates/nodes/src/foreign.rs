@@ -20,7 +20,8 @@ const FORMATS: &[&str] = &[
 /// Protocols, by QEMU's names, and the way to what is behind them.
 const PROTOCOLS: &[(&[&str], &str)] = &[
     (
-        &["http", "https", "ftp", "ftps", "tftp"],
+        // With the feature `remote`, drivers have the first ones.
+        &["http", "https", "s3", "gs", "az", "ftp", "ftps", "tftp"],
         "let nbdkit serve it: nbdkit -r curl URL, then nbd://localhost",
     ),
     (

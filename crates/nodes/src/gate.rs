@@ -11,7 +11,7 @@ use cowslip::{Error, Result};
 use crate::image_spec::ImageSpec;
 use crate::open::open_file;
 use crate::settings::{Access, OpenSettings};
-use crate::source::Source;
+use crate::source::{Bottom, Source};
 
 /// Opens what images name, as far as the policy allows.
 #[derive(Clone, Debug)]
@@ -68,7 +68,9 @@ impl NodeGate {
         };
         let source = ImageSpec::named(name, None).resolve_by(&self.settings.environment.registry);
         let source = source.map_err(could_not)?;
-        if let Some(option) = source.of_an_image() {
+        let of_image = request.chosen_by == ChosenBy::Image;
+        let written = source.writes_by().filter(|_| of_image);
+        if let Some(option) = source.of_an_image().or(written) {
             return Err(Error::Unsupported {
                 file: request.named_by.to_string(),
                 feature: format!("'{option}' in the description of its backing file").into(),
@@ -90,6 +92,15 @@ impl NodeGate {
 }
 
 impl Source {
+    /// An option by which files beside the image are made or written.
+    fn writes_by(&self) -> Option<&'static str> {
+        match &self.bottom {
+            Bottom::Protocol { node, .. } => node.writes_by(),
+            Bottom::Image(image) => image.writes_by(),
+            Bottom::Host => None,
+        }
+    }
+
     /// An option of an image, and not of its file, if there is one.
     fn of_an_image(&self) -> Option<&'static str> {
         let image = &self.image;

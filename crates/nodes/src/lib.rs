@@ -26,6 +26,7 @@ mod registry;
 mod settings;
 mod source;
 pub mod spec;
+#[cfg(feature = "remote")]
 pub mod stores;
 #[cfg(test)]
 mod tests;

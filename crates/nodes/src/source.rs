@@ -368,7 +368,11 @@ impl Source {
         };
         if let Some(protocol) = self.registry.protocol(&driver) {
             let name = node.options.get("filename").unwrap_or_default();
-            let opened = match self.registry.node_of_name(name)? {
+            let named = match protocol.reads_names_as_options() {
+                true => None,
+                false => self.registry.node_of_name(name)?,
+            };
+            let opened = match named {
                 Some(named) => {
                     // The name says all.
                     self.filename = node.options.take("filename").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Objects on web servers and in object stores.
+//! Objects on web servers and in object stores, as files that are read.
 //!
 //! | URL | |
 //! | --- | --- |
@@ -8,18 +8,50 @@
 //! | `az://CONTAINER/NAME` | Azure Blob Storage |
 //!
 //! [`locate`] turns a URL with its options and the environment into a store and a path in it.
+//! [`open`] opens an object as a [`cowslip_block::file::BlockFile`]:
+//!
+//! - Its version is fixed then ([`Version`]); an object that changes afterwards is an error.
+//! - It is read in blocks. Those that are wanted together are fetched together (`blocks.rs`), and
+//!   those that follow in a sequence ahead of it (`ahead.rs`).
+//! - A request that fails is repeated for as long as [`Patience`] says.
+//! - Blocks stay in memory, or in a directory for all processes of the host ([`CacheDirectory`]).
 //!
 //! May not know: any image format, the command line.
 
+mod ahead;
+mod blocks;
+mod cache;
 mod credentials;
+mod defaults;
 mod environment;
+mod failure;
+mod file;
 mod guard;
+mod memory;
+mod name;
+mod notice;
+mod object;
 mod options;
+mod prefetch;
+mod reach;
+mod runtime;
 mod store;
+mod trace;
 mod url;
+mod version;
 
+pub use cache::{CacheDirectory, Cached, Verified};
+pub use defaults::{CACHE_BYTES, Defaulted, Defaults};
 pub use environment::Environment;
+pub use file::{RemoteFile, open};
+pub use name::{OPTIONS, RemoteName, Secrets};
+pub use notice::{Notice, Notify};
+pub use object::{OnFailure, Patience};
 pub use object_store;
 pub use options::{Certificates, Login, Retries, StoreOptions};
+pub use prefetch::{hold, release};
+pub use reach::{Reach, reach};
+pub use runtime::retire;
 pub use store::{Location, locate};
 pub use url::{ObjectUrl, SCHEMES, Scheme};
+pub use version::Version;

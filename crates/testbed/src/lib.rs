@@ -1,6 +1,6 @@
 //! Where measurements are made, and what is made of their figures: file systems of a known kind on
 //! fully written files, images with their metadata laid out as wanted, what machine and what
-//! devices these are, medians with their spread, and tables of text.
+//! devices these are, medians with their spread, and tables of text. A web server with faults.
 //!
 //! May not know: the engine, any program that is measured. It writes qcow2 by the format's
 //! description, so that what is measured is not what wrote it.
@@ -13,6 +13,7 @@ mod random;
 mod spread;
 pub mod stack;
 mod tools;
+pub mod web;
 
 pub use columns::{Side, TextColumns};
 pub use place::{

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    ABI, Access, AccessFs, AccessNet, NetPort, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
 };
 use seccompiler::{
@@ -56,8 +56,10 @@ pub struct Rights {
     pub removed: Vec<PathBuf>,
     /// Directories in which it opens, makes and removes files and sockets.
     pub directories: Vec<PathBuf>,
-    /// Directories in which it reads files.
+    /// Directories in which it opens files for reading.
     pub read: Vec<PathBuf>,
+    /// TCP ports to which it connects.
+    pub ports: Vec<u16>,
     /// Numbers of system calls.
     pub calls: Vec<i64>,
 }
@@ -74,6 +76,21 @@ impl Rights {
     }
 }
 
+#[cfg(feature = "remote")]
+impl From<cowslip_remote::Reach> for Rights {
+    /// Rights of a process that reads remote files: it connects again, looks names up, and uses a
+    /// cache.
+    fn from(reach: cowslip_remote::Reach) -> Rights {
+        Rights {
+            removed: Vec::new(),
+            directories: reach.written,
+            read: reach.read,
+            ports: reach.ports,
+            calls: [CONNECTING, REMOVING].concat(),
+        }
+    }
+}
+
 impl FromIterator<Rights> for Rights {
     /// All of them together.
     fn from_iter<I: IntoIterator<Item = Rights>>(all: I) -> Rights {
@@ -81,6 +98,7 @@ impl FromIterator<Rights> for Rights {
             sum.removed.extend(rights.removed);
             sum.directories.extend(rights.directories);
             sum.read.extend(rights.read);
+            sum.ports.extend(rights.ports);
             sum.calls.extend(rights.calls);
             sum
         })
@@ -136,19 +154,33 @@ pub fn enter(rights: &Rights) -> Report {
     // Landlock is a thread's, and its children's. What remains idle of opening the image goes
     // first.
     cowslip_queue::retire_idle_threads();
-    cowslip_publish::objects::retire();
-    let published = cowslip_publish::objects::open_directories();
-    let mut rights = rights.clone();
-    if !published.is_empty() {
-        rights.calls.extend(OPENING);
-    }
-    rights.read.extend(published);
+    let rights = with_stores(rights);
     let other_threads = other_threads();
     Report {
         landlock: confine_files(&rights).map_err(|error| error.to_string()),
         seccomp: confine_calls(&rights.calls).map_err(|error| error.to_string()),
         other_threads,
     }
+}
+
+/// Ends the threads that stores of objects have had so far, which begin again within the sandbox;
+/// adds the directories of stores to `rights`.
+#[cfg(feature = "remote")]
+fn with_stores(rights: &Rights) -> Rights {
+    cowslip_publish::objects::retire();
+    cowslip_remote::retire(Duration::from_secs(5));
+    let published = cowslip_publish::objects::open_directories();
+    let mut rights = rights.clone();
+    if !published.is_empty() {
+        rights.calls.extend(OPENING);
+    }
+    rights.read.extend(published);
+    rights
+}
+
+#[cfg(not(feature = "remote"))]
+fn with_stores(rights: &Rights) -> Rights {
+    rights.clone()
 }
 
 /// Threads of this process but for this one, after those that are ending have ended.
@@ -205,9 +237,12 @@ fn confine_files(rights: &Rights) -> Result<RulesetStatus, landlock::RulesetErro
     for directory in rights.directories.iter().flat_map(PathFd::new) {
         ruleset = ruleset.add_rule(PathBeneath::new(directory, files))?;
     }
+    let reading = AccessFs::ReadFile | AccessFs::ReadDir;
     for directory in rights.read.iter().flat_map(PathFd::new) {
-        let read = AccessFs::ReadFile | AccessFs::ReadDir;
-        ruleset = ruleset.add_rule(PathBeneath::new(directory, read))?;
+        ruleset = ruleset.add_rule(PathBeneath::new(directory, reading))?;
+    }
+    for &port in &rights.ports {
+        ruleset = ruleset.add_rule(NetPort::new(port, AccessNet::ConnectTcp))?;
     }
     Ok(ruleset.restrict_self()?.ruleset)
 }
@@ -408,6 +443,43 @@ const OPENING: &[i64] = &[
     libc::SYS_epoll_create1,
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_register,
+];
+
+/// System calls of a process that reads remote files, where Landlock allows that: it connects,
+/// looks names up in files and over the network, and makes and removes files of a cache.
+#[cfg(feature = "remote")]
+const CONNECTING: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    libc::SYS_openat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    libc::SYS_faccessat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_link,
+    libc::SYS_linkat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mkdir,
+    libc::SYS_mkdirat,
+    libc::SYS_utimensat,
+    libc::SYS_uname,
+    libc::SYS_getuid,
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_sendmmsg,
+    libc::SYS_eventfd2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_create,
+    libc::SYS_epoll_create1,
 ];
 
 /// System calls that nothing of ours, and no C library, makes here: other programs, other

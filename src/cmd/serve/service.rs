@@ -219,6 +219,8 @@ impl Service {
             handed_over: taken.as_ref().map_or_else(Vec::new, |taken| taken.claims()),
             ..self.settings.clone()
         };
+        #[cfg(feature = "remote")]
+        cowslip_remote::hold();
         // The image is opened first: a server that fails to lock it must not touch a socket.
         let mut follows = false;
         if taken.is_none() {
@@ -268,6 +270,8 @@ impl Service {
         let desk = Desk::new(terms, log.clone(), &image).map_err(|error| failed(&error))?;
         // No client has been served so far, and every file that will be needed is open.
         self.confine((&endpoints, door.as_ref()), log)?;
+        #[cfg(feature = "remote")]
+        cowslip_remote::release();
         Ok(Prepared {
             image,
             endpoints,
@@ -451,6 +455,10 @@ impl Service {
         let mut rights: Rights = endpoints.iter().map(|endpoint| endpoint.rights()).collect();
         let removed = door.map(|door| door.path().to_path_buf());
         rights.removed.extend(removed);
+        #[cfg(feature = "remote")]
+        if let Some(reach) = cowslip_remote::reach() {
+            rights = [rights, reach.into()].into_iter().collect();
+        }
         let Some(report) = sandbox::enforce(self.sandbox, &rights)? else {
             return Ok(());
         };

@@ -262,8 +262,8 @@ fn what_is_not_understood_is_refused() {
         ("driver=foo,file.filename=a", "Unknown driver 'foo'"),
         ("driver=vmdk,file.filename=a", "'vmdk' is not supported"),
         (
-            "driver=qcow2,file.driver=http,file.url=http://h/a",
-            "'http' is not supported; let nbdkit serve it",
+            "driver=qcow2,file.driver=ftp,file.url=ftp://h/a",
+            "'ftp' is not supported; let nbdkit serve it",
         ),
         (
             "driver=throttle,file.filename=a",

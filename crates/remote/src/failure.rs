@@ -1,0 +1,103 @@
+//! [`Failure`]: why a request failed, and whether another attempt may help.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use http::StatusCode;
+use object_store::client::{HttpError, HttpErrorKind};
+
+use crate::guard::Refusal;
+
+/// A failed request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// The reason, in words without secrets.
+    pub(crate) why: String,
+    pub(crate) remedy: Remedy,
+}
+
+/// Whether another attempt may help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// A later attempt: the server is busy, or the network is disturbed.
+    Wait,
+    /// The server cannot be reached at all.
+    Reach,
+    /// Other credentials.
+    Credentials,
+    /// The object has another version.
+    Changed,
+    /// None.
+    None,
+}
+
+impl Failure {
+    pub(crate) fn new(why: impl Into<String>, remedy: Remedy) -> Failure {
+        Failure {
+            why: why.into(),
+            remedy,
+        }
+    }
+
+    /// The failure that a store reports.
+    pub(crate) fn of(error: &object_store::Error) -> Failure {
+        use object_store::Error;
+        if let Error::Precondition { .. } | Error::NotModified { .. } = error {
+            return Failure::new("it has changed", Remedy::Changed);
+        }
+        if let Error::NotSupported { .. } = error {
+            return Failure::new("the server does not serve ranges of it", Remedy::None);
+        }
+        let mut deepest: &dyn StdError = error;
+        let mut kind = None;
+        loop {
+            if let Some(refusal) = deepest.downcast_ref::<Refusal>() {
+                return Failure::of_refusal(refusal);
+            }
+            if let Some(error) = deepest.downcast_ref::<HttpError>() {
+                kind = Some(error.kind());
+            }
+            match deepest.source() {
+                Some(source) => deepest = source,
+                None => break,
+            }
+        }
+        let why = deepest.to_string();
+        match kind {
+            // A certificate does not become valid by waiting.
+            Some(HttpErrorKind::Connect) if why.contains("certificate") => {
+                Failure::new(why, Remedy::None)
+            }
+            Some(HttpErrorKind::Connect) => Failure::new(why, Remedy::Reach),
+            Some(HttpErrorKind::Timeout) => Failure::new("no answer in time", Remedy::Wait),
+            Some(_) => Failure::new(why, Remedy::Wait),
+            None => Failure::new(format!("a wrong answer: {why}"), Remedy::Wait),
+        }
+    }
+
+    fn of_refusal(refusal: &Refusal) -> Failure {
+        let expired = [
+            "ExpiredToken",
+            "ExpiredTokenException",
+            "RequestTimeTooSkewed",
+        ];
+        let has_expired = |code: &String| expired.contains(&code.as_str());
+        let remedy = match refusal.status {
+            StatusCode::PRECONDITION_FAILED => Remedy::Changed,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Remedy::Credentials,
+            StatusCode::BAD_REQUEST if refusal.code.as_ref().is_some_and(has_expired) => {
+                Remedy::Credentials
+            }
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Remedy::Wait,
+            status if status.is_server_error() => Remedy::Wait,
+            _ => Remedy::None,
+        };
+        Failure::new(refusal.to_string(), remedy)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}

@@ -1,0 +1,430 @@
+//! [`RemoteFile`]: a remote object as a file that is read.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cowslip_block::file::{
+    BlockFile, Capabilities, ContentId, Durability, FileExtent, FileId, Space, Storage,
+};
+use cowslip_block::{Error, Result};
+use cowslip_queue::{IoVec, IoVecMut, Pending, pending};
+use sha2::{Digest, Sha256};
+use zeroize::Zeroizing;
+
+use crate::blocks::{Blocks, Bounds, Urgency};
+use crate::cache::{CacheDirectory, CacheFile};
+use crate::defaults::{Defaulted, Defaults};
+use crate::environment::Environment;
+use crate::name::{RemoteName, Secrets};
+use crate::notice::Notice;
+use crate::object::{Object, Patience, Way};
+use crate::options::Login;
+use crate::reach::{Reach, Registered};
+use crate::runtime;
+use crate::trace::Recording;
+use crate::version::Version;
+
+/// Blocks of an object at most: one that is longer has longer blocks.
+const BLOCKS_MAX: u64 = 1 << 22;
+/// Bytes of a read that are in memory at a time.
+const READ_MAX: usize = 8 << 20;
+
+/// Opens an object; `shown` is what users know it by.
+///
+/// # Errors
+/// It cannot be reached or found, or the server serves no ranges of it; writing is wanted.
+pub async fn open(
+    name: &RemoteName,
+    secrets: Secrets<Option<Zeroizing<String>>>,
+    environment: &Environment,
+    (shown, writable): (&str, bool),
+) -> Result<Arc<RemoteFile>> {
+    if writable {
+        let scheme = name.url.scheme().name();
+        let text = format!("{scheme} objects are read-only");
+        return Err(Error::invalid(text));
+    }
+    let defaults = Defaults::in_force(environment)?;
+    let way = way(name, secrets, environment.clone(), &defaults);
+    let path = name.cache.as_ref().or(defaults.cache.as_ref());
+    let path = path.filter(|path| !path.as_os_str().is_empty());
+    let reach = Reach::of(&way, path.map(|path| path.as_path()));
+    let (to, opened) = pending();
+    let task = {
+        let (name, defaults) = (name.clone(), defaults.clone());
+        async move { to.complete(open_blocks(way, &name, &defaults).await) }
+    };
+    enter()?.spawn(task);
+    let blocks = opened.await?;
+    let (url, bytes) = (&name.url, blocks.bytes());
+    let record = name.record.as_ref().or(defaults.record.as_ref());
+    let recording = record
+        .map(|path| Recording::begin(path, url, bytes))
+        .transpose()?;
+    if let Some(path) = name.trace.as_ref().or(defaults.trace.as_ref()) {
+        crate::prefetch::replay(&blocks, crate::trace::read(path, url, bytes)?);
+    }
+    let background = name.background_bytes.unwrap_or(defaults.background_bytes);
+    if background > 0 && blocks.cache.is_some() {
+        crate::prefetch::fill(&blocks, background);
+    }
+    Ok(Arc::new(RemoteFile {
+        name: shown.to_string(),
+        storage: Storage::named(name.url.identity()),
+        capabilities: Capabilities {
+            alignment_bytes: 1,
+            space_alignment_bytes: 1,
+            writable: false,
+            extends_with_zeroes: true,
+            zeroes_fast: false,
+            punches_holes: false,
+        },
+        blocks,
+        recording,
+        _open: Registered::new(reach),
+    }))
+}
+
+fn enter() -> Result<runtime::Entered> {
+    runtime::enter().map_err(|error| {
+        let words = cowslip_block::error::system_words(&error);
+        Error::invalid(format!("Could not start a thread: {words}"))
+    })
+}
+
+fn way(
+    name: &RemoteName,
+    secrets: Secrets<Option<Zeroizing<String>>>,
+    environment: Environment,
+    defaults: &Defaulted,
+) -> Way {
+    let mut options = name.store.clone();
+    options.login = name.user.as_ref().map(|user| Login {
+        user: user.clone(),
+        password: secrets.password.unwrap_or_default(),
+    });
+    options.cookie = options.cookie.or(secrets.cookie);
+    let usual = Patience::default();
+    Way {
+        url: name.url.clone(),
+        options,
+        environment,
+        patience: Patience {
+            timeout: name
+                .wait_timeout
+                .or(defaults.timeout)
+                .unwrap_or(usual.timeout),
+            on_failure: name.on_failure.unwrap_or(defaults.on_failure),
+        },
+        notify: defaults.notify.clone(),
+    }
+}
+
+async fn open_blocks(way: Way, name: &RemoteName, defaults: &Defaulted) -> Result<Arc<Blocks>> {
+    let path = name.cache.as_ref().or(defaults.cache.as_ref());
+    let path = path.filter(|path| !path.as_os_str().is_empty());
+    // Of clients that share a cache, one fetches the block.
+    let first = path.map_or(name.block_bytes, |_| 1);
+    let (object, first) = Object::open(way, first).await?;
+    let bytes = object.version().bytes;
+    let mut block_bytes = name.block_bytes;
+    while bytes.div_ceil(block_bytes) > BLOCKS_MAX {
+        block_bytes *= 2;
+    }
+    let cache = match path {
+        Some(path) if object.version().is_certain() => {
+            let limit = name.cache_bytes.unwrap_or(defaults.cache_bytes);
+            let directory = CacheDirectory::open(path, limit)?;
+            let (url, version) = (object.url().clone(), object.version().clone());
+            let opened = tokio::task::spawn_blocking(move || {
+                CacheFile::open(&directory, &url, &version, block_bytes.trailing_zeros())
+            });
+            let opened = opened
+                .await
+                .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
+            opened
+                .map(Arc::new)
+                .map_err(|error| {
+                    let words = cowslip_block::error::system_words(&error);
+                    Error::invalid(format!("Could not use the cache: {words}"))
+                })?
+                .into()
+        }
+        Some(_) => {
+            let why = "the server does not say which version it has";
+            object.notify(&Notice::CacheUnused { why });
+            None
+        }
+        None => None,
+    };
+    let bounds = Bounds {
+        connections: name.connections,
+        memory_bytes: name.memory_bytes,
+        ahead_bytes: name.readahead_bytes,
+    };
+    let blocks = Arc::new(Blocks::new(object, cache, block_bytes, bounds));
+    if first.len() as u64 == bytes.min(block_bytes) {
+        blocks.keep_first(first).await;
+    }
+    Ok(blocks)
+}
+
+/// A remote object in one version, as a file.
+pub struct RemoteFile {
+    name: String,
+    storage: Storage,
+    capabilities: Capabilities,
+    blocks: Arc<Blocks>,
+    recording: Option<Recording>,
+    _open: Registered,
+}
+
+impl fmt::Debug for RemoteFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteFile")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RemoteFile {
+    /// The version that is read.
+    pub fn version(&self) -> &Version {
+        self.blocks.object.version()
+    }
+
+    /// Bytes of contents that have come from the server so far.
+    pub fn fetched_bytes(&self) -> u64 {
+        self.blocks.fetched_bytes()
+    }
+
+    /// Ends all work ahead of reads; reads go on.
+    fn end(&self) {
+        self.blocks.abandon();
+        if let Some(recording) = &self.recording {
+            recording.finish(self.blocks.block_bytes());
+        }
+    }
+
+    /// Asks for ranges in their order, ahead of the reads that will come for them, if there is a
+    /// cache to keep them.
+    pub fn prefetch(&self, ranges: Vec<Range<u64>>) {
+        crate::prefetch::replay(&self.blocks, ranges);
+    }
+}
+
+impl Drop for RemoteFile {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Fills a list from blocks that hold its range.
+fn copy(blocks: &Blocks, parts: &[Bytes], first: u64, offset: u64, target: &mut IoVecMut) {
+    let unit = blocks.block_bytes();
+    let end = offset + target.len() as u64;
+    for (number, part) in (first..).zip(parts) {
+        let start = number * unit;
+        let from = offset.max(start);
+        let to = end.min(start + part.len() as u64);
+        if from < to {
+            let part = &part[(from - start) as usize..(to - start) as usize];
+            target.copy_from_slice((from - offset) as usize, part);
+        }
+    }
+    let bytes = blocks.bytes();
+    if end > bytes {
+        let kept = bytes.saturating_sub(offset) as usize;
+        target.fill_range(kept..target.len(), 0);
+    }
+}
+
+async fn fill(blocks: &Arc<Blocks>, offset: u64, target: &mut IoVecMut) -> io::Result<()> {
+    let range = offset..offset + target.len() as u64;
+    let numbers = blocks.blocks_of(&range);
+    let first = numbers.start;
+    match blocks.read(numbers, Urgency::Guest).await {
+        Ok(parts) => {
+            copy(blocks, &parts, first, offset, target);
+            Ok(())
+        }
+        Err(why) => Err(io::Error::other(Unreadable(why))),
+    }
+}
+
+/// The reason of a failed read.
+#[derive(Debug)]
+struct Unreadable(Arc<str>);
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+fn unsupported<T>() -> Pending<io::Result<T>> {
+    Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+}
+
+fn read_only<T>() -> Pending<io::Result<T>> {
+    Pending::ready(Err(io::ErrorKind::ReadOnlyFilesystem.into()))
+}
+
+impl BlockFile for RemoteFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn content_id(&self) -> Option<ContentId> {
+        let version = self.version();
+        let tag = version
+            .e_tag
+            .as_ref()
+            .filter(|tag| !tag.starts_with("W/"))?;
+        let identity = self.blocks.object.url().identity();
+        let digest = Sha256::digest(format!("{identity}\n{tag}\n{}", version.bytes));
+        let half = |at: usize| {
+            let half = digest[at..at + 8].iter();
+            half.fold(0, |number, byte| number << 8 | u64::from(*byte))
+        };
+        Some(ContentId::whole(FileId(half(0), half(8))))
+    }
+
+    fn storage(&self) -> Storage {
+        self.storage.clone()
+    }
+
+    fn len(&self) -> Pending<io::Result<u64>> {
+        Pending::ready(Ok(self.blocks.bytes()))
+    }
+
+    fn read(&self, offset: u64, mut target: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
+        let Some(end) = offset.checked_add(target.len() as u64) else {
+            return Pending::ready((Err(io::ErrorKind::InvalidInput.into()), target));
+        };
+        let numbers = self.blocks.blocks_of(&(offset..end));
+        if let Some(why) = self.blocks.object.change() {
+            return Pending::ready((Err(io::Error::other(why)), target));
+        }
+        self.blocks.note_read(&(offset..end));
+        if let Some(recording) = &self.recording {
+            recording.note(numbers.clone());
+        }
+        if let Some(cache) = &self.blocks.cache
+            && numbers.clone().all(|block| cache.is_verified(block))
+        {
+            return cache.read(offset, target);
+        }
+        let is_small = target.len() <= READ_MAX;
+        if is_small && let Some(parts) = self.blocks.in_memory(numbers.clone()) {
+            copy(&self.blocks, &parts, numbers.start, offset, &mut target);
+            return Pending::ready((Ok(()), target));
+        }
+        let entered = match runtime::enter() {
+            Ok(entered) => entered,
+            Err(error) => return Pending::ready((Err(error), target)),
+        };
+        let (to, result) = pending();
+        let blocks = Arc::clone(&self.blocks);
+        entered.spawn(async move {
+            let outcome = fill_in_parts(&blocks, offset, target).await;
+            to.complete(outcome);
+        });
+        result
+    }
+
+    fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
+        read_only()
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
+        read_only()
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
+        read_only()
+    }
+
+    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
+        unsupported()
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let end = offset.saturating_add(len);
+        let middle = self.blocks.bytes().clamp(offset, end);
+        let parts = [(offset, middle, false), (middle, end, true)];
+        let parts = parts.into_iter().filter(|(start, end, _)| start < end);
+        let extents = parts.map(|(start, end, hole)| FileExtent {
+            start,
+            len: end - start,
+            hole,
+        });
+        Pending::ready(Ok(extents.collect()))
+    }
+
+    fn flush(&self) -> Pending<io::Result<()>> {
+        Pending::ready(Ok(()))
+    }
+
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        match len == self.blocks.bytes() {
+            true => Pending::ready(Ok(())),
+            false => read_only(),
+        }
+    }
+
+    fn close(&self) -> Pending<io::Result<()>> {
+        self.end();
+        if let Some(cache) = &self.blocks.cache {
+            // Where it fails, the blocks are fetched again after the next start of the host.
+            drop(cache.mark_durable());
+        }
+        Pending::ready(Ok(()))
+    }
+}
+
+/// Reads a list, a part at a time, so that memory stays within bounds.
+async fn fill_in_parts(
+    blocks: &Arc<Blocks>,
+    offset: u64,
+    mut target: IoVecMut,
+) -> (io::Result<()>, IoVecMut) {
+    let mut done: Option<IoVecMut> = None;
+    let mut at = offset;
+    loop {
+        let rest = match target.len() > READ_MAX {
+            true => Some(target.split_off(READ_MAX)),
+            false => None,
+        };
+        let outcome = fill(blocks, at, &mut target).await;
+        at += target.len() as u64;
+        let mut whole = match done.take() {
+            Some(mut before) => {
+                before.append(target);
+                before
+            }
+            None => target,
+        };
+        match (outcome, rest) {
+            (Ok(()), Some(rest)) => {
+                done = Some(whole);
+                target = rest;
+            }
+            (outcome, rest) => {
+                if let Some(rest) = rest {
+                    whole.append(rest);
+                }
+                return (outcome, whole);
+            }
+        }
+    }
+}

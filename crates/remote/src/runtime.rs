@@ -1,0 +1,131 @@
+//! The thread on which requests are made: one tokio runtime for all remote files of the process.
+//!
+//! It starts with the first request, and [`retire`] ends it when nothing is under way, so that a
+//! process can confine itself: the next request starts it again, under the confinement.
+
+use std::future::Future;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+/// Threads for calls that wait: names that are looked up, files of a cache.
+const BLOCKING_THREADS: usize = 8;
+/// Time for which such a thread waits for more.
+const THREAD_KEPT: Duration = Duration::from_secs(10);
+
+struct Running {
+    handle: Handle,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+static RUNNING: Mutex<Option<Running>> = Mutex::new(None);
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+fn running() -> MutexGuard<'static, Option<Running>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Counts a future while it lives.
+struct Counted;
+
+impl Counted {
+    fn new() -> Counted {
+        UNDER_WAY.fetch_add(1, Ordering::AcqRel);
+        Counted
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The thread, which does not end meanwhile.
+pub(crate) struct Entered(MutexGuard<'static, Option<Running>>);
+
+/// Holds the thread, which is started if need be.
+///
+/// # Errors
+/// There is no thread.
+pub(crate) fn enter() -> io::Result<Entered> {
+    let mut running = running();
+    if running.is_none() {
+        *running = Some(start()?);
+    }
+    Ok(Entered(running))
+}
+
+impl Entered {
+    /// Runs a future on the thread.
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        if let Some(here) = &*self.0 {
+            here.handle.spawn(counted(future));
+        }
+    }
+}
+
+/// Runs a future on the thread, from a future that runs there.
+pub(crate) fn spawn_here(future: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(counted(future));
+}
+
+fn counted(future: impl Future<Output = ()> + Send) -> impl Future<Output = ()> + Send {
+    let counted = Counted::new();
+    async move {
+        let _counted = counted;
+        future.await;
+    }
+}
+
+fn start() -> io::Result<Running> {
+    let runtime = Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(THREAD_KEPT)
+        .thread_name("remote-wait")
+        .build()?;
+    let handle = runtime.handle().clone();
+    let (stop, stopped) = oneshot::channel();
+    let thread = std::thread::Builder::new()
+        .name("remote".to_string())
+        .spawn(move || {
+            // Either way it is over.
+            drop(runtime.block_on(stopped));
+        })?;
+    Ok(Running {
+        handle,
+        stop,
+        thread,
+    })
+}
+
+/// Ends the thread once nothing is under way, if that comes within `patience`; the next request
+/// starts another one. Connections that are open end with it.
+pub fn retire(patience: Duration) {
+    let pause = Duration::from_millis(1);
+    let mut waited = Duration::ZERO;
+    while waited < patience {
+        {
+            let mut running = running();
+            if UNDER_WAY.load(Ordering::Acquire) == 0 {
+                let Some(here) = running.take() else {
+                    return;
+                };
+                // Where nobody receives it, the thread has ended.
+                let _stopped = here.stop.send(());
+                drop(here.thread.join());
+                return;
+            }
+        }
+        std::thread::sleep(pause);
+        waited += pause;
+    }
+}
