@@ -6,6 +6,7 @@
 //! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
+//! - `install` installs the command and the library for C, for packages too;
 //! - `manual` writes the manual as static pages;
 //! - `package` makes the packages of the crates that are published, and says what could not be
 //!   checked;
@@ -22,6 +23,7 @@ use clap::{Parser, Subcommand};
 mod apt;
 mod bench;
 mod fuzz;
+mod install;
 mod iotests;
 mod kernel;
 mod libssl;
@@ -67,6 +69,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Runs QEMU's own acceptance tests under the names of its programs
     Iotests(iotests::Args),
+    /// Installs the command and the library for C, with manual pages, completions and units
+    Install(install::Args),
     /// Writes the manual as static pages, with the reference of the command, and checks its links
     Manual(manual::Args),
     /// Makes the packages of all crates that are published, without a network
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
         Command::Miri => threads::miri(),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Iotests(args) => iotests::run(&args),
+        Command::Install(args) => install::run(&args),
         Command::Manual(args) => manual::run(&args),
         Command::Package(args) => package::run(&args),
         Command::Mistakes(args) => mistakes::run(&args),

@@ -1,0 +1,157 @@
+//! Operations on whole images: check, convert, close, and descriptions of snapshots.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cowslip::convert::{Converted, Form, Options, Plan, Sources, TargetContent};
+use cowslip::file::BlockFile;
+use cowslip::image::Format;
+use cowslip::qcow2::check::{self, CheckOptions, CheckResult, Finding, Observer};
+use cowslip::qcow2::header::Header;
+use cowslip::qcow2::snapshot::NewSnapshot;
+use cowslip::{BufMut, Error, Image, Job, Result};
+use cowslip_nodes::{ImageSpec, open_alone};
+
+use crate::open::OpenRequest;
+
+/// Bytes of a file that are read first: most headers.
+const FIRST_READ_BYTES: u64 = 4096;
+
+/// How [`convert`] copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConvertOptions {
+    /// Clusters are stored compressed.
+    pub compressed: bool,
+    /// The target reads as zeroes: nothing was written since it was made, on a new file.
+    pub target_is_zero: bool,
+}
+
+/// Copies the disk of an image to that of another, which is at least as long, with holes as holes,
+/// and flushes.
+///
+/// # Errors
+/// The target is shorter; the first failure, when all I/O has ended; [`Error::Cancelled`]. Part of
+/// the target is written then.
+pub async fn convert(
+    (source, target): (&Image, &Image),
+    options: ConvertOptions,
+    job: &Job,
+) -> Result<Converted> {
+    let mut sources = Sources::default();
+    sources.add(source, 0..source.size());
+    if sources.size() > target.size() {
+        return Err(Error::Invalid(format!(
+            "The target has {} bytes, the source {}",
+            target.size(),
+            sources.size()
+        )));
+    }
+    let options = Options {
+        form: match options.compressed {
+            true => Form::Compressed,
+            false => Form::Plain,
+        },
+        unwritten: match options.target_is_zero {
+            true => TargetContent::Zeroes,
+            false => TargetContent::Unknown,
+        },
+        ..Options::default()
+    };
+    // Failures of reads end the copy, so there is none to be shown.
+    let watch = |_: &cowslip::convert::Failure| {};
+    let plan = Plan::new(&sources, options, (job, &watch)).await;
+    let plan = plan.map_err(cowslip::convert::Failure::into_error)?;
+    let done = plan.run(target, job).await;
+    let done = done.map_err(cowslip::convert::Failure::into_error)?;
+    target.flush().await?;
+    Ok(done)
+}
+
+/// Checks the structures of the image of a name. Its findings go to `report`; nothing is changed.
+///
+/// # Errors
+/// It cannot be opened or read; its format has no check ([`Error::Unsupported`]);
+/// [`Error::Cancelled`].
+pub async fn check(
+    name: &str,
+    request: &OpenRequest,
+    (report, job): (&mut (dyn FnMut(&Finding) + Send), &Job),
+) -> Result<CheckResult> {
+    let spec = ImageSpec::named(name, request.format.as_deref());
+    let settings = request.settings();
+    let source = spec.resolve_by(&settings.environment.registry)?;
+    let (file, format) = open_alone(&source, &settings).await?;
+    if format != Format::Qcow2 {
+        return Err(Error::Unsupported {
+            file: name.to_string(),
+            feature: "checks of this image format".into(),
+        });
+    }
+    let start = read_start(&file, FIRST_READ_BYTES).await?;
+    let wanted = Header::wanted_bytes(&start, u64::MAX);
+    let start = read_start(&file, wanted).await?;
+    let header = Header::parse_damaged(&start, name)?;
+    let mut observer = Reporter { report, job };
+    let options = CheckOptions::default();
+    let checking = check::check(&file, &header, &options, &mut observer);
+    cancellable(checking, job).await
+}
+
+/// Ends a future that does not know of the job when the job is cancelled: it changes nothing.
+async fn cancellable<T>(work: impl Future<Output = Result<T>>, job: &Job) -> Result<T> {
+    let mut work = std::pin::pin!(work);
+    std::future::poll_fn(|context| match job.check() {
+        Err(cancelled) => std::task::Poll::Ready(Err(cancelled)),
+        Ok(()) => work.as_mut().poll(context),
+    })
+    .await
+}
+
+struct Reporter<'a> {
+    report: &'a mut (dyn FnMut(&Finding) + Send),
+    job: &'a Job,
+}
+
+impl Observer for Reporter<'_> {
+    fn finding(&mut self, finding: &Finding) {
+        (self.report)(finding);
+    }
+
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        let known = self.job.progress();
+        self.job
+            .expect(total_bytes.saturating_sub(known.total_bytes));
+        self.job.done(done_bytes.saturating_sub(known.done_bytes));
+    }
+}
+
+async fn read_start(file: &Arc<dyn BlockFile>, len: u64) -> Result<BufMut> {
+    let len = len.next_multiple_of(u64::from(file.capabilities().alignment_bytes));
+    let len = usize::try_from(len).map_err(|_| Error::Invalid("a header is short".to_string()))?;
+    let (result, buf) = file.read(0, BufMut::zeroed(len).into()).await;
+    let context = || format!("Could not read the header of '{}'", file.name());
+    result.map_err(|error| Error::io(context(), error))?;
+    Ok(buf.into())
+}
+
+/// Flushes, if the image is writable, and closes it.
+///
+/// # Errors
+/// As [`Image::close`].
+pub async fn close(image: &Image) -> Result<()> {
+    if image.is_writable() {
+        image.flush().await?;
+    }
+    image.close().await
+}
+
+/// A snapshot of this name, taken now.
+pub fn new_snapshot(name: &str) -> NewSnapshot {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    NewSnapshot {
+        name: name.to_string(),
+        date_sec: u32::try_from(now.as_secs()).unwrap_or(u32::MAX),
+        date_nsec: now.subsec_micros() * 1000,
+    }
+}
