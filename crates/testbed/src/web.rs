@@ -399,6 +399,8 @@ fn respond(
     }
     let mut head = format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\n", body.len());
     if *fault != WebFault::Bare {
+        // QEMU and nbdkit look for it.
+        head += "Accept-Ranges: bytes\r\n";
         if let Some((start, end)) = shown {
             let more = match fault {
                 WebFault::WrongLength(more) => *more,
