@@ -354,11 +354,11 @@ const LINES: &[&[&str]] = &[
     &["queue", "boxed"],
     &["block"],
     &[
-        "filters", "front", "nbd", "luks", "hostfile", "trace", "remote",
+        "filters", "front", "nbd", "luks", "hostfile", "trace", "remote", "publish",
     ],
     &["engine"],
     &["nodes"],
-    &["console"],
+    &["console", "embed"],
     &["advise", "extents"],
     &["bench"],
 ];
