@@ -34,7 +34,8 @@ pub fn copy(to: &Path) -> Result<(), String> {
     let is_version = |line: &&str| line.starts_with("version = ");
     let version = text.lines().find(is_version);
     let version = version.ok_or_else(|| format!("{} has no version", manifest.display()))?;
-    fs::write(&manifest, text.replacen(version, VERSION_IN_COPY, 1)).map_err(failed)
+    // That of the packages, and of those that they need of each other.
+    fs::write(&manifest, text.replace(version, VERSION_IN_COPY)).map_err(failed)
 }
 
 /// Makes a directory, and those above it.
