@@ -55,7 +55,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         std::fs::write(&path, "").unwrap();
-        let [one, two] = [(); 2].map(|()| std::fs::File::open(&path).unwrap());
+        // An exclusive lock needs a file that is open for writing.
+        let open = || std::fs::File::options().read(true).write(true).open(&path);
+        let [one, two] = [(); 2].map(|()| open().unwrap());
         share(one.as_fd(), 100, 2).unwrap();
         assert!(!is_locked_by_others(one.as_fd(), 100, 2).unwrap());
         assert!(is_locked_by_others(two.as_fd(), 101, 1).unwrap());
