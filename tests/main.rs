@@ -13,6 +13,7 @@ mod check_interrupted;
 mod checkpoint;
 mod cli_differential;
 mod clone;
+mod compact;
 mod convert;
 mod create_info;
 mod ctl;

@@ -21,6 +21,7 @@ pub mod check;
 pub mod checkpoint;
 pub mod clone;
 pub mod commit;
+pub mod compact;
 pub mod compare;
 pub mod convert;
 pub mod create;
@@ -165,6 +166,8 @@ pub enum CowslipVerb {
     Allocate(allocate::Args),
     /// Show where files lie on their devices, and where a guest's disk lies in them
     Extents(Box<extents::Args>),
+    /// Give the space of an image's file back that holds nothing, in place
+    Compact(compact::Args),
     /// Keep space allocated ahead of the ends of files that other programs write
     Grow(grow::Args),
     /// Run a demonstration on real data: overlays on a golden image are served, written, read back
@@ -204,6 +207,7 @@ impl CowslipVerb {
             CowslipVerb::Advise(args) => advise::run(&args, program),
             CowslipVerb::Allocate(args) => allocate::run(&args, program),
             CowslipVerb::Extents(args) => extents::run(&args, program),
+            CowslipVerb::Compact(args) => compact::run(&args, program),
             CowslipVerb::Grow(args) => grow::run(&args, program),
             CowslipVerb::Completions(args) => generate::completions(&args),
             CowslipVerb::Manual(args) => generate::manual(&args, program),

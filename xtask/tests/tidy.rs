@@ -469,6 +469,10 @@ fn roots_are_written_in_one_place() {
 /// failed there.
 const WRITERS: &[(&str, &str)] = &[
     (
+        "qcow2/control/compact/data.rs",
+        "the guest's data, at its new place",
+    ),
+    (
         "qcow2/commit/writeback.rs",
         "`write_all`; cycles, which write again what they could not; the hint",
     ),

@@ -23,6 +23,7 @@ use crate::sync::Turn;
 use crate::{Error, Result, extents};
 
 mod bitmaps;
+mod compact;
 mod cut;
 mod disk;
 mod identity;

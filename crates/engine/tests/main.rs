@@ -12,6 +12,7 @@ mod chains;
 mod check_qemu;
 mod claims;
 mod closing;
+mod compact;
 mod compress_qemu;
 mod control_plane;
 mod copied_bytes;

@@ -35,17 +35,17 @@ fn options() -> OpenOptions {
     }
 }
 
-fn open(file: Arc<dyn BlockFile>) -> Image {
+pub(crate) fn open(file: Arc<dyn BlockFile>) -> Image {
     block_on(Image::open(file, options(), &NoFiles)).unwrap()
 }
 
-fn read(image: &Image) -> Vec<u8> {
+pub(crate) fn read(image: &Image) -> Vec<u8> {
     let buf = BufMut::zeroed(image.size() as usize);
     block_on(image.read(0, buf)).unwrap().to_vec()
 }
 
 /// The disk as it was when a snapshot was taken.
-fn read_at(file: Arc<dyn BlockFile>, id: &str) -> Vec<u8> {
+pub(crate) fn read_at(file: Arc<dyn BlockFile>, id: &str) -> Vec<u8> {
     let options = OpenOptions {
         backing: BackingChoice::None,
         snapshot: Some(SnapshotChoice::Id(id.to_string())),
@@ -67,10 +67,10 @@ fn by_id(id: &str) -> SnapshotChoice {
 }
 
 /// A generator of test values: Knuth's MMIX constants.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -81,14 +81,14 @@ impl Random {
 
 /// The contents of the disk and its snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Model {
-    disk: Vec<u8>,
+pub(crate) struct Model {
+    pub(crate) disk: Vec<u8>,
     /// IDs and contents.
-    snapshots: Vec<(String, Vec<u8>)>,
+    pub(crate) snapshots: Vec<(String, Vec<u8>)>,
 }
 
 impl Model {
-    fn new(size: u64) -> Model {
+    pub(crate) fn new(size: u64) -> Model {
         Model {
             disk: vec![0; size as usize],
             snapshots: Vec::new(),
@@ -101,7 +101,7 @@ impl Model {
     }
 
     /// Reads the model of an image.
-    fn of(file: &Arc<MemoryFile>) -> Model {
+    pub(crate) fn of(file: &Arc<MemoryFile>) -> Model {
         let image = open(file.clone());
         let disk = read(&image);
         let list = block_on(image.snapshots()).unwrap();
@@ -116,7 +116,7 @@ impl Model {
         }
     }
 
-    fn write(&mut self, image: &Image, random: &mut Random) {
+    pub(crate) fn write(&mut self, image: &Image, random: &mut Random) {
         let size = self.disk.len() as u64;
         let start = random.below(size);
         let len = 1 + random.below((size - start).min(40_000));
@@ -149,7 +149,7 @@ impl Model {
     }
 
     /// A whole cluster, compressed.
-    fn compress(&mut self, image: &Image, random: &mut Random) {
+    pub(crate) fn compress(&mut self, image: &Image, random: &mut Random) {
         let unit = image.layers()[0]
             .header
             .as_ref()
@@ -164,7 +164,7 @@ impl Model {
         block_on(image.write_compressed(start, Buf::from(data))).unwrap();
     }
 
-    fn create(&mut self, image: &Image, name: &str) {
+    pub(crate) fn create(&mut self, image: &Image, name: &str) {
         let id = block_on(image.create_snapshot(&named(name), &Job::default())).unwrap();
         self.snapshots.push((id, self.disk.clone()));
     }
@@ -180,7 +180,7 @@ impl Model {
         block_on(image.delete_snapshot(&by_id(&id), &Job::default())).unwrap();
     }
 
-    fn step(&mut self, image: &Image, random: &mut Random) {
+    pub(crate) fn step(&mut self, image: &Image, random: &mut Random) {
         match (random.below(12), self.position(random)) {
             (0, _) if self.snapshots.len() < 4 => self.create(image, "s"),
             (1, Some(position)) => self.apply(image, position),
@@ -197,7 +197,7 @@ impl Model {
     }
 
     /// Everything reads as it must.
-    fn judge(&self, file: &Arc<MemoryFile>, what: &str) {
+    pub(crate) fn judge(&self, file: &Arc<MemoryFile>, what: &str) {
         let found = Model::of(file);
         assert_eq!(found.disk.len(), self.disk.len(), "{what}: size");
         assert!(found.disk == self.disk, "{what}: the disk differs");
@@ -212,7 +212,7 @@ impl Model {
 }
 
 /// Creation options of the shapes, and the size of the disk.
-const SHAPES: [(&str, u64); 10] = [
+pub(crate) const SHAPES: [(&str, u64); 10] = [
     ("", 300 << 10),
     ("compat=0.10", 300 << 10),
     ("cluster_size=512", 200 << 10),
@@ -228,13 +228,13 @@ const SHAPES: [(&str, u64); 10] = [
     ),
 ];
 
-fn checked_clean(file: &MemoryFile, what: &str) {
+pub(crate) fn checked_clean(file: &MemoryFile, what: &str) {
     let mut findings = Vec::new();
     let result = crate::support::our_check(file.contents(), &mut findings).unwrap();
     assert!(result.is_clean(), "{what}: {findings:?}");
 }
 
-fn made(create_options: &str, size: u64) -> Vec<u8> {
+pub(crate) fn made(create_options: &str, size: u64) -> Vec<u8> {
     crate::support::Image::create(create_options, &size.to_string(), &[]).bytes
 }
 

@@ -128,6 +128,8 @@ pub struct Round {
     pub bitmaps_percent: u64,
     /// Percent of requests that allocate space in advance.
     pub allocates_percent: u64,
+    /// Percent of requests that compact the file.
+    pub compacts_percent: u64,
     /// Percent of writes that are durable.
     pub fua_percent: u64,
     /// Percent of requests that go to a hot spot.
@@ -207,6 +209,8 @@ pub enum Part {
     Bitmaps,
     /// Space that requests allocate in advance.
     Allocations,
+    /// Compactions of the file.
+    Compactions,
     /// Copies that reads make.
     CopyOnRead,
     /// Encrypted images.
@@ -219,7 +223,7 @@ pub enum Part {
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 21] = [
+    pub const NAMES: [(&'static str, Part); 22] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),
@@ -237,6 +241,7 @@ impl Part {
         ("vm-state", Part::VmState),
         ("bitmaps", Part::Bitmaps),
         ("allocations", Part::Allocations),
+        ("compactions", Part::Compactions),
         ("copy-on-read", Part::CopyOnRead),
         ("encryption", Part::Encryption),
         ("devices", Part::Devices),
@@ -567,6 +572,7 @@ impl Round {
             vm_state_percent: 0,
             bitmaps_percent: 0,
             allocates_percent: 0,
+            compacts_percent: 0,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
             hot_percent: rng.pick(&[0, 50, 90]),
             barrier: None,
@@ -748,6 +754,7 @@ impl Config {
             self.draw_pieces(seed);
             self.draw_room(seed);
             self.draw_allocations(seed);
+            self.draw_compactions(seed);
         }
         if self.size > PREALLOCATED_BYTES_MAX && self.resizes_write_zeroes() {
             self.leave_out(Part::Resizes);
@@ -792,6 +799,7 @@ impl Config {
                 Part::VmState => round.vm_state_percent = 0,
                 Part::Bitmaps => round.bitmaps_percent = 0,
                 Part::Allocations => round.allocates_percent = 0,
+                Part::Compactions => round.compacts_percent = 0,
                 Part::CopyOnRead => round.copy_on_read = CopyOnRead::Off,
                 Part::Alignment
                 | Part::RawData

@@ -657,6 +657,7 @@ fn axes(config: &Config) -> Vec<Drawn> {
             ("resizes", round.resizes.to_string()),
             ("VM state", format!("{} %", round.vm_state_percent)),
             ("allocations", format!("{} %", round.allocates_percent)),
+            ("compactions", format!("{} %", round.compacts_percent)),
             ("maintained", round.maintained.to_string()),
             ("durable writes", format!("{} %", round.fua_percent)),
         ]

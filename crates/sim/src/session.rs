@@ -174,6 +174,7 @@ pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request:
         Verb::Snapshot(what) => snapshot(&subject, &session, (id, what)).await,
         Verb::VmState(_) => unreachable!("it is not on the disk"),
         Verb::Allocate => allocate(&subject, &session, id, (start, len)).await,
+        Verb::Compact => compact(&subject, &session, id).await,
         Verb::Bitmap(what) => bitmap(&subject, &session, (id, what)).await,
         Verb::Write { .. } | Verb::Compressed | Verb::Zeroes { .. } | Verb::Discard => {
             change(&subject, &session, &request, (start, len)).await;
@@ -283,6 +284,23 @@ async fn allocate(subject: &Subject, session: &Session, id: WriteId, (start, len
         Ok(()) => session.record(id, start..start + len, || "done: allocated".to_string()),
         Err(error) if is_unsupported(&error) => {}
         Err(error) => session.failed(&format!("request {id} (allocate)"), &error),
+    }
+}
+
+/// Compacts the file. The model knows nothing of it either.
+async fn compact(subject: &Subject, session: &Session, id: WriteId) {
+    let rng = &mut Rng::derived(u64::from(id), "compaction", 0);
+    if session.ends_early && rng.chance(25) {
+        session.disk.fail_power_after(rng.between(1, 100));
+    }
+    let job = job_cancelled_after(rng.chance(20).then(|| rng.between(1, 10)));
+    let budget_bytes = rng.pick(&[1, 8 << 10, 64 << 10, 1 << 20]);
+    match subject.compact(budget_bytes, &job).await {
+        Ok(()) => session.record(id, 0..0, || "done: compacted".to_string()),
+        Err(Error::Cancelled) if job.is_cancelled() => {}
+        // A raw image; a request that was broken off.
+        Err(Error::Invalid(_) | Error::Unsupported { .. }) => {}
+        Err(error) => session.failed(&format!("request {id} (compact)"), &error),
     }
 }
 

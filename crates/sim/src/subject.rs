@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
 use cowslip::image::ZeroOptions;
 use cowslip::qcow2::bitmap::BitmapChange;
+use cowslip::qcow2::compact::CompactOptions;
 use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::{Error, Image, Job, Result};
@@ -265,6 +266,21 @@ impl Subject {
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         match self {
             Subject::Image(image) => image.allocate(offset, len).await,
+            Subject::Plain(_) => Ok(()),
+        }
+    }
+
+    /// Compacts the file, with a budget in bytes.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn compact(&self, budget_bytes: u64, job: &Job) -> Result<()> {
+        let options = CompactOptions {
+            budget_bytes,
+            ..CompactOptions::default()
+        };
+        match self {
+            Subject::Image(image) => image.compact(&options, job).await.map(drop),
             Subject::Plain(_) => Ok(()),
         }
     }

@@ -29,6 +29,8 @@ pub enum Verb {
     Discard,
     /// Allocate space in advance: no byte changes.
     Allocate,
+    /// Compact the file: no byte changes.
+    Compact,
     /// Flush.
     Flush,
     /// Change the size of the disk.
@@ -58,7 +60,7 @@ impl Verb {
 
     /// Whether it is about a range of the disk.
     pub fn has_range(self) -> bool {
-        !matches!(self, Verb::Flush | Verb::Bitmap(_)) && !self.wants_to_be_alone()
+        !matches!(self, Verb::Flush | Verb::Compact | Verb::Bitmap(_)) && !self.wants_to_be_alone()
     }
 }
 
@@ -148,9 +150,9 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
         4 => Verb::Flush,
         _ => Verb::Compressed,
     };
-    let verb = allocation(verb, (seed, round, id));
+    let verb = compaction(allocation(verb, (seed, round, id)), (seed, round, id));
     let granules = match verb {
-        Verb::Flush => 0..0,
+        Verb::Flush | Verb::Compact => 0..0,
         Verb::Write { .. } if round.companions > 0 && !rng.chance(10) => {
             let group = u64::from(id) / round.companions;
             let place = &mut Rng::derived(seed, "companions", group);
@@ -175,6 +177,15 @@ fn allocation(verb: Verb, (seed, round, id): (u64, &Round, WriteId)) -> Verb {
     let is_one = percent > 0 && Rng::derived(seed, "allocates", u64::from(id)).chance(percent);
     match is_one && verb != Verb::Flush {
         true => Verb::Allocate,
+        false => verb,
+    }
+}
+
+/// A compaction in place of another request; drawn apart, likewise.
+fn compaction(verb: Verb, (seed, round, id): (u64, &Round, WriteId)) -> Verb {
+    let percent = round.compacts_percent;
+    match percent > 0 && Rng::derived(seed, "compacts", u64::from(id)).chance(percent) {
+        true => Verb::Compact,
         false => verb,
     }
 }

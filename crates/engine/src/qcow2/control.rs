@@ -5,6 +5,7 @@ pub mod amend;
 pub mod bitmap;
 pub(super) mod changed;
 pub(super) mod close;
+pub mod compact;
 pub(super) mod empty;
 pub(super) mod keys;
 pub(super) mod preallocate;

@@ -41,7 +41,7 @@ mod state;
 
 #[doc(hidden)]
 pub use self::commit::probe;
-pub use self::control::{amend, bitmap, snapshot};
+pub use self::control::{amend, bitmap, compact, snapshot};
 #[doc(inline)]
 pub use self::header::{CompressionType, CryptMethod, Header};
 pub(crate) use self::mapping::inflight;

@@ -125,6 +125,8 @@ pub async fn open(opening: OpenParameters<'_>) -> Result<Qcow2> {
         state: Mutex::new(state),
         turn: Turn::new(empty_counts(file.clone(), format)),
         vm_state: Turn::new(()),
+        compaction: Turn::new(()),
+        kept_space: Turn::new(()),
         fixed_end: (!file.capabilities().extends_with_zeroes)
             .then_some(opening.file_len >> format.geometry.cluster_bits()),
         sparse: OnceLock::new(),

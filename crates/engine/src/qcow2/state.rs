@@ -61,6 +61,11 @@ pub struct Qcow2 {
     pub(super) turn: Turn<Counts>,
     /// Held by operations that use the area of the VM state, or change the size of the disk.
     pub(super) vm_state: Turn<()>,
+    /// Held by a compaction: there is one at a time.
+    pub(super) compaction: Turn<()>,
+    /// Held by operations that keep free clusters for themselves, without a count or a reference,
+    /// and by those that give up what has none.
+    pub(super) kept_space: Turn<()>,
     /// Whole clusters of a file that cannot grow.
     pub(super) fixed_end: Option<u64>,
     /// The host file had much less than was allocated when that was first asked.

@@ -59,6 +59,12 @@ impl SlowFile {
         self.waiting.lock().unwrap().len()
     }
 
+    /// Where the writes that wait begin.
+    pub fn held(&self) -> Vec<u64> {
+        let waiting = self.waiting.lock().unwrap();
+        waiting.iter().map(|(offset, ..)| *offset).collect()
+    }
+
     /// The writes so far, in the order in which they were begun.
     pub fn writes(&self) -> Vec<Range<u64>> {
         self.writes.lock().unwrap().clone()

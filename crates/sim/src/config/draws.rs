@@ -167,6 +167,18 @@ impl Config {
         }
     }
 
+    /// The file is compacted beside other requests, in some runs.
+    pub(super) fn draw_compactions(&mut self, seed: u64) {
+        let rng = &mut Rng::derived(seed, "compactions", 0);
+        let usual = !matches!(self.profile, Profile::Directed(_) | Profile::Story(_));
+        if !usual || !rng.chance(30) {
+            return;
+        }
+        for round in &mut self.rounds {
+            round.compacts_percent = rng.pick(&[1, 3, 10]);
+        }
+    }
+
     /// Tables of bitmaps are read, and bits written, in few entries at a time.
     pub(super) fn draw_pieces(&mut self, seed: u64) {
         if matches!(self.profile, Profile::Directed(_) | Profile::Story(_)) {

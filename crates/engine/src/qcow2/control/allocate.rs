@@ -44,6 +44,7 @@ impl Qcow2 {
         let (start, end) = (round_down(range.start, unit), round_up(range.end, unit));
         let step = CHUNK_BYTES.max(self.geometry().slice_coverage_bytes());
         for chunk in pieces(start, end - start, step) {
+            let _kept = self.kept_space.take().await;
             let mut stock = Stock::default();
             let outcome = self.allocate_chunk(chunk, below, &mut stock).await;
             self.return_stock(&mut stock).await;

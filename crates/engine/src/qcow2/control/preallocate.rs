@@ -108,6 +108,7 @@ impl Qcow2 {
             true => Some(self.data.len().await?),
             false => None,
         };
+        let _kept = self.kept_space.take().await;
         let mut stock = Stock::default();
         let done = async {
             let clusters = (range.end - range.start) / unit;

@@ -35,7 +35,7 @@ use crate::qcow2::{Counts, Qcow2};
 use crate::{Error, Result};
 
 pub use list::{NAME_BYTES_MAX, NewSnapshot, SnapshotChoice};
-pub(in crate::qcow2) use steps::root_of;
+pub(in crate::qcow2) use steps::{read_list, root_of};
 
 use list::{Root, SnapshotList};
 use steps::{Preparation, l1_bytes};

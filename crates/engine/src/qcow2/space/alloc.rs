@@ -74,6 +74,43 @@ impl FreeSet {
         Some((HostCluster(start), taken, content))
     }
 
+    /// Takes these clusters, if all of them are free; whether it has.
+    pub fn take_at(&mut self, start: HostCluster, count: u64) -> bool {
+        let end = start.0 + count;
+        let mut at = start.0;
+        while at < end {
+            let run = self.runs.range(..=at).next_back();
+            match run.map(|(&first, &(len, _))| first + len) {
+                Some(next) if next > at => at = next,
+                Some(_) | None => return false,
+            }
+        }
+        self.remove(start.0..end);
+        true
+    }
+
+    /// Takes up to `count` neighbouring clusters before `end`: the lowest ones.
+    pub fn take_before(&mut self, end: u64, count: u64) -> Option<(HostCluster, u64)> {
+        let (&start, &(len, _)) = self.runs.iter().next()?;
+        let taken = len.min(count).min(end.checked_sub(start)?);
+        (taken > 0).then(|| {
+            self.remove(start..start + taken);
+            (HostCluster(start), taken)
+        })
+    }
+
+    /// Free clusters from `start` on.
+    pub fn clusters_from(&self, start: u64) -> u64 {
+        let behind = |(at, len, _): (u64, u64, _)| (at + len).saturating_sub(at.max(start));
+        self.runs().map(behind).sum()
+    }
+
+    /// The runs of free clusters, in order: the first one, how many there are, and what they hold.
+    pub fn runs(&self) -> impl Iterator<Item = (u64, u64, SpaceContent)> + '_ {
+        let runs = self.runs.iter();
+        runs.map(|(&start, &(len, content))| (start, len, content))
+    }
+
     /// Adds free clusters.
     ///
     /// # Panics

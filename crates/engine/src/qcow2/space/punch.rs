@@ -190,7 +190,7 @@ impl Qcow2 {
     /// meanwhile, so a hole never meets a new write.
     pub(in crate::qcow2) async fn punch_clusters(&self, free: &[HostCluster]) -> Vec<SpaceContent> {
         let mut content = vec![SpaceContent::Unknown; free.len()];
-        if self.discard == DiscardPolicy::Ignore {
+        if self.discard == DiscardPolicy::Ignore && !self.lock().space.gives_back {
             return content;
         }
         let zeroes = self.file.capabilities().punches_holes;

@@ -30,6 +30,9 @@ pub(in crate::qcow2) struct HostSpace {
     claimed_at_open: u64,
     /// Free clusters below which the file is grown ahead of need.
     low_water: u64,
+    /// The file is being compacted: the space of freed clusters goes back to the host, whatever is
+    /// done with discards.
+    pub(in crate::qcow2) gives_back: bool,
 }
 
 impl HostSpace {
@@ -47,6 +50,7 @@ impl HostSpace {
             claimed: 0,
             claimed_at_open: 0,
             low_water: 0,
+            gives_back: false,
         }
     }
 
@@ -161,6 +165,11 @@ impl HostSpace {
     /// Clusters that a new table may take.
     pub fn clusters_for_tables(&self) -> u64 {
         self.free.clusters() + self.table_space.clusters()
+    }
+
+    /// Clusters from `start` on that are kept for tables.
+    pub fn table_space_from(&self, start: u64) -> u64 {
+        self.table_space.clusters_from(start)
     }
 
     /// Frees the space that was reserved for tables and not used: at the end of the session, and

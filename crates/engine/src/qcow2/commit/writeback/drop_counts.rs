@@ -50,6 +50,7 @@ impl Qcow2 {
     /// something is under way meanwhile. Cancelling the job before the check has ended leaves all
     /// of it as it is.
     pub(in crate::qcow2) async fn give_up_emptied(&self, size: u64, job: &Job) -> Result<()> {
+        let _nothing_is_kept = self.kept_space.take().await;
         let _drained = self.drain().await;
         let tables = self.empty_tables_behind(size).await?;
         let mut counts = self.turn.take().await;

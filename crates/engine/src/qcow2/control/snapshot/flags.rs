@@ -91,8 +91,8 @@ impl Qcow2 {
         let cluster_bytes = self.geometry().cluster_bytes();
         job.expect(tables.len() as u64 * cluster_bytes);
         let reader = Reader::new(self.file.block_file()).await?;
-        let offsets = tables.iter().map(|&offset| (offset, offset));
-        let mut reads = pin!(reader.tables(offsets, cluster_bytes));
+        let offsets: Vec<(u64, u64)> = tables.iter().map(|&offset| (offset, offset)).collect();
+        let mut reads = pin!(reader.tables(offsets.into_iter(), cluster_bytes));
         while let Some(read) = reads.next().await {
             // The work after the switch is not cancelled.
             if matches!(flags, Flags::Clear) {

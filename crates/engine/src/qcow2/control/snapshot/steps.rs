@@ -95,7 +95,10 @@ impl Direction {
 }
 
 /// The snapshots of an image; all lies within the file.
-pub(super) async fn read_list(file: &AlignedFile, header: &Header) -> Result<SnapshotList> {
+pub(in crate::qcow2) async fn read_list(
+    file: &AlignedFile,
+    header: &Header,
+) -> Result<SnapshotList> {
     if header.nb_snapshots == 0 {
         return Ok(SnapshotList::default());
     }
@@ -399,7 +402,11 @@ impl Qcow2 {
 
     /// Frees clusters that nothing refers to, durably, and that no request reads, and releases
     /// their space.
-    pub(super) async fn free_clusters(&self, counts: &Counts, freed: Vec<HostCluster>) {
+    pub(in crate::qcow2::control) async fn free_clusters(
+        &self,
+        counts: &Counts,
+        freed: Vec<HostCluster>,
+    ) {
         let _stage = (!freed.is_empty()).then(|| self.probe.stage(ProbeStage::Release));
         let content = self.punch_clusters(&freed).await;
         let mut state = self.lock();
@@ -514,7 +521,11 @@ impl Qcow2 {
     }
 
     /// Sets COPIED in the disk's tables exactly where the count is 1, which is durable.
-    pub(super) async fn right_flags(&self, counts: &mut Counts, job: &Job) -> Result<()> {
+    pub(in crate::qcow2::control) async fn right_flags(
+        &self,
+        counts: &mut Counts,
+        job: &Job,
+    ) -> Result<()> {
         let _stage = self.probe.stage(ProbeStage::Slices);
         job.enter(Stage::Tables);
         let done = async {
@@ -536,7 +547,7 @@ impl Qcow2 {
     }
 
     /// The mark for the next opening that flags may be behind the counts; version 2 has none.
-    async fn mark_dirty(&self, is_dirty: bool) -> Result<()> {
+    pub(in crate::qcow2::control) async fn mark_dirty(&self, is_dirty: bool) -> Result<()> {
         let mut header = self.header();
         if header.version < 3 || header.is_dirty() == is_dirty {
             return Ok(());

@@ -1,0 +1,44 @@
+//! Compaction of an image in place.
+
+use super::Image;
+use crate::Result;
+use crate::job::Job;
+use crate::qcow2::Qcow2;
+use crate::qcow2::compact::{CompactOptions, Compaction, CompactionPlan};
+
+impl Image {
+    /// Forecasts what [`Image::compact`] does to the file as it is now. If the image is open for
+    /// writing, changes are flushed first; else nothing is written. Requests that change something
+    /// wait meanwhile.
+    ///
+    /// # Errors
+    /// `Unsupported` where the format cannot; `Corrupt` if a check finds more than leaks and wrong
+    /// COPIED bits; I/O, [`Error::Cancelled`](crate::Error::Cancelled).
+    pub async fn compaction_plan(
+        &self,
+        options: &CompactOptions,
+        job: &Job,
+    ) -> Result<CompactionPlan> {
+        self.with_space()?.compaction_plan(options, job).await
+    }
+
+    /// Gives back the space of the file that holds nothing: moves clusters from its end into free
+    /// ones before it, frees leaks, cuts the file and punches what is free in it. Requests go on
+    /// beside the moves; those that change something wait at the beginning and at the end. There is
+    /// one compaction at a time, another one waits.
+    ///
+    /// # Errors
+    /// As [`Image::compaction_plan`], no space, and [`Error::Latched`](crate::Error::Latched) after
+    /// an earlier failure. Cancelled or without space, the file is cut as far as it has come by
+    /// then. After a crash the image is sound but for leaks.
+    pub async fn compact(&self, options: &CompactOptions, job: &Job) -> Result<Compaction> {
+        self.validate_write(0, 0)?;
+        let image = self.with_space()?;
+        let compacted = image.compact(options, job).await;
+        image.mark_corrupt_on_error(compacted).await
+    }
+
+    fn with_space(&self) -> Result<&Qcow2> {
+        self.qcow2_for("compacting")
+    }
+}

@@ -1,0 +1,346 @@
+//! Compaction in place: clusters move from the end of the file into free ones before it, leaks are
+//! freed, the file is cut, and what is free in it becomes holes.
+//!
+//! Nothing here has an order of its own. A cluster of the disk moves as a guest's write moves one
+//! (`moves.rs`): an exclusive lease, a copy, an entry that is published, the old place in the
+//! quarantine; the cycles of write-back do the rest. A guest's write that comes first, or between,
+//! wins: what moves is looked up again under the lease.
+//!
+//! | step | requests | a crash in it leaves |
+//! | --- | --- | --- |
+//! | the image is checked and surveyed, leaks are freed | changes wait | leaks |
+//! | moves, in batches of at most the budget, each with a cycle | go on | leaks; each entry refers to the old place or the new one |
+//! | refcount blocks that count nothing go, the file is cut, holes are punched | changes wait | a longer file |
+//!
+//! Cancelled, failed for want of space, or done, it ends with the last step, so that what has moved
+//! by then is given back.
+
+mod data;
+mod ends;
+#[doc(hidden)]
+pub mod plan;
+#[doc(hidden)]
+pub mod survey;
+
+use cowslip_boxed::boxed;
+
+use crate::job::{Job, Stage};
+use crate::qcow2::commit::writeback::is_no_space;
+use crate::qcow2::geometry::{GuestCluster, HostCluster};
+use crate::qcow2::{Counts, Qcow2};
+use crate::{Error, Result};
+
+use plan::{Move, Outline, Room, batches, outline};
+use survey::{Kind, Survey, walk};
+
+/// Additional space that a compaction may take, unless it is said otherwise.
+pub const BUDGET_BYTES: u64 = 64 << 20;
+/// Clusters that one round moves at most, since the list of them is kept.
+const ROUND_CLUSTERS_MAX: usize = 1 << 22;
+/// Clusters that one batch moves at most, whatever the budget: each has a count to raise, an entry
+/// and a place in the quarantine until the batch is durable.
+const BATCH_CLUSTERS_MAX: u64 = 1 << 17;
+/// Rounds that move what requests have put behind the end meanwhile: a busy guest goes on to.
+const FURTHER_ROUNDS_MAX: usize = 8;
+
+/// Options of a compaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompactOptions {
+    /// Additional space in bytes that it may take for a time.
+    pub budget_bytes: u64,
+    /// Length of the file in bytes that suffices; `None` for the shortest.
+    pub target_bytes: Option<u64>,
+}
+
+impl Default for CompactOptions {
+    fn default() -> CompactOptions {
+        CompactOptions {
+            budget_bytes: BUDGET_BYTES,
+            target_bytes: None,
+        }
+    }
+}
+
+/// Forecast of a compaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompactionPlan {
+    /// Length of the file now.
+    pub file_bytes: u64,
+    /// Length of the file afterwards.
+    pub file_bytes_after: u64,
+    /// Bytes that will be copied.
+    pub moved_bytes: u64,
+    /// Bytes of the file that something refers to.
+    pub used_bytes: u64,
+    /// Bytes that are counted and that nothing refers to: leaks, which will be freed.
+    pub leaked_bytes: u64,
+    /// Bytes of the file that are free.
+    pub free_bytes: u64,
+    /// The structure at the end that cannot move, in a word or two, if that keeps the file from
+    /// being shorter.
+    pub held_by: Option<&'static str>,
+    /// Runs of clusters of the disk that follow on each other in the file.
+    pub extents: u64,
+    /// Clusters of the disk with space of their own, in bytes.
+    pub data_bytes: u64,
+}
+
+/// Figures of a compaction that has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compaction {
+    /// Length of the file before.
+    pub file_bytes_before: u64,
+    /// Length of the file now.
+    pub file_bytes: u64,
+    /// Bytes that were copied.
+    pub moved_bytes: u64,
+    /// Bytes of leaks that were freed.
+    pub leaked_bytes: u64,
+}
+
+/// The work of one round.
+struct Round {
+    outline: Outline,
+    batches: Vec<Vec<Move>>,
+    /// It moves as many clusters as a round may: more may be left.
+    is_full: bool,
+}
+
+/// Has the space of freed clusters go back to the host until it is dropped.
+struct GivesBack<'a>(&'a Qcow2);
+
+impl<'a> GivesBack<'a> {
+    fn begin(image: &'a Qcow2) -> GivesBack<'a> {
+        image.lock().space.gives_back = true;
+        GivesBack(image)
+    }
+}
+
+impl Drop for GivesBack<'_> {
+    fn drop(&mut self) {
+        self.0.lock().space.gives_back = false;
+    }
+}
+
+fn moves(kind: Kind) -> bool {
+    kind == Kind::Data
+}
+
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Free | Kind::Uncounted | Kind::Leaked => "nothing",
+        Kind::Data => "data",
+        Kind::Shared => "snapshots",
+        Kind::Compressed => "compressed clusters",
+        Kind::Table => "L2 tables",
+        Kind::Block => "refcount blocks",
+        Kind::Bits => "bitmaps",
+        Kind::Structure => "tables",
+        Kind::Fixed => "headers",
+    }
+}
+
+impl Qcow2 {
+    /// Forecasts [`Qcow2::compact`]. Writes nothing that a flush would not.
+    #[boxed]
+    pub(crate) async fn compaction_plan(
+        &self,
+        options: &CompactOptions,
+        job: &Job,
+    ) -> Result<CompactionPlan> {
+        job.enter(Stage::Begin);
+        let file_bytes = self.file.len().await?;
+        let survey = self.survey_now(job).await?;
+        let bits = self.geometry().cluster_bits();
+        let outline = self.outline_of(&survey, options);
+        Ok(CompactionPlan {
+            file_bytes,
+            file_bytes_after: (outline.end << bits).min(file_bytes),
+            moved_bytes: outline.moving << bits,
+            used_bytes: survey.bytes_of(Kind::is_used),
+            leaked_bytes: survey.bytes_of(|kind| kind == Kind::Leaked),
+            free_bytes: survey.bytes_of(|kind| matches!(kind, Kind::Free | Kind::Uncounted)),
+            held_by: outline.held_by.map(word),
+            extents: survey.extents,
+            data_bytes: survey.data_clusters << bits,
+        })
+    }
+
+    fn outline_of(&self, survey: &Survey, options: &CompactOptions) -> Outline {
+        let least = options.target_bytes.unwrap_or(0);
+        outline(survey, moves, self.geometry().clusters_for(least))
+    }
+
+    /// The image as it is now, which is written before if it is open for writing.
+    #[boxed]
+    async fn survey_now(&self, job: &Job) -> Result<Survey> {
+        if !self.writable {
+            self.refuse_unsound("nothing was planned", job).await?;
+            return Survey::read(&self.file, &self.header(), job).await;
+        }
+        let _drained = self.drain().await;
+        let mut counts = self.turn.take().await;
+        self.latch_if_cancelled(async {
+            self.settle_space(&mut counts).await?;
+            self.refuse_unsound("nothing was planned", job).await?;
+            Survey::read(&self.file, &self.header(), job).await
+        })
+        .await
+    }
+
+    /// Compacts the file; requests go on.
+    #[boxed]
+    pub(crate) async fn compact(&self, options: &CompactOptions, job: &Job) -> Result<Compaction> {
+        self.ready_for_changes().await?;
+        let _alone = self.compaction.take().await;
+        let mut done = Compaction {
+            file_bytes_before: self.file.len().await?,
+            ..Compaction::default()
+        };
+        let gives_back = GivesBack::begin(self);
+        let outcome = self.rounds(options, job, &mut done).await;
+        let ended = match &outcome {
+            Err(error) if !matches!(error, Error::Cancelled) && !is_no_space(error) => Ok(()),
+            _ if self.is_latched() => Ok(()),
+            _ => self.end_compaction().await,
+        };
+        drop(gives_back);
+        outcome.and(ended)?;
+        done.file_bytes = self.file.len().await?;
+        Ok(done)
+    }
+
+    /// Moves until nothing is left to move, or nothing more can.
+    #[boxed]
+    async fn rounds(
+        &self,
+        options: &CompactOptions,
+        job: &Job,
+        done: &mut Compaction,
+    ) -> Result<()> {
+        let mut further = 0;
+        loop {
+            job.enter(Stage::Begin);
+            let round = self.begin_round(options, job, done).await?;
+            job.expect(round.outline.moving << self.geometry().cluster_bits());
+            let before = done.moved_bytes;
+            for batch in &round.batches {
+                job.enter(Stage::Copy);
+                let moved = self.move_batch(batch, round.outline.end, job).await;
+                // What has moved is given up before the budget is spent again.
+                let released = self.release_moved(job).await;
+                done.moved_bytes += moved?;
+                released?;
+            }
+            let moved = done.moved_bytes - before;
+            let wanted = round.outline.moving << self.geometry().cluster_bits();
+            let is_done = moved >= wanted && !self.is_used_behind(round.outline.end);
+            if moved == 0 || is_done {
+                return Ok(());
+            }
+            // Requests have taken places: some clusters stay where they are, or new ones lie behind
+            // the end.
+            further += usize::from(!round.is_full);
+            if further > FURTHER_ROUNDS_MAX {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Returns whether some of the file behind `end` clusters is not free.
+    fn is_used_behind(&self, end: u64) -> bool {
+        let state = self.lock();
+        let space = &state.space;
+        let free = space.free.clusters_from(end) + space.table_space_from(end);
+        space.claimed().saturating_sub(end) > free
+    }
+
+    /// Frees leaks, and plans what moves.
+    #[boxed]
+    async fn begin_round(
+        &self,
+        options: &CompactOptions,
+        job: &Job,
+        done: &mut Compaction,
+    ) -> Result<Round> {
+        {
+            let _drained = self.drain().await;
+            let mut counts = self.turn.take().await;
+            let begun = self.begin_in_turn(&mut counts, options, job, done);
+            if let Some(round) = self.latch_if_cancelled(begun).await? {
+                return Ok(round);
+            }
+        }
+        // Tables change under the cache.
+        let _still = self.stand_still().await?;
+        let mut counts = self.turn.take().await;
+        let righted = async {
+            self.settle_space(&mut counts).await?;
+            self.refuse_unsound("nothing was moved", job).await?;
+            let mut survey = Survey::read(&self.file, &self.header(), job).await?;
+            done.leaked_bytes += survey.bytes_of(|kind| kind == Kind::Leaked);
+            self.free_leaks(&mut counts, &mut survey).await?;
+            self.plan_round(&mut counts, &survey, (options, job)).await
+        };
+        self.latch_if_cancelled(righted).await
+    }
+
+    /// The same where no flag of an entry has to change; `None` if one has.
+    #[boxed]
+    async fn begin_in_turn(
+        &self,
+        counts: &mut Counts,
+        options: &CompactOptions,
+        job: &Job,
+        done: &mut Compaction,
+    ) -> Result<Option<Round>> {
+        self.settle_space(counts).await?;
+        self.refuse_unsound("nothing was moved", job).await?;
+        let mut survey = Survey::read(&self.file, &self.header(), job).await?;
+        if survey.flags_behind {
+            return Ok(None);
+        }
+        done.leaked_bytes += survey.bytes_of(|kind| kind == Kind::Leaked);
+        self.free_leaks(counts, &mut survey).await?;
+        let round = self.plan_round(counts, &survey, (options, job)).await?;
+        Ok(Some(round))
+    }
+
+    #[boxed]
+    async fn plan_round(
+        &self,
+        counts: &mut Counts,
+        survey: &Survey,
+        (options, job): (&CompactOptions, &Job),
+    ) -> Result<Round> {
+        // All that is free can be taken.
+        while self.scan(counts).await? {
+            job.check()?;
+        }
+        let outline = self.outline_of(survey, options);
+        let mut moving: Vec<(GuestCluster, HostCluster)> = Vec::new();
+        walk(&self.file, &self.header(), job, &mut |found| {
+            let from = HostCluster(found.clusters.start);
+            if found.kind == Kind::Data
+                && from.0 >= outline.end
+                && survey.kinds.get(from.0 as usize) == Some(&Kind::Data)
+                && moving.len() < ROUND_CLUSTERS_MAX
+            {
+                moving.push((found.guest, from));
+            }
+            Ok(())
+        })
+        .await?;
+        let geometry = self.geometry();
+        let budget = options.budget_bytes >> geometry.cluster_bits();
+        let budget = budget.clamp(1, BATCH_CLUSTERS_MAX);
+        let is_full = moving.len() == ROUND_CLUSTERS_MAX;
+        let mut room = Room::before(survey, outline.end);
+        let batches = batches(geometry, moving, &mut room, budget);
+        Ok(Round {
+            outline,
+            batches,
+            is_full,
+        })
+    }
+}

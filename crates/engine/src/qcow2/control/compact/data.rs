@@ -1,0 +1,344 @@
+//! Moves of clusters of the disk, beside its requests.
+//!
+//! A run moves as a guest's write moves a cluster: under an exclusive lease its entries are looked
+//! at once more, and only those that are as the plan knows them go on; their bytes are copied, with
+//! no lock held; then the entries refer to the new place, and the old one goes to the quarantine.
+//! Whatever a guest has written before is copied, and what it writes afterwards goes to the new
+//! place. Persistent bitmaps do not follow: the guest sees no change.
+
+use cowslip_boxed::boxed;
+use std::ops::Range;
+
+use cowslip_queue::Buf;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use smallvec::SmallVec;
+
+use super::plan::Move;
+use crate::Result;
+use crate::file::{Durability, Event, Space};
+use crate::job::Job;
+use crate::qcow2::entry::{L2Entry, Standard};
+use crate::qcow2::geometry::{GuestCluster, HostCluster};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
+use crate::qcow2::path::admit::{Blocked, LeaseGuard, QueuePlace};
+use crate::qcow2::plan::{Freed, WriteOrdering};
+use crate::qcow2::{Qcow2, State};
+use crate::zero::is_zero;
+
+/// Runs that move at once.
+const AT_ONCE: usize = 8;
+
+/// The fate of the beginning of a run.
+enum Begun<'a> {
+    /// It moves.
+    Moves(Moving<'a>),
+    /// This number of clusters stays.
+    Stays(u64),
+    /// It has to wait.
+    Waits(Blocked),
+}
+
+/// A run that moves: its lease, and where it goes.
+struct Moving<'a> {
+    image: &'a Qcow2,
+    run: Move,
+    entries: SmallVec<[Standard; 1]>,
+    stay: Option<LeaseGuard<'a>>,
+}
+
+impl Drop for Moving<'_> {
+    /// Dropped with the copy under way: the new place has a count that nothing needs, and its
+    /// epoch, which the lease abandons, is never left.
+    fn drop(&mut self) {
+        if self.stay.is_some() {
+            let mut state = self.image.lock();
+            self.give_new_up(&mut state);
+        }
+    }
+}
+
+impl Moving<'_> {
+    fn give_new_up(&self, state: &mut State) {
+        let geometry = self.image.geometry();
+        for cluster in 0..self.run.clusters {
+            let host = geometry.host_offset(self.run.to.plus(cluster));
+            state.give_up(geometry, Freed::Cluster(host));
+        }
+    }
+
+    /// The bytes of the run that hold data.
+    fn parts(&self) -> Vec<Range<u64>> {
+        let geometry = self.image.geometry();
+        let mut parts: Vec<Range<u64>> = Vec::new();
+        for (index, entry) in (0..).zip(&self.entries) {
+            let start = index << geometry.cluster_bits();
+            let whole = 0..geometry.cluster_bytes();
+            for part in geometry.parts_in(&whole, entry.allocated) {
+                let part = start + part.start..start + part.end;
+                match parts.last_mut() {
+                    Some(last) if last.end == part.start => last.end = part.end,
+                    _ => parts.push(part),
+                }
+            }
+        }
+        parts
+    }
+}
+
+impl Qcow2 {
+    /// Moves runs, those that are still as they were planned, before `end` clusters. Returns the
+    /// bytes that have moved.
+    #[boxed]
+    pub(super) async fn move_batch(&self, batch: &[Move], end: u64, job: &Job) -> Result<u64> {
+        let bits = self.geometry().cluster_bits();
+        let mut in_flight = FuturesUnordered::new();
+        let (mut outcome, mut moved) = (Ok(()), 0);
+        let mut runs = batch.iter();
+        loop {
+            while outcome.is_ok()
+                && in_flight.len() < AT_ONCE
+                && let Some(run) = runs.next()
+            {
+                outcome = job.begin(run.clusters << bits).await;
+                if outcome.is_ok() {
+                    in_flight.push(self.move_all(*run, end));
+                }
+            }
+            match in_flight.next().await {
+                None => return outcome.map(|()| moved),
+                Some(Ok((planned, clusters))) => {
+                    moved += clusters << bits;
+                    job.done(planned << bits);
+                }
+                Some(Err(error)) => outcome = outcome.and(Err(error)),
+            }
+        }
+    }
+
+    /// Moves what is left of a run, part by part. Returns how many clusters it has, and how many
+    /// have moved.
+    #[boxed]
+    async fn move_all(&self, run: Move, end: u64) -> Result<(u64, u64)> {
+        let (mut at, mut moved) = (0, 0);
+        while at < run.clusters {
+            let rest = Move {
+                guest: run.guest.plus(at),
+                from: run.from.plus(at),
+                to: run.to.plus(at),
+                clusters: run.clusters - at,
+            };
+            let (passed, done) = self.move_part(rest, end).await?;
+            (at, moved) = (at + passed, moved + done);
+        }
+        Ok((run.clusters, moved))
+    }
+
+    /// Moves the beginning of a run, or passes it: how many clusters, and how many of them moved.
+    async fn move_part(&self, run: Move, end: u64) -> Result<(u64, u64)> {
+        let slice = self.geometry().slice_of(run.guest);
+        let mut place = QueuePlace {
+            image: self,
+            ticket: None,
+        };
+        loop {
+            let pin = self.load(slice).await?;
+            if pin.slice.is_none() {
+                return Ok((run.clusters, 0));
+            }
+            let found = self.begin_move(run, end, &mut place);
+            drop(pin);
+            match found? {
+                Begun::Stays(passed) => return Ok((passed, 0)),
+                Begun::Moves(moving) => {
+                    let clusters = moving.run.clusters;
+                    let copied = self.copy(&moving).await;
+                    self.end_move(moving, copied)?;
+                    return Ok((clusters, clusters));
+                }
+                Begun::Waits(need) => drop(self.satisfy(need, &mut place).await?),
+            }
+        }
+    }
+
+    /// Steps 3 to 6 for the beginning of a run, whose slice is in memory.
+    fn begin_move<'a>(
+        &'a self,
+        run: Move,
+        end: u64,
+        place: &mut QueuePlace<'_>,
+    ) -> Result<Begun<'a>> {
+        let slice = self.geometry().slice_of(run.guest);
+        let l1_index = self.geometry().l1_index(run.guest);
+        let mut state = self.lock();
+        let state = &mut *state;
+        self.unlatched(state)?;
+        if let Some(waiting) = state.health.changes_held_back() {
+            return Ok(Begun::Waits(Blocked::Other(waiting)));
+        }
+        if let Some(waiting) = state.mapping.copy_under_way(l1_index) {
+            return Ok(Begun::Waits(Blocked::Other(waiting)));
+        }
+        let table = state.mapping.tables.table(l1_index);
+        let is_own = matches!(table, Ok(Some(table)) if table.copied);
+        if !is_own || state.mapping.is_bad_table(l1_index) {
+            return Ok(Begun::Stays(run.clusters));
+        }
+        let entries = self.entries_that_move(state, &run)?;
+        if entries.is_empty() {
+            return Ok(Begun::Stays(1));
+        }
+        let start = self.geometry().guest_offset(run.guest).0;
+        let bytes = (entries.len() as u64) << self.geometry().cluster_bits();
+        let want = LeaseRequest {
+            range: start..start + bytes,
+            kind: LeaseKind::Exclusive,
+        };
+        let wants = std::slice::from_ref(&want);
+        if let Some(obstacle) = state.mapping.obstacle(slice, wants, place.ticket).cloned() {
+            let (ticket, waiting) = state.mapping.leases.wait(slice, obstacle, place.ticket);
+            return Ok(Begun::Waits(Blocked::Lease(ticket, waiting)));
+        }
+        if let Some(ticket) = place.ticket.take() {
+            state.mapping.leases.release(ticket);
+        }
+        let all = self.geometry().all_subclusters();
+        for cluster in 0..entries.len() as u64 {
+            let from = run.from.plus(cluster);
+            if let Some(punched) = state.space.hole_under_way(from, all) {
+                return Ok(Begun::Waits(Blocked::Other(punched)));
+            }
+        }
+        let Some((to, clusters)) = self.take_place(state, (run.to, entries.len() as u64), end)
+        else {
+            return Ok(Begun::Stays(run.clusters));
+        };
+        let clusters = clusters.min(entries.len() as u64);
+        let range = start..start + (clusters << self.geometry().cluster_bits());
+        let want = LeaseRequest { range, ..want };
+        Ok(Begun::Moves(Moving {
+            image: self,
+            run: Move {
+                to,
+                clusters,
+                ..run
+            },
+            entries: entries.into_iter().take(clusters as usize).collect(),
+            stay: Some(LeaseGuard::new(self, state, (slice, want))),
+        }))
+    }
+
+    /// The entries from the beginning of a run that are as it was planned.
+    fn entries_that_move(&self, state: &mut State, run: &Move) -> Result<SmallVec<[Standard; 1]>> {
+        let mut entries = SmallVec::new();
+        for index in 0..run.clusters {
+            let guest = run.guest.plus(index);
+            let entry = state.mapping.tables.entry(guest);
+            let entry = entry.map_err(|error| self.corrupt_entry(state, guest, error))?;
+            let host = self.geometry().host_offset(run.from.plus(index));
+            match entry {
+                L2Entry::Standard(entry) if entry.host == Some(host) && entry.copied => {
+                    self.refuse_misplaced(state, &L2Entry::Standard(entry))?;
+                    entries.push(entry);
+                }
+                L2Entry::Standard(_) | L2Entry::Compressed(_) => break,
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Takes the planned place if it is free, or else the lowest before `end`: where it is, and how
+    /// many clusters it has. Their counts are noted for the next cycle.
+    fn take_place(
+        &self,
+        state: &mut State,
+        (to, clusters): (HostCluster, u64),
+        end: u64,
+    ) -> Option<(HostCluster, u64)> {
+        let planned = state.space.free.take_at(to, clusters);
+        let (to, clusters) = match planned {
+            true => (to, clusters),
+            false => state.space.free.take_before(end, clusters)?,
+        };
+        for cluster in 0..clusters {
+            let host = to.plus(cluster);
+            debug_assert!(
+                !state.space.protected.contains(host),
+                "metadata is not free"
+            );
+            state.space.fresh.set(host, 0);
+            state.space.raise(host);
+        }
+        Some((to, clusters))
+    }
+
+    /// Step 7: copies the bytes of a run.
+    async fn copy(&self, moving: &Moving<'_>) -> Result<()> {
+        self.file.reach(Event::CowRead).await;
+        let geometry = self.geometry();
+        let from = geometry.host_offset(moving.run.from).0;
+        let to = geometry.host_offset(moving.run.to).0;
+        let guest = geometry.guest_offset(moving.run.guest).0;
+        for part in moving.parts() {
+            let (at, len) = (part.start, part.end - part.start);
+            let source = self.data.for_guest(from + at, guest + at);
+            let bytes = source.read_new(from + at, len).await?;
+            if self.is_hole((from + at, len), &bytes).await {
+                self.data.zero(to + at, len, Space::Release).await?;
+                continue;
+            }
+            let target = self.data.for_guest(to + at, guest + at);
+            let data: Vec<Buf> = vec![bytes.freeze()];
+            target.write(to + at, data, Durability::Cached).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether bytes that were read are a hole of the file, which another hole may replace:
+    /// space that was preallocated without any stays without.
+    async fn is_hole(&self, (offset, len): (u64, u64), bytes: &[u8]) -> bool {
+        if self.data.is_encrypted() || !self.file.capabilities().punches_holes || !is_zero(bytes) {
+            return false;
+        }
+        let extents = self.file.extents(offset, len).await;
+        extents.is_ok_and(|found| found.iter().all(|extent| extent.hole))
+    }
+
+    /// Step 8: the entries refer to the new place, or after a failure to the old one still.
+    fn end_move(&self, mut moving: Moving<'_>, copied: Result<()>) -> Result<()> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        match copied {
+            Ok(()) => self.publish_move(state, &moving),
+            Err(_) => moving.give_new_up(state),
+        }
+        if let Some(stay) = moving.stay.take() {
+            stay.end(state);
+        }
+        for index in 0..moving.run.clusters {
+            let guest = moving.run.guest.plus(index);
+            // Its slice was pinned until now.
+            if let Ok(entry) = state.mapping.tables.entry(guest) {
+                self.show_directly(state, guest, &entry);
+            }
+        }
+        state.wake_maintenance_if_dirty();
+        copied
+    }
+
+    fn publish_move(&self, state: &mut State, moving: &Moving<'_>) {
+        let geometry = self.geometry();
+        for (index, entry) in (0..).zip(&moving.entries) {
+            let guest: GuestCluster = moving.run.guest.plus(index);
+            let moved = L2Entry::Standard(Standard {
+                host: Some(geometry.host_offset(moving.run.to.plus(index))),
+                ..*entry
+            });
+            state
+                .mapping
+                .tables
+                .set_entry(guest, &moved, WriteOrdering::Bytes);
+            let old = geometry.host_offset(moving.run.from.plus(index));
+            state.give_up(geometry, Freed::Cluster(old));
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Where clusters go when a file is compacted. Pure.
+//!
+//! The file ends, afterwards, at the lowest place for which all that lies behind has room before:
+//! so nothing before that end moves, and each cluster behind it moves once. What moves is split
+//! into batches, the highest clusters first, so that a compaction that is cut short has emptied the
+//! end of the file. Within a batch the clusters of the disk are in their order, and so are their
+//! places.
+
+use std::collections::BTreeMap;
+
+use super::survey::{Kind, Survey};
+use crate::qcow2::geometry::{Geometry, GuestCluster, HostCluster};
+
+/// Clusters of the disk that follow on each other move together: bytes of them at most.
+const RUN_BYTES_MAX: u64 = 1 << 20;
+
+/// Clusters in a row that move together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The first cluster of the disk.
+    pub guest: GuestCluster,
+    /// Where it is.
+    pub from: HostCluster,
+    /// Where it goes.
+    pub to: HostCluster,
+    /// How many there are.
+    pub clusters: u64,
+}
+
+/// Where the file will end, and what that takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outline {
+    /// Clusters of the file afterwards.
+    pub end: u64,
+    /// Clusters that move.
+    pub moving: u64,
+    /// The kind of the cluster before the end, if it cannot move and keeps the end there.
+    pub held_by: Option<Kind>,
+}
+
+/// Refcount blocks that go with the clusters that they count.
+struct Blocks {
+    /// Where each is, and the first cluster that it counts.
+    by_place: BTreeMap<u64, u64>,
+    /// The same, the other way round.
+    by_counted: BTreeMap<u64, u64>,
+}
+
+impl Blocks {
+    fn of(survey: &Survey) -> Blocks {
+        let per_block = survey.geometry.refcounts_per_block();
+        let place = |&(index, cluster): &(u64, u64)| (cluster, index.saturating_mul(per_block));
+        let by_place: BTreeMap<u64, u64> = survey.blocks.iter().map(place).collect();
+        let by_counted = by_place.iter().map(|(&at, &first)| (first, at)).collect();
+        Blocks {
+            by_place,
+            by_counted,
+        }
+    }
+
+    /// Returns whether a cluster is needed by a file that ends at `end`: a block is not if it
+    /// counts nothing before that.
+    fn needs(&self, kind: Kind, cluster: u64, end: u64) -> bool {
+        match self.by_place.get(&cluster) {
+            Some(&counted) if kind == Kind::Block => counted < end,
+            Some(_) | None => kind.is_used(),
+        }
+    }
+}
+
+/// Finds the lowest end of the file, if clusters of which `moves` is true can move, but none below
+/// `least` clusters.
+pub fn outline(survey: &Survey, moves: impl Fn(Kind) -> bool, least: u64) -> Outline {
+    let kinds = &survey.kinds;
+    let blocks = Blocks::of(survey);
+    let stays = |kind: &Kind| kind.is_used() && *kind != Kind::Block && !moves(*kind);
+    let fixed = kinds.iter().rposition(stays);
+    let fixed_end = fixed.map_or(0, |last| last as u64 + 1);
+    let least = fixed_end.max(least).min(kinds.len() as u64);
+    let mut room = kinds.iter().filter(|kind| kind.is_room()).count() as u64;
+    // Of what lies behind the end: what has to move, and blocks that are needed.
+    let (mut behind, mut held) = (0, 0);
+    let mut found = Outline {
+        end: kinds.len() as u64,
+        moving: 0,
+        held_by: None,
+    };
+    for end in (least..kinds.len() as u64).rev() {
+        let kind = kinds[end as usize];
+        room -= u64::from(kind.is_room());
+        match kind {
+            Kind::Block => held += u64::from(blocks.needs(kind, end, end)),
+            kind => behind += u64::from(kind.is_used()),
+        }
+        // With a lower end, the block that counts from there on is not needed any more.
+        let dropped = blocks.by_counted.get(&end).filter(|&&at| at > end);
+        if dropped.is_some_and(|&at| kinds.get(at as usize) == Some(&Kind::Block)) {
+            held -= 1;
+        }
+        if behind + held <= room && (held == 0 || moves(Kind::Block)) {
+            found.end = end;
+            found.moving = behind + held;
+        }
+    }
+    found.held_by = fixed
+        .map(|last| kinds[last])
+        .filter(|_| found.end == fixed_end);
+    found
+}
+
+/// Places that are free before the end, in order.
+pub struct Room<'a> {
+    kinds: &'a [Kind],
+    at: usize,
+}
+
+impl<'a> Room<'a> {
+    /// The room before `end` clusters.
+    pub fn before(survey: &'a Survey, end: u64) -> Room<'a> {
+        let end = (end as usize).min(survey.kinds.len());
+        Room {
+            kinds: &survey.kinds[..end],
+            at: 0,
+        }
+    }
+}
+
+impl Iterator for Room<'_> {
+    type Item = HostCluster;
+
+    fn next(&mut self) -> Option<HostCluster> {
+        let rest = &self.kinds[self.at..];
+        let found = self.at + rest.iter().position(|kind| kind.is_room())?;
+        self.at = found + 1;
+        Some(HostCluster(found as u64))
+    }
+}
+
+/// Splits what moves, `(cluster of the disk, its place)`, into batches of at most `batch` clusters,
+/// and finds a place for each as long as there is room.
+pub fn batches(
+    geometry: &Geometry,
+    mut moving: Vec<(GuestCluster, HostCluster)>,
+    room: &mut Room<'_>,
+    batch: u64,
+) -> Vec<Vec<Move>> {
+    moving.sort_unstable_by_key(|&(_, from)| std::cmp::Reverse(from));
+    let mut batches = Vec::new();
+    for part in moving.chunks_mut(batch.max(1) as usize) {
+        part.sort_unstable();
+        let mut moves: Vec<Move> = Vec::new();
+        for (&mut (guest, from), to) in part.iter_mut().zip(room.by_ref()) {
+            match moves.last_mut() {
+                Some(last) if continues(geometry, last, (guest, from, to)) => last.clusters += 1,
+                _ => moves.push(Move {
+                    guest,
+                    from,
+                    to,
+                    clusters: 1,
+                }),
+            }
+        }
+        if !moves.is_empty() {
+            batches.push(moves);
+        }
+    }
+    batches
+}
+
+/// Returns whether a cluster moves together with those before it: all three follow on, one slice of
+/// a table maps them, and they are not too many.
+fn continues(
+    geometry: &Geometry,
+    last: &Move,
+    (guest, from, to): (GuestCluster, HostCluster, HostCluster),
+) -> bool {
+    let n = last.clusters;
+    last.guest.plus(n) == guest
+        && last.from.plus(n) == from
+        && last.to.plus(n) == to
+        && geometry.slice_of(last.guest) == geometry.slice_of(guest)
+        && (n + 1) << geometry.cluster_bits() <= RUN_BYTES_MAX
+}
+
+#[cfg(test)]
+mod tests;

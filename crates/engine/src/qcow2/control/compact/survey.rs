@@ -1,0 +1,514 @@
+//! One walk over all tables of an image, as they are on disk: what each cluster of the file holds,
+//! and which words refer to it. The image was checked before, so the tables are sound.
+
+use cowslip_boxed::boxed;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::pin::pin;
+
+use futures_util::StreamExt;
+
+use crate::file::AlignedFile;
+use crate::job::Job;
+use crate::qcow2::control::bitmap::read_directory;
+use crate::qcow2::control::snapshot::read_list;
+use crate::qcow2::entry::bitmap::TableEntry;
+use crate::qcow2::entry::inspect::{ClaimedSpace, inspect_l1, inspect_refcount_table};
+use crate::qcow2::entry::{big_endian, refcount_at};
+use crate::qcow2::geometry::{Geometry, GuestCluster, HostCluster};
+use crate::qcow2::header::Header;
+use crate::qcow2::offline::check::counts::{Copied, Counts, Memory, OutOfMemory};
+use crate::qcow2::offline::check::reader::Reader;
+use crate::{Error, Result};
+
+/// Bytes of memory for what grows with the image; as a check may use by default.
+const MEMORY_BYTES_MAX: u64 = 1 << 30;
+/// Long tables are read in pieces of this size.
+const PIECE_BYTES: u64 = 256 << 10;
+/// Bytes that an L2 table takes in the collection of them.
+const TABLE_MEMORY_BYTES: u64 = 96;
+
+/// Content of a cluster of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Kind {
+    /// Nothing: its count is 0, and there is a block for the count.
+    Free,
+    /// Nothing, and no block counts it: it cannot be taken.
+    Uncounted,
+    /// Nothing, although its count is not 0.
+    Leaked,
+    /// A cluster of the disk that one entry of the active tables refers to, with COPIED.
+    Data,
+    /// A cluster that several entries refer to, or a snapshot's.
+    Shared,
+    /// Compressed clusters.
+    Compressed,
+    /// An L2 table.
+    Table,
+    /// A refcount block.
+    Block,
+    /// Bits of a bitmap.
+    Bits,
+    /// A part of a structure that is in one piece: an L1 table, the refcount table, the table of
+    /// snapshots, the directory of bitmaps or the table of one.
+    Structure,
+    /// Clusters that never move: the header, and the header of the keys.
+    Fixed,
+}
+
+impl Kind {
+    /// Returns whether something refers to it.
+    pub fn is_used(self) -> bool {
+        self > Kind::Leaked
+    }
+
+    /// Returns whether it may be taken, once leaks are freed.
+    pub fn is_room(self) -> bool {
+        matches!(self, Kind::Free | Kind::Leaked)
+    }
+}
+
+/// A word of a table, or of the header, that refers to clusters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reference {
+    /// Their content.
+    pub kind: Kind,
+    /// The clusters of the file.
+    pub clusters: Range<u64>,
+    /// Where the word is; 0 for what the header refers to.
+    pub at: u64,
+    /// How often it counts: a table that several L1 entries share has its references several times.
+    pub times: u64,
+    /// The cluster of the disk, for [`Kind::Data`].
+    pub guest: GuestCluster,
+}
+
+/// Clusters in a row whose counts are too high by the same number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excess {
+    /// The clusters of the file.
+    pub clusters: Range<u64>,
+    /// References that are counted and not there.
+    pub by: u64,
+}
+
+/// Content of the file.
+#[derive(Debug)]
+pub struct Survey {
+    /// The sizes of the image's structures.
+    pub geometry: Geometry,
+    /// One for each cluster of the file.
+    pub kinds: Vec<Kind>,
+    /// Counts that are too high, in the order of the file.
+    pub excess: Vec<Excess>,
+    /// Some of them are of clusters that one reference is left to: COPIED will be wrong there.
+    pub flags_behind: bool,
+    /// The refcount blocks: what they count by their index, and where they are.
+    pub blocks: Vec<(u64, u64)>,
+    /// Clusters of the disk with data, in order, that follow on each other in the file: runs.
+    pub extents: u64,
+    /// Clusters of the disk that have space of their own.
+    pub data_clusters: u64,
+}
+
+/// The references to an L2 table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Table {
+    active: u64,
+    snapshots: u64,
+    l1_index: u64,
+}
+
+/// Whose L1 table it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Active,
+    Snapshot,
+}
+
+/// Receives each reference.
+pub type Visit<'a> = dyn FnMut(&Reference) -> Result<()> + Send + 'a;
+
+fn is_data(kind: Kind) -> bool {
+    matches!(kind, Kind::Data | Kind::Shared)
+}
+
+fn too_large(name: &str) -> Error {
+    Error::Unsupported {
+        file: name.to_string(),
+        feature: "compaction of an image whose references take more memory than is allowed".into(),
+    }
+}
+
+/// The tables of an image on disk.
+struct Walk<'a> {
+    header: &'a Header,
+    geometry: Geometry,
+    reader: Reader<'a>,
+    job: &'a Job,
+    tables: BTreeMap<u64, Table>,
+    memory: Memory,
+}
+
+/// Visits all references, tables before what they refer to.
+///
+/// # Errors
+/// I/O, too little memory, [`Error::Cancelled`], or an error of `visit`.
+#[boxed]
+pub async fn walk(
+    file: &AlignedFile,
+    header: &Header,
+    job: &Job,
+    visit: &mut Visit<'_>,
+) -> Result<()> {
+    let mut walk = Walk {
+        header,
+        geometry: header.geometry(),
+        reader: Reader::new(file.block_file()).await?,
+        job,
+        tables: BTreeMap::new(),
+        memory: Memory::new(MEMORY_BYTES_MAX),
+    };
+    walk.region(Kind::Fixed, (0, walk.geometry.cluster_bytes()), 0, visit)?;
+    if let Some(keys) = header.extensions.crypto_header {
+        walk.region(Kind::Fixed, (keys.offset, keys.length), 0, visit)?;
+    }
+    let l1 = (header.l1_table_offset, header.l1_bytes());
+    walk.region(Kind::Structure, l1, 0, visit)?;
+    walk.l1(l1, Owner::Active, visit).await?;
+    let list = read_list(file, header).await?;
+    let list_bytes = list.encode().len() as u64;
+    let table = (header.snapshots_offset, list_bytes);
+    walk.region(Kind::Structure, table, 0, visit)?;
+    let mut at = header.snapshots_offset;
+    for position in 0..list.len() as usize {
+        let entry = &list.entry(position).fixed;
+        let l1 = (entry.l1_offset, u64::from(entry.l1_size) * 8);
+        walk.region(Kind::Structure, l1, at, visit)?;
+        walk.l1(l1, Owner::Snapshot, visit).await?;
+        at += entry.entry_bytes();
+    }
+    walk.l2_tables(visit).await?;
+    walk.bitmaps(file, visit).await?;
+    let table = (header.refcount_table_offset, header.refcount_table_bytes());
+    walk.region(Kind::Structure, table, 0, visit)
+}
+
+impl Walk<'_> {
+    /// A part of the file that is one structure's.
+    fn region(
+        &self,
+        kind: Kind,
+        (offset, bytes): (u64, u64),
+        at: u64,
+        visit: &mut Visit<'_>,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        visit(&Reference {
+            kind,
+            clusters: self.touched(offset, bytes),
+            at,
+            times: 1,
+            guest: GuestCluster(0),
+        })
+    }
+
+    /// The clusters that hold these bytes.
+    fn touched(&self, offset: u64, bytes: u64) -> Range<u64> {
+        let bits = self.geometry.cluster_bits();
+        offset >> bits..((offset + bytes - 1) >> bits) + 1
+    }
+
+    async fn l1(
+        &mut self,
+        (offset, bytes): (u64, u64),
+        owner: Owner,
+        visit: &mut Visit<'_>,
+    ) -> Result<()> {
+        let mut l1_index = 0;
+        let mut pieces = pin!(self.reader.pieces(offset, bytes, PIECE_BYTES));
+        while let Some(piece) = pieces.next().await {
+            self.job.check()?;
+            for entry in piece?.words() {
+                let at = offset + 8 * l1_index;
+                let table = inspect_l1(entry).offset;
+                if table != 0 {
+                    let known = self.tables.entry(table);
+                    if matches!(known, std::collections::btree_map::Entry::Vacant(_)) {
+                        let charged = self.memory.charge(TABLE_MEMORY_BYTES);
+                        charged.map_err(|OutOfMemory| too_large(self.reader.name()))?;
+                    }
+                    let known = known.or_default();
+                    match owner {
+                        Owner::Active => {
+                            (known.active, known.l1_index) = (known.active + 1, l1_index)
+                        }
+                        Owner::Snapshot => known.snapshots += 1,
+                    }
+                    let cluster = table >> self.geometry.cluster_bits();
+                    visit(&Reference {
+                        kind: Kind::Table,
+                        clusters: cluster..cluster + 1,
+                        at,
+                        times: 1,
+                        guest: GuestCluster(0),
+                    })?;
+                }
+                l1_index += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Visits what the entries of all L2 tables refer to: nothing in an image with a data file.
+    async fn l2_tables(&mut self, visit: &mut Visit<'_>) -> Result<()> {
+        let tables = std::mem::take(&mut self.tables);
+        let format = self.header.entry_format();
+        if format.data_file {
+            return Ok(());
+        }
+        let entry_bytes = self.geometry.l2_entry_bytes();
+        let wanted: Vec<(u64, u64)> = tables.keys().map(|&offset| (offset, offset)).collect();
+        let wanted = wanted.into_iter();
+        let mut reads = pin!(self.reader.tables(wanted, self.geometry.cluster_bytes()));
+        while let Some(read) = reads.next().await {
+            self.job.check()?;
+            let (offset, bytes) = read?;
+            let table = tables[&offset];
+            let is_own = table.active == 1 && table.snapshots == 0;
+            let words = bytes.chunks_exact(entry_bytes as usize);
+            for (index, words) in (0..).zip(words) {
+                let (kind, clusters) = match format.inspect_l2(big_endian(&words[..8]), 0).claim {
+                    ClaimedSpace::Nothing => continue,
+                    ClaimedSpace::Cluster { offset, copied } => {
+                        let kind = match copied && is_own {
+                            true => Kind::Data,
+                            false => Kind::Shared,
+                        };
+                        (kind, (offset, 1))
+                    }
+                    ClaimedSpace::Compressed { start, len } => (Kind::Compressed, (start, len)),
+                };
+                let guest = table.l1_index * self.geometry.l2_entries() + index;
+                visit(&Reference {
+                    kind,
+                    clusters: self.touched(clusters.0, clusters.1),
+                    at: offset + index * entry_bytes,
+                    times: table.active + table.snapshots,
+                    guest: GuestCluster(guest),
+                })?;
+            }
+            self.reader.recycle(bytes);
+        }
+        Ok(())
+    }
+
+    async fn bitmaps(&self, file: &AlignedFile, visit: &mut Visit<'_>) -> Result<()> {
+        let Some(extension) = self.header.consistent_bitmaps() else {
+            return Ok(());
+        };
+        let directory = extension.bitmap_directory_offset;
+        let place = (directory, extension.bitmap_directory_size);
+        self.region(Kind::Structure, place, 0, visit)?;
+        let mut at = directory;
+        for bitmap in read_directory(file, self.header).await? {
+            let (offset, bytes) = (bitmap.fixed.table_offset, bitmap.fixed.table_bytes());
+            let is_sound = bitmap
+                .fixed
+                .table_flaw(&self.geometry, self.header.size)
+                .is_none();
+            if is_sound {
+                self.region(Kind::Structure, (offset, bytes), at, visit)?;
+                self.bitmap_table((offset, bytes), visit).await?;
+            }
+            at += bitmap.fixed.entry_bytes();
+        }
+        Ok(())
+    }
+
+    async fn bitmap_table(&self, (offset, bytes): (u64, u64), visit: &mut Visit<'_>) -> Result<()> {
+        let mut at = offset;
+        let mut pieces = pin!(self.reader.pieces(offset, bytes, PIECE_BYTES));
+        while let Some(piece) = pieces.next().await {
+            self.job.check()?;
+            for entry in piece?.words() {
+                if let TableEntry::At(bits) = TableEntry::decode(entry, &self.geometry) {
+                    self.region(Kind::Bits, (bits, 1), at, visit)?;
+                }
+                at += 8;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Survey {
+    /// Looks at the whole file. Nothing changes meanwhile, and all of it is written.
+    ///
+    /// # Errors
+    /// As [`walk`].
+    #[boxed]
+    pub async fn read(file: &AlignedFile, header: &Header, job: &Job) -> Result<Survey> {
+        let geometry = header.geometry();
+        let clusters = geometry.clusters_for(file.len().await?);
+        let mut memory = Memory::new(MEMORY_BYTES_MAX);
+        let too_large = |OutOfMemory| too_large(file.name());
+        memory.charge(clusters).map_err(too_large)?;
+        let mut survey = Survey {
+            geometry,
+            kinds: vec![Kind::Free; clusters as usize],
+            excess: Vec::new(),
+            flags_behind: false,
+            blocks: Vec::new(),
+            extents: 0,
+            data_clusters: 0,
+        };
+        let mut references = Counts::new(u64::MAX);
+        let mut next = None;
+        walk(file, header, job, &mut |found| {
+            survey.note(found);
+            if found.kind == Kind::Data {
+                let place = (found.guest.0, found.clusters.start);
+                survey.data_clusters += 1;
+                survey.extents += u64::from(next != Some(place));
+                next = Some((place.0 + 1, place.1 + 1));
+            }
+            for cluster in found.clusters.clone() {
+                let times = found.times;
+                let added = references.add(cluster, times, Copied::Ignored, &mut memory);
+                added.map_err(too_large)?;
+            }
+            Ok(())
+        })
+        .await?;
+        survey
+            .compare(file, header, (&mut references, &mut memory))
+            .await?;
+        Ok(survey)
+    }
+
+    fn note(&mut self, found: &Reference) {
+        let end = found.clusters.end.min(self.kinds.len() as u64);
+        for cluster in found.clusters.start.min(end)..end {
+            let kind = &mut self.kinds[cluster as usize];
+            *kind = match *kind {
+                Kind::Free => found.kind,
+                Kind::Data | Kind::Shared if is_data(found.kind) => Kind::Shared,
+                // What is of two kinds stays where it is.
+                other if other != found.kind => Kind::Fixed,
+                other => other,
+            };
+        }
+    }
+
+    /// Compares the counts with the references: what is counted without any is a leak.
+    async fn compare(
+        &mut self,
+        file: &AlignedFile,
+        header: &Header,
+        (references, memory): (&mut Counts, &mut Memory),
+    ) -> Result<()> {
+        let reader = Reader::new(file.block_file()).await?;
+        let (offset, bytes) = (header.refcount_table_offset, header.refcount_table_bytes());
+        let mut index = 0;
+        let bits = self.geometry.cluster_bits();
+        {
+            let mut pieces = pin!(reader.pieces(offset, bytes, PIECE_BYTES));
+            while let Some(piece) = pieces.next().await {
+                for entry in piece?.words() {
+                    let block = inspect_refcount_table(entry).offset;
+                    if block != 0 {
+                        memory
+                            .charge(32)
+                            .map_err(|OutOfMemory| too_large(file.name()))?;
+                        self.blocks.push((index, block >> bits));
+                    }
+                    index += 1;
+                }
+            }
+        }
+        for at in 0..self.blocks.len() {
+            let cluster = self.blocks[at].1;
+            let added = references.add(cluster, 1, Copied::Ignored, memory);
+            added.map_err(|OutOfMemory| too_large(file.name()))?;
+            self.note(&Reference {
+                kind: Kind::Block,
+                clusters: cluster..cluster + 1,
+                at: 0,
+                times: 1,
+                guest: GuestCluster(0),
+            });
+        }
+        let wanted: Vec<(u64, u64)> = self
+            .blocks
+            .iter()
+            .map(|&(index, at)| (at << bits, index))
+            .collect();
+        let mut reads = pin!(reader.tables(wanted.into_iter(), self.geometry.cluster_bytes()));
+        let mut next_block = 0;
+        while let Some(read) = reads.next().await {
+            let (index, bytes) = read?;
+            self.without_block(next_block..index);
+            next_block = index + 1;
+            self.compare_block(index, &bytes, references);
+            reader.recycle(bytes);
+            let taken = (self.excess.len() * std::mem::size_of::<Excess>()) as u64;
+            if taken > MEMORY_BYTES_MAX {
+                return Err(too_large(file.name()));
+            }
+        }
+        self.without_block(next_block..u64::MAX);
+        Ok(())
+    }
+
+    /// Clusters that no block counts.
+    fn without_block(&mut self, indices: Range<u64>) {
+        let len = self.kinds.len() as u64;
+        let per_block = self.geometry.refcounts_per_block();
+        let first = indices.start.saturating_mul(per_block).min(len);
+        let end = indices.end.saturating_mul(per_block).min(len);
+        for kind in &mut self.kinds[first as usize..end.max(first) as usize] {
+            if *kind == Kind::Free {
+                *kind = Kind::Uncounted;
+            }
+        }
+    }
+
+    fn compare_block(&mut self, index: u64, bytes: &[u8], references: &Counts) {
+        let first = self.geometry.first_counted(index).0;
+        let end = self.geometry.first_counted(index + 1).0;
+        let end = end.min(self.kinds.len() as u64);
+        let order = self.geometry.refcount_order();
+        for cluster in first..end {
+            let within = self.geometry.index_in_refcount_block(HostCluster(cluster));
+            let count = refcount_at(bytes, within as usize, order);
+            let found = references.get(cluster).references;
+            if count <= found {
+                continue;
+            }
+            if found == 0 {
+                self.kinds[cluster as usize] = Kind::Leaked;
+            }
+            self.flags_behind |= found == 1;
+            let by = count - found;
+            match self.excess.last_mut() {
+                Some(last) if last.clusters.end == cluster && last.by == by => {
+                    last.clusters.end += 1;
+                }
+                _ => self.excess.push(Excess {
+                    clusters: cluster..cluster + 1,
+                    by,
+                }),
+            }
+        }
+    }
+
+    /// Bytes of clusters of which this is true.
+    pub fn bytes_of(&self, is_meant: impl Fn(Kind) -> bool) -> u64 {
+        let clusters = self.kinds.iter().filter(|&&kind| is_meant(kind)).count() as u64;
+        clusters << self.geometry.cluster_bits()
+    }
+}

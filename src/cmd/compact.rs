@@ -1,0 +1,240 @@
+//! `compact`: space of an image's file comes back, in place: clusters move from its end into free
+//! ones, leaks are freed, the file is cut, and what is free in it becomes holes.
+//!
+//! Interrupted, it gives back what it has emptied by then.
+
+use std::time::Instant;
+
+use cowslip::Error;
+use cowslip::file::host::Aio;
+use cowslip::image::{BackingChoice, Image};
+use cowslip::qcow2::compact::{BUDGET_BYTES, CompactOptions, Compaction, CompactionPlan};
+use cowslip::{BufMut, Job};
+use serde_json::{Value, json};
+
+use super::change::ChangeArgs;
+use crate::error::CommandError;
+use crate::interrupt::CancelledOnInterrupt;
+use crate::open::{self, Access, OpenSettings, block_on, open_image};
+use crate::options;
+use crate::output::Program;
+use crate::size;
+
+/// Bytes that are read to find out how long moving takes.
+const TRIAL_BYTES: u64 = 16 << 20;
+/// Extents of the disk that are looked at for these bytes.
+const TRIAL_EXTENTS: usize = 256;
+
+/// Command line of `compact`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Clusters move from the end of the file into free ones before it; the file is cut behind the last one in use, and \
+what is free before becomes holes. No second file is needed, and at most --budget of additional space at a time. \
+Interrupted or cancelled, the command gives back what it has emptied by then; killed, or after a power failure, the image \
+is sound but for leaks, which the next compaction frees. Clusters that snapshots share, compressed ones, tables and \
+bitmaps stay where they are; --plan says what holds the end of the file. See docs/compaction.md.")]
+pub struct Args {
+    /// The image's format
+    #[arg(short, long, value_name = "FMT")]
+    format: Option<String>,
+    /// FILENAME is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// Show what would be moved and what would come back, and change nothing
+    #[arg(long)]
+    plan: bool,
+    /// Additional space that may be taken at a time; 64M if not given
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<String>,
+    /// Length of the file that suffices; without it, as short as possible
+    #[arg(long, value_name = "SIZE")]
+    target_size: Option<String>,
+    #[command(flatten)]
+    change: ChangeArgs,
+    /// The image file
+    #[arg(value_name = "FILENAME")]
+    filename: Vec<String>,
+}
+
+/// Runs `compact`. Returns the exit code.
+pub fn run(args: &Args, program: &Program) -> u8 {
+    program.exit_code(compacted(args, program))
+}
+
+fn compacted(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let spec = open::only(
+        &args.filename,
+        args.format.as_deref(),
+        args.image_opts,
+        ("compact", program),
+    )?;
+    let settings = OpenSettings {
+        access: match args.plan {
+            true => Access::Read,
+            false => Access::Write,
+        },
+        // Nothing of the layers below is looked at.
+        backing: BackingChoice::None,
+        policy: args.change.trust.backing_policy,
+        ..open::settings()
+    };
+    let options = wanted(args)?;
+    let job = args.change.job.job()?;
+    let interrupted = CancelledOnInterrupt::new(&job);
+    let outcome = block_on(Aio::Auto, async {
+        let image = open_image(&spec, &settings).await?;
+        let done = carry_out(&image, args, (&options, &job)).await;
+        let closed = image.close().await;
+        // The first failure is the one to report.
+        Ok(done.and_then(|done| closed.map(|()| done)))
+    })?;
+    let filename = &args.filename[0];
+    match outcome {
+        Err(Error::Cancelled) if args.plan => {
+            let left = format!("'{filename}' is as it was");
+            Err(interrupted.report(program, left))
+        }
+        Err(Error::Cancelled) => {
+            let left = format!("what was moved in '{filename}' by then has been given back");
+            Err(interrupted.report(program, left))
+        }
+        outcome => {
+            let done = outcome?;
+            args.change.job.end();
+            let words = done.words(filename);
+            let value = || done.json(filename);
+            args.change.done.report(args.change.quiet, &words, value);
+            Ok(())
+        }
+    }
+}
+
+fn wanted(args: &Args) -> Result<CompactOptions, CommandError> {
+    let budget_bytes = match &args.budget {
+        Some(text) => options::size("budget", text)?,
+        None => BUDGET_BYTES,
+    };
+    let target = args.target_size.as_deref();
+    let target_bytes = target.map(|text| options::size("target-size", text));
+    Ok(CompactOptions {
+        budget_bytes,
+        target_bytes: target_bytes.transpose()?,
+    })
+}
+
+/// Outcome of the command.
+enum Done {
+    Planned {
+        plan: CompactionPlan,
+        /// Bytes that are read in a second.
+        rate: Option<f64>,
+    },
+    Compacted(Compaction),
+}
+
+async fn carry_out(
+    image: &Image,
+    args: &Args,
+    (options, job): (&CompactOptions, &Job),
+) -> Result<Done, Error> {
+    let plan = image.compaction_plan(options, job).await?;
+    if let Some(target) = options.target_bytes
+        && plan.file_bytes_after > target
+        && plan.file_bytes > target
+    {
+        let least = plan.file_bytes_after;
+        return Err(Error::Invalid(format!(
+            "the file cannot be shorter than {least} bytes ({}); --target-size is {target}",
+            size::human(least)
+        )));
+    }
+    match args.plan {
+        true => {
+            let rate = read_rate(image).await?;
+            Ok(Done::Planned { plan, rate })
+        }
+        false => image.compact(options, job).await.map(Done::Compacted),
+    }
+}
+
+/// How fast the image's data is read, by reading some of it.
+async fn read_rate(image: &Image) -> Result<Option<f64>, Error> {
+    let extents = image.extents(0, image.size(), TRIAL_EXTENTS).await?;
+    let begun = Instant::now();
+    let mut bytes = 0;
+    for extent in extents.iter().filter(|extent| extent.data) {
+        let len = extent.len.min(TRIAL_BYTES - bytes);
+        if len == 0 {
+            break;
+        }
+        image
+            .read(extent.start, BufMut::zeroed(len as usize))
+            .await?;
+        bytes += len;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    Ok((bytes > 0 && seconds > 0.0).then(|| bytes as f64 / seconds))
+}
+
+impl Done {
+    fn words(&self, filename: &str) -> String {
+        match self {
+            Done::Planned { plan, rate } => {
+                let mut words = format!(
+                    "'{filename}' would have {} instead of {}: {} would move, {} is free, {} leaked.\n",
+                    size::human(plan.file_bytes_after),
+                    size::human(plan.file_bytes),
+                    size::human(plan.moved_bytes),
+                    size::human(plan.free_bytes),
+                    size::human(plan.leaked_bytes),
+                );
+                if let Some(seconds) = seconds(plan, *rate) {
+                    words += &format!("It would take about {:.0} s.\n", seconds.ceil());
+                }
+                if let Some(what) = plan.held_by {
+                    words += &format!("The end is held by {what}, which stay where they are.\n");
+                }
+                words
+            }
+            Done::Compacted(done) => format!(
+                "'{filename}' has {} instead of {}: {} moved.\n",
+                size::human(done.file_bytes),
+                size::human(done.file_bytes_before),
+                size::human(done.moved_bytes),
+            ),
+        }
+    }
+
+    fn json(&self, filename: &str) -> Value {
+        match self {
+            Done::Planned { plan, rate } => json!({
+                "filename": filename,
+                "file-length": plan.file_bytes,
+                "file-length-after": plan.file_bytes_after,
+                "moved-bytes": plan.moved_bytes,
+                "used-bytes": plan.used_bytes,
+                "free-bytes": plan.free_bytes,
+                "leaked-bytes": plan.leaked_bytes,
+                "data-bytes": plan.data_bytes,
+                "extents": plan.extents,
+                "held-by": plan.held_by,
+                "seconds": seconds(plan, *rate),
+            }),
+            Done::Compacted(done) => json!({
+                "filename": filename,
+                "file-length-before": done.file_bytes_before,
+                "file-length": done.file_bytes,
+                "moved-bytes": done.moved_bytes,
+                "leaked-bytes": done.leaked_bytes,
+            }),
+        }
+    }
+}
+
+/// How long the moves take, if they are written as fast as they are read.
+fn seconds(plan: &CompactionPlan, rate: Option<f64>) -> Option<f64> {
+    match plan.moved_bytes {
+        0 => Some(0.0),
+        moved => rate.map(|rate| 2.0 * moved as f64 / rate),
+    }
+}

@@ -1,0 +1,281 @@
+//! `compact`: beside QEMU's check and compare, with snapshots, bitmaps, encryption and backing
+//! files; its plan; on a file system that is full; interrupted and killed.
+//! `COWSLIP_COMPACT_MIB` is the size of the image on the full file system (96), and
+//! `COWSLIP_COMPACT_KILLS` how often a compaction is killed (6).
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support::mounted::Mounted;
+use crate::support::{
+    cowslip, number_from_environment, outcome, peers_are_installed, run, scratch,
+};
+
+fn ours(dir: &Path, line: &str) -> Output {
+    outcome(cowslip().current_dir(dir).args(line.split_whitespace()))
+}
+
+fn succeeds(dir: &Path, line: &str) -> String {
+    run(cowslip().current_dir(dir).args(line.split_whitespace()))
+}
+
+fn qemu(dir: &Path, program: &str, line: &str) -> String {
+    let mut command = Command::new(program);
+    run(command.current_dir(dir).args(line.split_whitespace()))
+}
+
+fn qemu_io(dir: &Path, image: &str, commands: &[String]) {
+    let mut command = Command::new("qemu-io");
+    command
+        .current_dir(dir)
+        .args(["-f", "qcow2", "-d", "unmap"]);
+    for line in commands {
+        command.args(["-c", line]);
+    }
+    run(command.arg(image));
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+/// Writes `mib` MiB, and the odd ones of them once more under a snapshot that is then deleted: half
+/// as much is dead.
+fn age(dir: &Path, image: &str, mib: u64) {
+    let write = |at: u64, byte: u64| format!("write -P {} {at}M 1M", byte % 250 + 1);
+    let all: Vec<String> = (0..mib).map(|at| write(at, at)).collect();
+    qemu_io(dir, image, &all);
+    qemu(dir, "qemu-img", &format!("snapshot -c dead {image}"));
+    let odd: Vec<String> = (0..mib).step_by(2).map(|at| write(at, at + 77)).collect();
+    qemu_io(dir, image, &odd);
+    qemu(dir, "qemu-img", &format!("snapshot -d dead {image}"));
+}
+
+fn length(dir: &Path, name: &str) -> u64 {
+    std::fs::metadata(dir.join(name)).unwrap().len()
+}
+
+fn blocks(dir: &Path, name: &str) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    512 * std::fs::metadata(dir.join(name)).unwrap().blocks()
+}
+
+#[test]
+fn dead_space_comes_back_and_every_byte_stays() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    for options in [
+        "cluster_size=64k",
+        "cluster_size=4k",
+        "cluster_size=64k,extended_l2=on",
+        "cluster_size=64k,compat=0.10",
+        "cluster_size=32k,refcount_bits=1",
+        "cluster_size=64k,refcount_bits=64,lazy_refcounts=on",
+    ] {
+        let holder = scratch();
+        let dir = holder.path();
+        succeeds(dir, &format!("create -q -f qcow2 -o {options} a.qcow2 64M"));
+        // Snapshots need wider counts.
+        match options.ends_with("refcount_bits=1") {
+            true => {
+                let write = |at: u64| format!("write -P {} {at}M 1M", at + 1);
+                let all: Vec<String> = (0..16).map(write).collect();
+                qemu_io(dir, "a.qcow2", &all);
+                let gone = (0..16).step_by(2).map(|at| format!("discard {at}M 1M"));
+                qemu_io(dir, "a.qcow2", &gone.collect::<Vec<_>>());
+            }
+            false => age(dir, "a.qcow2", 16),
+        }
+        qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
+        let before = length(dir, "a.qcow2");
+        let plan = json(&succeeds(dir, "compact --plan --json a.qcow2"));
+        let done = json(&succeeds(dir, "compact --json --budget 2M a.qcow2"));
+        assert_eq!(length(dir, "a.qcow2"), done["file-length"], "{options}");
+        assert_eq!(done["file-length-before"], before);
+        assert_eq!(plan["file-length-after"], done["file-length"], "{options}");
+        assert_eq!(plan["moved-bytes"], done["moved-bytes"], "{options}");
+        assert!(before - length(dir, "a.qcow2") > 6 << 20, "{options}");
+        assert!(blocks(dir, "a.qcow2") <= length(dir, "a.qcow2") + (64 << 10));
+        qemu(dir, "qemu-img", "check a.qcow2");
+        qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+        let again = json(&succeeds(dir, "compact --json a.qcow2"));
+        assert_eq!(again["moved-bytes"], 0, "{options}");
+        let words = succeeds(dir, "compact --plan a.qcow2");
+        assert!(words.contains("would have"), "{words}");
+    }
+}
+
+#[test]
+fn snapshots_bitmaps_and_layers_below_stay() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let holder = scratch();
+    let dir = holder.path();
+    succeeds(dir, "create -q -f qcow2 base.qcow2 48M");
+    qemu_io(dir, "base.qcow2", &["write -P 99 20M 20M".to_string()]);
+    succeeds(dir, "create -q -f qcow2 -b base.qcow2 -F qcow2 a.qcow2");
+    qemu_io(dir, "a.qcow2", &["write -P 5 0 12M".to_string()]);
+    qemu(dir, "qemu-img", "snapshot -c first a.qcow2");
+    qemu(dir, "qemu-img", "bitmap --add a.qcow2 kept");
+    age(dir, "a.qcow2", 10);
+    qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
+    qemu(dir, "qemu-img", "convert -O raw -l first a.qcow2 first.raw");
+    let bitmaps = qemu(dir, "qemu-img", "info --output=json a.qcow2");
+    let bitmaps = json(&bitmaps)["format-specific"]["data"]["bitmaps"].clone();
+    let before = length(dir, "a.qcow2");
+    succeeds(dir, "compact a.qcow2");
+    assert!(length(dir, "a.qcow2") < before);
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+    qemu(dir, "qemu-img", "convert -O raw -l first a.qcow2 again.raw");
+    qemu(dir, "qemu-img", "compare first.raw again.raw");
+    let after = qemu(dir, "qemu-img", "info --output=json a.qcow2");
+    assert_eq!(json(&after)["format-specific"]["data"]["bitmaps"], bitmaps);
+}
+
+#[test]
+fn lines_that_ask_for_what_cannot_be_are_refused() {
+    let holder = scratch();
+    let dir = holder.path();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
+    succeeds(dir, "create -q -f raw a.raw 1M");
+    let before = std::fs::read(dir.join("a.qcow2")).unwrap();
+    for (line, words) in [
+        (
+            "compact --target-size 100k a.qcow2",
+            "cannot be shorter than",
+        ),
+        ("compact --budget nonsense a.qcow2", "budget"),
+        ("compact -f raw a.raw", "compacting a raw image"),
+        ("compact missing.qcow2", "missing.qcow2"),
+    ] {
+        let output = ours(dir, line);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+        assert!(said.contains(words), "{line}: {said}");
+    }
+    assert_eq!(std::fs::read(dir.join("a.qcow2")).unwrap(), before);
+}
+
+#[test]
+fn space_that_was_never_written_stays_a_hole() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let holder = scratch();
+    let dir = holder.path();
+    succeeds(
+        dir,
+        "create -q -f qcow2 -o preallocation=metadata a.qcow2 32M",
+    );
+    let commands = ["write -P 7 31M 1M", "discard 0 16M"].map(String::from);
+    qemu_io(dir, "a.qcow2", &commands);
+    qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
+    let plan = json(&succeeds(dir, "compact --plan --json a.qcow2"));
+    assert!(plan["moved-bytes"].as_u64().unwrap() > 12 << 20, "{plan}");
+    let before = blocks(dir, "a.qcow2");
+    succeeds(dir, "compact a.qcow2");
+    assert!(length(dir, "a.qcow2") < 18 << 20);
+    assert!(blocks(dir, "a.qcow2") <= before, "{before}");
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+}
+
+fn free_bytes(dir: &Path) -> u64 {
+    let free = rustix::fs::statvfs(dir).unwrap();
+    free.f_bavail * free.f_frsize
+}
+
+#[test]
+fn a_full_file_system_gets_its_space_back() {
+    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
+        return;
+    }
+    let mib = number_from_environment("COWSLIP_COMPACT_MIB").unwrap_or(96);
+    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q"], (mib * 2 + 32) << 20) else {
+        return;
+    };
+    let dir = mounted.at.as_path();
+    let size = mib << 20;
+    succeeds(dir, &format!("create -q -f qcow2 a.qcow2 {size}"));
+    age(dir, "a.qcow2", mib);
+    let holder = scratch();
+    let raw = holder.path().join("a.raw");
+    let raw = raw.to_str().unwrap();
+    qemu(dir, "qemu-img", &format!("convert -O raw a.qcow2 {raw}"));
+    // All but a little is filled.
+    let left = 8 << 20;
+    let filler = std::fs::File::create(dir.join("filler")).unwrap();
+    let bytes = free_bytes(dir).saturating_sub(left);
+    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+    let before = blocks(dir, "a.qcow2");
+    succeeds(dir, "compact --budget 4M a.qcow2");
+    assert!(before - blocks(dir, "a.qcow2") >= size * 2 / 5);
+    assert!(free_bytes(dir) >= left / 2 + size * 2 / 5);
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", &format!("compare {raw} a.qcow2"));
+}
+
+#[test]
+fn killed_and_interrupted_compactions_lose_nothing() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let holder = scratch();
+    let dir = holder.path();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
+    age(dir, "a.qcow2", 32);
+    qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
+    let kills = number_from_environment("COWSLIP_COMPACT_KILLS").unwrap_or(6);
+    let mut was = length(dir, "a.qcow2");
+    for kill in 0..=kills {
+        let mut command = cowslip();
+        let line = [
+            "compact",
+            "--budget",
+            "1M",
+            "--rate-limit",
+            "20M",
+            "a.qcow2",
+        ];
+        let mut child = command
+            .current_dir(dir)
+            .args(line)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(30 + 37 * kill % 200));
+        let signal = match kill == kills {
+            true => Signal::INT,
+            false => Signal::KILL,
+        };
+        let pid = Pid::from_child(&child);
+        // It may have ended; its number stays until it is waited for.
+        kill_process(pid, signal).unwrap();
+        child.wait().unwrap();
+        let mut check = Command::new("qemu-img");
+        let checked = outcome(check.current_dir(dir).args(["check", "a.qcow2"]));
+        let code = checked.status.code();
+        let said = String::from_utf8_lossy(&checked.stdout);
+        // 3: leaks, which an interrupted one does not leave.
+        assert!(
+            code == Some(0) || (code == Some(3) && kill < kills),
+            "{said}"
+        );
+        qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+        let now = length(dir, "a.qcow2");
+        assert!(now <= was, "it grows");
+        was = now;
+    }
+    succeeds(dir, "compact -q a.qcow2");
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+    assert!(length(dir, "a.qcow2") < 33 << 20);
+}
