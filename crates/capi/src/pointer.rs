@@ -19,7 +19,7 @@ pub unsafe fn reference<'a, T>(pointer: *const T) -> Option<&'a T> {
 /// It is null.
 ///
 /// # Safety
-/// As of [`reference`].
+/// As of [`reference()`].
 pub unsafe fn needed<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Error> {
     // SAFETY: the caller's promise.
     let reference = unsafe { pointer.as_ref() };
