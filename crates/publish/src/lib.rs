@@ -7,7 +7,7 @@
 //! [`record`] gives an index a name and a version. They are written in this order
 //! ([`mod@publish`]), so a name never stands for half a disk. [`mod@prune`] removes what nothing
 //! refers to.
-//! [`disk::PublishedDisk`] reads such a disk, and [`file`] shows it as a file.
+//! [`disk::PublishedDisk`] reads such a disk, and [`mod@file`] shows it as a file.
 //!
 //! All of it works on [`objects::Objects`], a store of objects, which tests replace.
 //!
