@@ -68,6 +68,21 @@ impl OptionEntry {
     }
 }
 
+/// An option of a table: its name, type, default and purpose.
+pub const fn option(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    help: &'static str,
+) -> OptionEntry {
+    OptionEntry {
+        name,
+        kind,
+        default,
+        help,
+    }
+}
+
 /// The options of one node, which its driver takes out as it reads them. The last of several values
 /// of one name counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

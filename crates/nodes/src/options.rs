@@ -7,26 +7,11 @@ use cowslip::image::{
 };
 use cowslip::limits::Limits;
 use cowslip::qcow2::snapshot::SnapshotChoice;
-use cowslip_block::options::{self, Kind, OptionEntry};
+use cowslip_block::options::{self, Kind, OptionEntry, option};
 use cowslip_block::{Error, Result};
 
 use crate::cache_sizes::CacheSizes;
 use crate::registry::Registry;
-
-/// An entry of a table.
-pub const fn option(
-    name: &'static str,
-    kind: Kind,
-    default: &'static str,
-    help: &'static str,
-) -> OptionEntry {
-    OptionEntry {
-        name,
-        kind,
-        default,
-        help,
-    }
-}
 
 /// Options of every node. Those of a filter apply to the image, unless the image has its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

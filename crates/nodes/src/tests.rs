@@ -5,12 +5,11 @@ use std::io;
 use std::sync::Arc;
 
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
-use cowslip_block::options::{Kind, OptionEntry, Options};
+use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{BufMut, IoVec, IoVecMut, Result};
 use cowslip_queue::{Backend, Pending, Queue};
 
 use crate::driver::{FileSettings, Opening, Protocol, ProtocolNode};
-use crate::options::option;
 use crate::{Environment, ImageSpec, OpenSettings, Registry, drivers, open_image};
 
 mod destination;

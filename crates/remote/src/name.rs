@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cowslip_block::options::{Kind, OptionEntry, Options};
+use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{Error, Result};
 use zeroize::Zeroizing;
 
@@ -117,20 +117,6 @@ pub const OPTIONS: &[OptionEntry] = &[
         "Bytes a second at which the rest is cached",
     ),
 ];
-
-const fn option(
-    name: &'static str,
-    kind: Kind,
-    default: &'static str,
-    help: &'static str,
-) -> OptionEntry {
-    OptionEntry {
-        name,
-        kind,
-        default,
-        help,
-    }
-}
 
 /// A remote object, and how it is read. What is not set comes from [`crate::Defaults`].
 #[derive(Clone, Debug, PartialEq, Eq)]

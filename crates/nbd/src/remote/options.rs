@@ -4,7 +4,7 @@ use std::num::NonZeroU8;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cowslip_block::options::{Kind, OptionEntry, Options};
+use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{Error, Result};
 
 use super::address::{Address, PORT};
@@ -61,20 +61,6 @@ pub const OPTIONS: &[OptionEntry] = &[
         "Connections, where the server offers several",
     ),
 ];
-
-const fn option(
-    name: &'static str,
-    kind: Kind,
-    default: &'static str,
-    help: &'static str,
-) -> OptionEntry {
-    OptionEntry {
-        name,
-        kind,
-        default,
-        help,
-    }
-}
 
 impl ExportName {
     /// Takes the export out of the options that describe it.

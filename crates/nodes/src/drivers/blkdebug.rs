@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use cowslip::file::BlockFile;
 use cowslip::limits::Limits;
-use cowslip_block::options::{Kind, OptionEntry, Options, Pairs};
+use cowslip_block::options::{Kind, OptionEntry, Options, Pairs, option};
 use cowslip_block::{Error, Result};
 use cowslip_filters::{DebugFile, DebugSpec, RuleText};
 
 use crate::driver::{FileSettings, Filter, FilterNode, Opening};
-use crate::options::option;
 
 const OPTIONS: &[OptionEntry] = &[
     option("config", Kind::Text, "", "File with rules"),

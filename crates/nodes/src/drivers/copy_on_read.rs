@@ -1,10 +1,10 @@
 //! `copy-on-read`: reads keep what the layers below hold.
 
 use cowslip_block::Result;
-use cowslip_block::options::{Kind, OptionEntry, Options};
+use cowslip_block::options::{Kind, OptionEntry, Options, option};
 
 use crate::driver::ImageFilter;
-use crate::options::{Above, Copies, option};
+use crate::options::{Above, Copies};
 
 const OPTIONS: &[OptionEntry] = &[option(
     "bottom",

@@ -1,11 +1,11 @@
 //! `file`, `host_device`, `host_cdrom`: a file of the host.
 
 use cowslip::file::host::{Driver, Locking};
-use cowslip_block::options::{self, Kind, OptionEntry};
+use cowslip_block::options::{self, Kind, OptionEntry, option};
 use cowslip_block::{Error, Result};
 
 use crate::foreign;
-use crate::options::{CommonOptions, FileOptions, option, parse_aio};
+use crate::options::{CommonOptions, FileOptions, parse_aio};
 
 /// Its names in `driver=`.
 pub const NAMES: &[&str] = &["file", "host_device", "host_cdrom"];

@@ -2,10 +2,10 @@
 
 use cowslip::image::Format;
 use cowslip_block::Result;
-use cowslip_block::options::{Kind, OptionEntry};
+use cowslip_block::options::{Kind, OptionEntry, option};
 
 use crate::driver::ImageFormat;
-use crate::options::{ImageOptions, option};
+use crate::options::ImageOptions;
 
 const OPTIONS: &[OptionEntry] = &[option(
     "key-secret",

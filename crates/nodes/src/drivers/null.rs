@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip::file::BlockFile;
-use cowslip_block::options::{Kind, OptionEntry, Options, Pairs};
+use cowslip_block::options::{Kind, OptionEntry, Options, Pairs, option};
 use cowslip_block::{Error, Result};
 use cowslip_filters::{NullFile, NullSpec};
 
 use crate::driver::{FileSettings, Opening, Protocol, ProtocolNode};
-use crate::options::option;
 
 const NAMES: &[&str] = &["null-co", "null-aio"];
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cowslip::file::BlockFile;
 use cowslip::image::Format;
-use cowslip_block::options::{Kind, OptionEntry, Options};
+use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{Error, Result, Workers};
 use cowslip_publish::disk::{CACHE_BYTES, PublishedDisk};
 use cowslip_publish::file::PublishedFile;
@@ -15,7 +15,6 @@ use cowslip_publish::location::{Location, Version};
 use cowslip_remote::StoreOptions;
 
 use crate::driver::{FileSettings, Opening, Protocol, ProtocolNode};
-use crate::options::option;
 use crate::stores::open_store;
 
 /// How names of published disks begin.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use cowslip::file::BlockFile;
 use cowslip::image::Format;
 use cowslip_block::error::system_words;
-use cowslip_block::options::{Kind, OptionEntry, Options};
+use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{Error, Result};
 use cowslip_filters::PartFile;
 
 use crate::driver::{FileSettings, Filter, FilterNode, ImageFormat, Opening};
-use crate::options::{ImageOptions, option};
+use crate::options::ImageOptions;
 
 const OPTIONS: &[OptionEntry] = &[
     option("offset", Kind::Size, "0", "First byte"),

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use cowslip::file::{BlockFile, ContentId, Durability};
 use cowslip_block::Result;
-use cowslip_block::options::{Kind, OptionEntry, Options};
+use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{Error, IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
 
 use super::{Ramp, sectors_of};
 use crate::driver::{FileSettings, Filter, FilterNode, Opening};
-use crate::options::option;
 use crate::{ImageSpec, Registry, drivers};
 
 /// `mask`: bytes of the file below, each combined with a number by XOR.
