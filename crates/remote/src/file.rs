@@ -73,7 +73,7 @@ pub async fn open(
     }
     Ok(Arc::new(RemoteFile {
         name: shown.to_string(),
-        storage: Storage::named(name.url.identity()),
+        storage: Storage::named(&name.url.resource()),
         capabilities: Capabilities {
             alignment_bytes: 1,
             space_alignment_bytes: 1,
@@ -290,7 +290,7 @@ impl BlockFile for RemoteFile {
             .e_tag
             .as_ref()
             .filter(|tag| !tag.starts_with("W/"))?;
-        let identity = self.blocks.object.url().identity();
+        let identity = self.blocks.object.url().resource();
         let digest = Sha256::digest(format!("{identity}\n{tag}\n{}", version.bytes));
         let half = |at: usize| {
             let half = digest[at..at + 8].iter();

@@ -1,5 +1,6 @@
 //! [`ObjectUrl`]: the name of a remote object.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use cowslip_block::{Error, Result};
@@ -134,10 +135,41 @@ impl ObjectUrl {
         self.url.path()
     }
 
-    /// The object, however requests for it are signed: the URL without its query. Queries often
-    /// have signatures, which change from day to day and are secrets.
+    /// The URL without its query, for messages: queries often have secrets.
     pub fn identity(&self) -> &str {
         &self.url[..Position::AfterPath]
+    }
+
+    /// The object, however requests for it are signed: the URL without the parameters of known
+    /// signatures, which change from day to day. Any other parameter may select another object.
+    /// Not for messages.
+    pub fn resource(&self) -> String {
+        let pairs: Vec<_> = self.url.query_pairs().collect();
+        let signs = |pair: &&(Cow<'_, str>, Cow<'_, str>)| {
+            is_of_signature(&pair.0, |name| pairs.iter().any(|(known, _)| known == name))
+        };
+        let others = pairs.iter().filter(|pair| !signs(pair));
+        let mut query = url::form_urlencoded::Serializer::new(String::new());
+        let query = query.extend_pairs(others).finish();
+        match query.is_empty() {
+            true => self.identity().to_string(),
+            false => format!("{}?{query}", self.identity()),
+        }
+    }
+}
+
+/// Whether a parameter of a query is one of a signature: of Amazon's (both versions and CloudFront),
+/// Google's or Microsoft's. `has` says which others there are.
+fn is_of_signature(name: &str, has: impl Fn(&str) -> bool) -> bool {
+    const AZURE: [&str; 21] = [
+        "sv", "ss", "srt", "sp", "se", "st", "spr", "sig", "sr", "sip", "skoid", "sktid", "skt",
+        "ske", "sks", "skv", "sdd", "saoid", "suoid", "scid", "ses",
+    ];
+    match name {
+        _ if name.starts_with("X-Amz-") || name.starts_with("X-Goog-") => true,
+        "AWSAccessKeyId" | "GoogleAccessId" | "Key-Pair-Id" | "Signature" => has("Signature"),
+        "Expires" | "Policy" => has("Signature"),
+        _ => AZURE.contains(&name) && has("sig") && has("sv"),
     }
 }
 
@@ -173,6 +205,27 @@ mod tests {
     }
 
     #[test]
+    fn signatures_do_not_count_and_all_else_of_a_query_does() {
+        let resource = |query: &str| url(&format!("https://h/get?{query}")).resource();
+        for signed in [
+            "X-Amz-Date=1&X-Amz-Signature=2",
+            "AWSAccessKeyId=a&Expires=1&Signature=2",
+            "Policy=a&Key-Pair-Id=b&Signature=c",
+            "X-Goog-Signature=1",
+            "sv=1&sr=b&se=2&sp=r&sig=3",
+        ] {
+            assert_eq!(resource(signed), "https://h/get", "{signed}");
+            let selected = resource(&format!("img=a&{signed}"));
+            assert_eq!(selected, "https://h/get?img=a", "{signed}");
+        }
+        assert_ne!(resource("img=a"), resource("img=b"));
+        // Not one of a signature without the others.
+        for plain in ["sp=a", "Expires=1", "Policy=x", "versionId=3"] {
+            assert_eq!(resource(plain), format!("https://h/get?{plain}"));
+        }
+    }
+
+    #[test]
     fn urls_name_objects_and_show_no_secrets() {
         let signed = url("https://me:p%40ss@host:8443/a%2Fb//c.qcow2?Signature=xyz#part");
         assert_eq!(
@@ -187,6 +240,7 @@ mod tests {
             ("me", "p@ss")
         );
         assert!(!format!("{signed:?}").contains("p@ss"));
+        assert_eq!(signed.resource(), signed.identity());
         let bucket = url("s3://bucket/golden/a.qcow2");
         assert_eq!(
             (bucket.host(), bucket.path()),

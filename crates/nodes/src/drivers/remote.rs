@@ -54,7 +54,7 @@ impl ProtocolNode for Object {
     }
 
     fn storage(&self) -> Storage {
-        Storage::named(self.0.url.identity())
+        Storage::named(&self.0.url.resource())
     }
 
     fn writes_by(&self) -> Option<&'static str> {

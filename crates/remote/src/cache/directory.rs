@@ -111,7 +111,7 @@ impl CacheDirectory {
     fn key(url: &ObjectUrl, version: &Version, block_bits: u32) -> String {
         let text = format!(
             "{}\n{:?}\n{:?}\n{}\n{block_bits}",
-            url.identity(),
+            url.resource(),
             version.e_tag,
             version.last_modified,
             version.bytes
