@@ -146,15 +146,7 @@ impl Blocks {
             cache,
             block_bytes,
             connections: bounds.connections.max(1),
-            state: Mutex::new(State {
-                wanted: Default::default(),
-                fetching: HashMap::new(),
-                requests: [0; 4],
-                memory: Memory::new(bounds.memory_bytes),
-                ahead: Ahead::new(block_bytes, bounds.ahead_bytes),
-                missed: None,
-                fetched_bytes: 0,
-            }),
+            state: Mutex::new(State::new(block_bytes, bounds)),
         }
     }
 
@@ -450,6 +442,18 @@ impl Blocks {
 }
 
 impl State {
+    fn new(block_bytes: u64, bounds: Bounds) -> State {
+        State {
+            wanted: Default::default(),
+            fetching: HashMap::new(),
+            requests: [0; 4],
+            memory: Memory::new(bounds.memory_bytes),
+            ahead: Ahead::new(block_bytes, bounds.ahead_bytes),
+            missed: None,
+            fetched_bytes: 0,
+        }
+    }
+
     fn want(&mut self, block: u64, urgency: Urgency, waiter: Option<Waiter>) {
         if let Some(waiters) = self.fetching.get_mut(&block) {
             waiters.extend(waiter);
@@ -457,7 +461,7 @@ impl State {
         }
         let mut waiters = Vec::new();
         for (index, queue) in self.wanted.iter_mut().enumerate() {
-            if index < urgency as usize {
+            if index <= urgency as usize {
                 if let Some(waiters) = queue.blocks.get_mut(&block) {
                     waiters.extend(waiter);
                     return;
@@ -508,5 +512,28 @@ impl Drop for EndOfRun {
         for block in self.run.left() {
             state.fetching.remove(&block);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_that_is_wanted_again_and_again_is_noted_once() {
+        let bounds = Bounds {
+            connections: 1,
+            memory_bytes: 0,
+            ahead_bytes: 0,
+        };
+        let mut state = State::new(4096, bounds);
+        for _ in 0..100 {
+            state.want(7, Urgency::Ahead, None);
+        }
+        assert_eq!(state.wanted[Urgency::Ahead as usize].order.len(), 1);
+        state.want(7, Urgency::Guest, None);
+        state.want(7, Urgency::Background, None);
+        let wanted = URGENCIES.map(|urgency| state.wanted[urgency as usize].blocks.len());
+        assert_eq!(wanted, [1, 0, 0, 0]);
     }
 }
