@@ -1,11 +1,14 @@
 //! [`Adapter`]: a store of the crate `object_store` as [`Objects`].
 
+use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
 
 use futures_util::TryStreamExt;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{
+    GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+};
 
 use super::runtime::run;
 use super::{Existing, ObjectError, ObjectFuture, ObjectInfo, Objects};
@@ -82,14 +85,32 @@ impl Objects for Adapter {
     fn get(&self, key: &str, range: Range<u64>) -> ObjectFuture<'_, Vec<u8>> {
         let (store, path) = (Arc::clone(&self.store), self.path(key));
         let wanted = range.end - range.start;
-        let got = run(async move { store.get_range(&path, range).await });
+        let got = run(async move {
+            let range = Some(GetRange::Bounded(range));
+            let options = GetOptions {
+                range,
+                ..GetOptions::default()
+            };
+            let mut stream = store.get_opts(&path, options).await?.into_stream();
+            let mut bytes = Vec::new();
+            // A body may be longer than its range, or without end.
+            while bytes.len() as u64 <= wanted
+                && let Some(piece) = stream.try_next().await?
+            {
+                bytes.extend_from_slice(&piece);
+            }
+            Ok::<_, object_store::Error>(bytes)
+        });
         Box::pin(async move {
             let bytes = got.await.map_err(failed)?;
-            match bytes.len() as u64 == wanted {
-                true => Ok(bytes.into()),
-                false => Err(ObjectError::Failed(format!(
+            match (bytes.len() as u64).cmp(&wanted) {
+                Ordering::Equal => Ok(bytes),
+                Ordering::Less => Err(ObjectError::Failed(format!(
                     "{} bytes came of {wanted}",
                     bytes.len()
+                ))),
+                Ordering::Greater => Err(ObjectError::Failed(format!(
+                    "more than {wanted} bytes came, which were asked for"
                 ))),
             }
         })

@@ -5,7 +5,9 @@
 //! is called, before anything refers to what was written.
 
 use std::collections::BTreeSet;
+use std::collections::hash_map::RandomState;
 use std::fs::{self, File, OpenOptions};
+use std::hash::BuildHasher;
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -77,12 +79,21 @@ fn put(path: &Path, bytes: &[u8], existing: Existing) -> io::Result<()> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let parent = path.parent().unwrap_or(Path::new("/"));
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let unfinished = parent.join(format!("{UNFINISHED}{}-{number}", std::process::id()));
+    // Containers that share a directory may have equal numbers of processes.
+    let random = RandomState::new().hash_one(number);
+    let unfinished = format!("{UNFINISHED}{}-{random:016x}-{number}", std::process::id());
+    let unfinished = parent.join(unfinished);
     let written = match write_new(&unfinished, bytes) {
         // A pruning has removed the folder in between, which was empty.
         Err(error) if error.kind() == ErrorKind::NotFound => write_new(&unfinished, bytes),
         written => written,
     };
+    if let Err(error) = &written
+        && error.kind() == ErrorKind::AlreadyExists
+    {
+        // It is another's, and says nothing about the object.
+        return Err(io::Error::other("an unfinished file has the same name"));
+    }
     let written = written.and_then(|()| match existing {
         Existing::Replace => fs::rename(&unfinished, path),
         // A link fails where the name is taken; a rename would replace it.
@@ -93,6 +104,14 @@ fn put(path: &Path, bytes: &[u8], existing: Existing) -> io::Result<()> {
         return written.and(removed);
     }
     written
+}
+
+/// The directories from that of an object up to the root.
+fn folders(root: &Path, key: &str) -> Vec<PathBuf> {
+    let path = root.join(key);
+    let above = path.ancestors().skip(1);
+    let above = above.take_while(|above| above.starts_with(root));
+    above.map(Path::to_path_buf).collect()
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -148,14 +167,12 @@ fn list(directory: &Path, prefix: &str, found: &mut Vec<ObjectInfo>) -> io::Resu
 
 impl Objects for Directory {
     fn put(&self, key: &str, bytes: Vec<u8>, existing: Existing) -> ObjectFuture<'_, ()> {
-        let path = self.root.join(key);
+        let (path, key) = (self.root.join(key), key.to_string());
         let (root, written) = (self.root.clone(), Arc::clone(&self.written));
         call(move || {
             put(&path, &bytes, existing)?;
             let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
-            let above = path.ancestors().skip(1);
-            let above = above.take_while(|above| above.starts_with(&root));
-            written.extend(above.map(Path::to_path_buf));
+            written.extend(folders(&root, &key));
             Ok(())
         })
     }
@@ -182,9 +199,16 @@ impl Objects for Directory {
 
     fn list(&self, prefix: &str) -> ObjectFuture<'_, Vec<ObjectInfo>> {
         let (path, prefix) = (self.root.join(prefix), prefix.to_string());
+        let (root, written) = (self.root.clone(), Arc::clone(&self.written));
         call(move || {
             let mut found = Vec::new();
             list(&path, &prefix, &mut found)?;
+            // A process that was killed may not have flushed what it has stored, and what is found
+            // may be referred to.
+            let above = found.iter().flat_map(|one| folders(&root, &one.key));
+            let above: Vec<PathBuf> = above.collect();
+            let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
+            written.extend(above);
             Ok(found)
         })
     }
@@ -216,5 +240,30 @@ impl Objects for Directory {
             written.clear();
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+
+    use super::*;
+
+    #[test]
+    fn folders_of_what_others_have_stored_are_flushed_before_it_is_referred_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let wait = cowslip_queue::block_here::<ObjectFuture<'_, ()>>;
+        let killed = Directory::new(dir.path()).unwrap();
+        wait(killed.put("packs/session/one", vec![1], Existing::Keep)).unwrap();
+        // Its successor stores nothing there.
+        let successor = Directory::new(dir.path()).unwrap();
+        let found = cowslip_queue::block_here(successor.list("packs/session")).unwrap();
+        assert_eq!(found.len(), 1);
+        let written = successor.written.lock().unwrap().clone();
+        for folder in ["packs/session", "packs", ""] {
+            assert!(written.contains(&dir.path().join(folder)), "{folder}");
+        }
+        wait(successor.settle()).unwrap();
+        assert!(successor.written.lock().unwrap().is_empty());
     }
 }
