@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cowslip_qmp::Client;
 use cowslip_qmp::client::{ClientError, Received};
@@ -22,6 +22,11 @@ use crate::support::{cowslip, peers_are_installed, run, scratch};
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 /// Time for events after the last line.
 const REST: Option<Duration> = Some(Duration::from_millis(200));
+
+/// Time for a monitor to see that a client has left.
+const BUSY: Duration = Duration::from_secs(10);
+/// The program that ours is compared with.
+const QEMU: &str = "qemu-storage-daemon";
 
 /// A line of a script.
 struct Line<'a> {
@@ -110,6 +115,20 @@ fn make_images(dir: &Path) {
     std::fs::write(dir.join("i.qcow2"), image).unwrap();
 }
 
+/// Connects. QEMU's monitor has one client at a time, and may end a connection that comes before it
+/// has seen that the one by which it was waited for has left: `may_be_busy`.
+fn connect(socket: &Path, may_be_busy: bool) -> Client {
+    let begun = Instant::now();
+    loop {
+        match Client::connect(socket, PATIENCE) {
+            Err(ClientError::Closed) if may_be_busy && begun.elapsed() < BUSY => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            connected => return connected.unwrap(),
+        }
+    }
+}
+
 fn play(command: &mut Command, script: &str) -> Outcome {
     let dir = scratch();
     make_images(dir.path());
@@ -123,7 +142,7 @@ fn play(command: &mut Command, script: &str) -> Outcome {
         ]),
         &socket,
     );
-    let mut client = Client::connect(&socket, PATIENCE).unwrap();
+    let mut client = connect(&socket, command.get_program() == QEMU);
     let mut outcome = Outcome::default();
     for line in lines(script) {
         if let Some(wanted) = line.text.strip_prefix("wait ") {
@@ -274,11 +293,11 @@ fn difference(at: &str, ours: &Value, theirs: &Value) -> Vec<String> {
 }
 
 fn compare(script: &str) {
-    if !peers_are_installed(&["qemu-storage-daemon"]) {
+    if !peers_are_installed(&[QEMU]) {
         return;
     }
-    let theirs = play(&mut Command::new("qemu-storage-daemon"), script);
-    let ours = play(cowslip().arg("qemu-storage-daemon"), script);
+    let theirs = play(&mut Command::new(QEMU), script);
+    let ours = play(cowslip().arg(QEMU), script);
     let mut differences = Vec::new();
     let commands = lines(script).filter(|line| !line.text.starts_with("wait "));
     for (line, (ours, theirs)) in commands.zip(ours.replies.iter().zip(&theirs.replies)) {
