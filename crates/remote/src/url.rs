@@ -158,8 +158,8 @@ impl ObjectUrl {
     }
 }
 
-/// Whether a parameter of a query is one of a signature: of Amazon's (both versions and CloudFront),
-/// Google's or Microsoft's. `has` says which others there are.
+/// Whether a parameter of a query is one of a signature: of Amazon's (both versions and
+/// CloudFront), Google's or Microsoft's. `has` says which others there are.
 fn is_of_signature(name: &str, has: impl Fn(&str) -> bool) -> bool {
     const AZURE: [&str; 21] = [
         "sv", "ss", "srt", "sp", "se", "st", "spr", "sig", "sr", "sip", "skoid", "sktid", "skt",
