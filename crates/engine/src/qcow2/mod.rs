@@ -14,8 +14,9 @@
 //! 9. `commit/writeback.rs`: on flush, FUA, or when much is dirty, metadata becomes durable in
 //!    order
 //!
-//! Steps 3 to 6 are one hold of the metadata lock (`path/admit.rs`), 8 is another. The guard of
-//! that lock is not `Send` and the futures here are, so the compiler proves that it is never held
+//! Steps 3 to 6 are one hold of the metadata lock (`path/admit.rs`), 8 is another; what waits and
+//! looks again is one loop, for writes and other requests (`path/obstacle.rs`). The guard of that
+//! lock is not `Send` and the futures here are, so the compiler proves that it is never held
 //! across I/O.
 
 mod commit;

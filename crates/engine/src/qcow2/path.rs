@@ -9,6 +9,7 @@ pub(super) mod copy_on_read;
 pub(super) mod cow;
 pub(super) mod direct;
 pub(super) mod gather;
+pub(super) mod obstacle;
 pub(crate) mod read;
 pub(super) mod unshare;
 pub(super) mod write;

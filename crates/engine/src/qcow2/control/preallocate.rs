@@ -29,7 +29,6 @@ use crate::job::{Job, Stage};
 use crate::qcow2::entry::{L2Entry, Standard};
 use crate::qcow2::geometry::{GuestOffset, HostCluster, HostOffset};
 use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
-use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::offline::create::Preallocation;
 use crate::qcow2::plan::{EntryRequest, Preallocated, Unref, WriteOrdering, preallocated};
 use crate::qcow2::space::alloc::SpaceContent;
@@ -285,8 +284,7 @@ impl Qcow2 {
         space::fill(&self.data, added, fill, job).await
     }
 
-    /// Second phase: gives space to the clusters of a piece of one slice that have none. The loop
-    /// is that of `admit`.
+    /// Second phase: gives space to the clusters of a piece of one slice that have none.
     pub(super) async fn give_space(
         &self,
         piece: Range<u64>,
@@ -299,35 +297,14 @@ impl Qcow2 {
             range: piece.clone(),
             kind: LeaseKind::Exclusive,
         }];
-        let mut place = crate::qcow2::path::admit::QueuePlace {
-            image: self,
-            ticket: None,
-        };
-        let mut pinned: Option<SlicePin<'_>> = None;
-        let (left, many) = loop {
-            let need = {
-                let mut state = self.lock();
-                self.unlatched(&state)?;
-                match self.own_slice_now(&mut state, slice)? {
-                    Err(need) => need,
-                    Ok(()) => match state.mapping.obstacle(slice, &want, place.ticket).cloned() {
-                        Some(want) => {
-                            let (ticket, waiting) =
-                                state.mapping.leases.wait(slice, want, place.ticket);
-                            crate::qcow2::path::admit::Blocked::Lease(ticket, waiting)
-                        }
-                        None => {
-                            let left = self.set_space(&mut state, piece, below, stock)?;
-                            break (left, state.space.raised.clusters() >= RAISED_MAX);
-                        }
-                    },
-                }
-            };
-            drop(pinned.take());
-            pinned = self.satisfy(need, &mut place).await?;
-        };
-        drop(pinned);
-        drop(place);
+        let (left, many) = self
+            .when_clear(|state, place| {
+                self.own_slice(state, slice)?;
+                state.expect_no_obstacle(slice, &want, *place)?;
+                let left = self.set_space(state, piece.clone(), below, stock)?;
+                Ok((left, state.space.raised.clusters() >= RAISED_MAX))
+            })
+            .await?;
         if many {
             self.write_back().await?;
         }

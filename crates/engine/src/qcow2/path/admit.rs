@@ -1,10 +1,9 @@
 //! Steps 2 to 6 of a write: from a request to a batch of planned, leased writes with their space.
 //!
-//! All of it is decided in one hold of the metadata lock. If something is missing (a slice, a
-//! lease, space, a table of its own) the request lets go of everything, waits for that one thing,
-//! and looks again from the start. (Zeroes and discards, holes, preallocation and compressed writes
-//! have loops of the same kind in their own files.) A long request goes in batches: steps that
-//! can be admitted together are, and an obstacle is waited for while nothing is held.
+//! All of it is decided in one hold of the metadata lock, by the loop of `obstacle.rs`: if
+//! something is missing, the request waits for that and looks again. A long request goes in
+//! batches: steps that can be admitted together are, and an obstacle is waited for while nothing is
+//! held.
 
 use std::ops::Range;
 
@@ -16,13 +15,15 @@ use crate::qcow2::entry::L2Entry;
 use crate::qcow2::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use crate::qcow2::map::{Run, Source, map_cluster};
 use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest, Ticket};
-use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::mapping::tables::{NewTable, OnDisk, Prepared};
 use crate::qcow2::plan::{self, Change, Space, View};
 use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::space::state::HostSpace;
 use crate::qcow2::{InlineVec, Qcow2, State};
 use crate::{Error, Result};
+
+pub(in crate::qcow2) use super::obstacle::{Blocked, QueuePlace};
+use super::obstacle::{Look, NotYet};
 
 /// Slices that a batch pins at most.
 const SLICES_PER_BATCH: usize = 8;
@@ -191,30 +192,6 @@ impl Drop for LeaseGuard<'_> {
     }
 }
 
-/// The obstacle that a request has to wait for.
-pub enum Blocked {
-    Slice(u64),
-    Lease(Ticket, Pending<()>),
-    Space(u64),
-    TableSpace,
-    OwnTable(u64),
-    Other(Pending<()>),
-}
-
-/// A place in the queue for a lease, released when dropped.
-pub struct QueuePlace<'a> {
-    pub image: &'a Qcow2,
-    pub ticket: Option<Ticket>,
-}
-
-impl Drop for QueuePlace<'_> {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.image.lock().mapping.leases.release(ticket);
-        }
-    }
-}
-
 impl Qcow2 {
     /// Admits as much of the request as can go now; waits if that is nothing.
     pub(in crate::qcow2) async fn admit(
@@ -223,68 +200,8 @@ impl Qcow2 {
         below: &dyn Backing,
         durability: Durability,
     ) -> Result<Batch<'_>> {
-        let mut place = QueuePlace {
-            image: self,
-            ticket: None,
-        };
-        let mut pinned: Option<SlicePin<'_>> = None;
-        loop {
-            let need = {
-                let mut state = self.lock();
-                self.unlatched(&state)?;
-                match state.health.changes_held_back() {
-                    Some(waiting) => Blocked::Other(waiting),
-                    None => match self.try_admit(
-                        &mut state,
-                        request,
-                        (below, durability),
-                        &mut place.ticket,
-                    )? {
-                        Ok(batch) => {
-                            // Not before the lock is released: dropping a pin takes it.
-                            drop(state);
-                            drop(pinned);
-                            return Ok(batch);
-                        }
-                        Err(need) => need,
-                    },
-                }
-            };
-            drop(pinned.take());
-            pinned = self.satisfy(need, &mut place).await?;
-        }
-    }
-
-    /// Waits for the obstacle to go away, holding nothing but a place in line.
-    pub(in crate::qcow2) async fn satisfy<'a>(
-        &'a self,
-        need: Blocked,
-        place: &mut QueuePlace<'a>,
-    ) -> Result<Option<SlicePin<'a>>> {
-        match need {
-            Blocked::Slice(slice) => return Ok(Some(self.load(slice).await?)),
-            Blocked::Lease(ticket, waiting) => {
-                place.ticket = Some(ticket);
-                waiting.await;
-            }
-            Blocked::Space(clusters) => self.make_room(clusters).await?,
-            Blocked::TableSpace => self.make_table_space().await?,
-            Blocked::OwnTable(l1_index) => self.unshare_table(l1_index).await?,
-            Blocked::Other(waiting) => waiting.await,
-        }
-        Ok(None)
-    }
-
-    /// [`Qcow2::own_slice`], unless requests are held back.
-    pub(in crate::qcow2) fn own_slice_now(
-        &self,
-        state: &mut State,
-        slice: u64,
-    ) -> Result<std::result::Result<(), Blocked>> {
-        match state.health.changes_held_back() {
-            Some(waiting) => Ok(Err(Blocked::Other(waiting))),
-            None => self.own_slice(state, slice),
-        }
+        self.when_clear(|state, place| self.try_admit(state, request, (below, durability), place))
+            .await
     }
 
     fn try_admit(
@@ -293,7 +210,7 @@ impl Qcow2 {
         request: &mut Request,
         (below, durability): (&dyn Backing, Durability),
         place: &mut Option<Ticket>,
-    ) -> Result<std::result::Result<Batch<'_>, Blocked>> {
+    ) -> Look<Batch<'_>> {
         let mut batch = Batch {
             steps: InlineVec::new(),
             durability: Durability::Cached,
@@ -306,17 +223,15 @@ impl Qcow2 {
         let coverage = self.geometry().slice_coverage_bytes();
         while !request.is_admitted() && batch.pins.len() < SLICES_PER_BATCH {
             let end = request.end.min((request.at / coverage + 1) * coverage);
-            let admitted = self.admit_piece(state, request, (end, below), (&mut batch, *place));
-            match admitted {
-                Ok(Ok(())) => {}
-                Ok(Err(need)) if batch.steps.is_empty() => return Ok(Err(need)),
-                Err(error) if batch.steps.is_empty() => return Err(error),
+            match self.admit_piece(state, request, (end, below), (&mut batch, *place)) {
+                Ok(()) => {}
+                Err(why) if batch.steps.is_empty() => return Err(why),
                 // The admitted steps go first; the obstacle or the error is met again after them.
-                Ok(Err(Blocked::Lease(ticket, _))) => {
+                Err(NotYet::Blocked(Blocked::Lease(ticket, _))) => {
                     state.mapping.leases.release(ticket);
                     break;
                 }
-                Ok(Err(_)) | Err(_) => break,
+                Err(_) => break,
             }
             if let Some(ticket) = place.take() {
                 state.mapping.leases.release(ticket);
@@ -331,7 +246,7 @@ impl Qcow2 {
         let durable = in_place && pins.all(|&slice| state.mapping.tables.is_durable(slice));
         batch.durability = crate::qcow2::commit::writeback::durability(durability, durable);
         batch.needs_cycle = !durable;
-        Ok(Ok(batch))
+        Ok(batch)
     }
 
     /// Admits the part of a request that lies in one slice, wholly or not at all.
@@ -341,14 +256,12 @@ impl Qcow2 {
         request: &mut Request,
         (end, below): (u64, &dyn Backing),
         (batch, place): (&mut Batch<'a>, Option<Ticket>),
-    ) -> Result<std::result::Result<(), Blocked>> {
+    ) -> Look<()> {
         let first = self.geometry().guest_cluster(GuestOffset(request.at));
         let slice = self.geometry().slice_of(first);
-        if let Err(need) = self.own_slice(state, slice)? {
-            return Ok(Err(need));
-        }
+        self.own_slice(state, slice)?;
         let Some(end) = self.next_part(state, request, (end, below))? else {
-            return Ok(Ok(()));
+            return Ok(());
         };
         let len = end - request.at;
         let parts = crate::units::pieces(request.at, len, self.geometry().cluster_bytes());
@@ -366,7 +279,7 @@ impl Qcow2 {
         let mut taken = Vec::new();
         if needed > 0 && !self.format.data_file {
             if state.space.free.clusters() < needed {
-                return Ok(Err(Blocked::Space(needed)));
+                return Err(Blocked::Space(needed).into());
             }
             taken = self.take_clusters(state, needed);
         }
@@ -379,21 +292,19 @@ impl Qcow2 {
             })
             .collect();
         let wants = leases_for(self.geometry(), &steps);
-        if let Some(want) = state.mapping.obstacle(slice, &wants, place) {
-            let want = want.clone();
+        if let Err(blocked) = state.expect_no_obstacle(slice, &wants, place) {
             state.space.give_back(&taken);
-            let (ticket, waiting) = state.mapping.leases.wait(slice, want, place);
-            return Ok(Err(Blocked::Lease(ticket, waiting)));
+            return Err(blocked.into());
         }
         for (_, write) in &steps {
             if let Err(error) = self.protect(state, write.host) {
                 state.space.give_back(&taken);
-                return Err(error);
+                return Err(error.into());
             }
         }
         if let Some(punched) = hole_in_the_way(&mut state.space, self.geometry(), &steps) {
             state.space.give_back(&taken);
-            return Ok(Err(Blocked::Other(punched)));
+            return Err(Blocked::Other(punched).into());
         }
         for (cluster, _) in &taken {
             state.space.raise(*cluster);
@@ -414,7 +325,7 @@ impl Qcow2 {
             state.bitmaps.mark(&(request.at..end));
         }
         self.enlist(state, request, steps, (batch, &taken));
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Returns where the part of a request ends that is to be written now, up to `end`; what is not
@@ -508,31 +419,32 @@ impl Qcow2 {
     }
 
     /// A slice in memory, of a table that may be changed.
-    fn own_slice(&self, state: &mut State, slice: u64) -> Result<std::result::Result<(), Blocked>> {
+    pub(in crate::qcow2) fn own_slice(&self, state: &mut State, slice: u64) -> Look<()> {
         let cluster = GuestCluster(slice * self.geometry().slice_entries());
         let l1_index = state.mapping.tables.l1_index(slice);
         let table = state.mapping.tables.table(l1_index);
         let table = table.map_err(|error| self.corrupt_entry(state, cluster, error))?;
         if state.mapping.is_bad_table(l1_index) {
-            return Err(Error::Corrupt {
+            let error = Error::Corrupt {
                 file: self.name().to_string(),
                 structure: "L2 table",
                 offset: table.map_or(0, |table| table.offset.0),
                 detail: "it overlaps other metadata or is beyond the end of the file".to_string(),
-            });
+            };
+            return Err(error.into());
         }
         if let Some(waiting) = state.mapping.copy_under_way(l1_index) {
-            return Ok(Err(Blocked::Other(waiting)));
+            return Err(Blocked::Other(waiting).into());
         }
         match table {
-            Some(table) if !table.copied => return Ok(Err(Blocked::OwnTable(l1_index))),
+            Some(table) if !table.copied => return Err(Blocked::OwnTable(l1_index).into()),
             Some(_) => {}
             None => {
                 if state.space.clusters_for_tables() == 0 {
-                    return Ok(Err(Blocked::Space(1)));
+                    return Err(Blocked::Space(1).into());
                 }
                 let Some((cluster, content)) = self.take_table(state) else {
-                    return Ok(Err(Blocked::TableSpace));
+                    return Err(Blocked::TableSpace.into());
                 };
                 state.space.raise(cluster);
                 let on_disk = if content.is_zero() {
@@ -549,12 +461,12 @@ impl Qcow2 {
             }
         }
         if state.mapping.tables.look(slice) {
-            return Ok(Ok(()));
+            return Ok(());
         }
         let in_memory = state.mapping.tables.is_in_memory(l1_index);
         match in_memory.then(|| state.mapping.tables.prepare(slice)) {
-            Some(Ok(Prepared::Ready)) => Ok(Ok(())),
-            _ => Ok(Err(Blocked::Slice(slice))),
+            Some(Ok(Prepared::Ready)) => Ok(()),
+            _ => Err(Blocked::Slice(slice).into()),
         }
     }
 

@@ -323,42 +323,20 @@ impl Qcow2 {
             range: start..end,
             kind: LeaseKind::Exclusive,
         };
-        let mut place = super::admit::QueuePlace {
-            image: self,
-            ticket: None,
-        };
-        let mut pinned = None;
-        loop {
-            let need = {
-                let mut state = self.lock();
-                self.unlatched(&state)?;
-                match self.own_slice_now(&mut state, slice)? {
-                    Err(need) => need,
-                    Ok(()) => {
-                        for cluster in clusters {
-                            self.view(&mut state, *cluster, below)?;
-                        }
-                        let wants = std::slice::from_ref(&want);
-                        if state.mapping.obstacle(slice, wants, place.ticket).is_none() {
-                            let stay = LeaseGuard::new(self, &mut state, (slice, want));
-                            for cluster in clusters {
-                                let start = self.geometry().guest_offset(*cluster).0;
-                                let end = start + self.geometry().cluster_bytes();
-                                state.bitmaps.mark(&(start..end));
-                            }
-                            drop(state);
-                            drop(pinned);
-                            return Ok(stay);
-                        }
-                        let (ticket, waiting) =
-                            state.mapping.leases.wait(slice, want.clone(), place.ticket);
-                        super::admit::Blocked::Lease(ticket, waiting)
-                    }
-                }
-            };
-            drop(pinned.take());
-            pinned = self.satisfy(need, &mut place).await?;
-        }
+        self.when_clear(|state, place| {
+            self.own_slice(state, slice)?;
+            for cluster in clusters {
+                self.view(state, *cluster, below)?;
+            }
+            state.expect_no_obstacle(slice, std::slice::from_ref(&want), *place)?;
+            for cluster in clusters {
+                let start = self.geometry().guest_offset(*cluster).0;
+                let end = start + self.geometry().cluster_bytes();
+                state.bitmaps.mark(&(start..end));
+            }
+            Ok(LeaseGuard::new(self, state, (slice, want.clone())))
+        })
+        .await
     }
 }
 

@@ -17,7 +17,6 @@ use crate::qcow2::entry::L2Entry;
 use crate::qcow2::geometry::{GuestCluster, GuestOffset};
 use crate::qcow2::map::Source;
 use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
-use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::plan::{self, EntryChange, EntryRequest, Freed, Unref, WriteOrdering};
 use crate::qcow2::space::punch;
 use crate::qcow2::{Qcow2, State};
@@ -273,60 +272,27 @@ impl Qcow2 {
         self.data.zero(range.start, end - range.start, space).await
     }
 
-    /// The same loop as `admit`, for one slice.
+    /// Steps 3 to 6 and 8 for one slice; or up to 6, if the data file has to be zeroed before 8.
     async fn change_piece(
         &self,
         (piece, guest): (Range<u64>, &Range<u64>),
         below: &dyn Backing,
         ask: Ask,
     ) -> Result<Piece<'_>> {
-        let slice = self
-            .geometry()
-            .slice_of(self.geometry().guest_cluster(GuestOffset(piece.start)));
-        let mut place = super::admit::QueuePlace {
-            image: self,
-            ticket: None,
-        };
-        let mut pinned: Option<SlicePin<'_>> = None;
-        loop {
-            let need = {
-                let mut state = self.lock();
-                self.unlatched(&state)?;
-                let cluster = self.geometry().guest_cluster(GuestOffset(piece.start));
-                let nothing_below = below.size() <= piece.start;
-                if ask.0 == EntryRequest::Discard
-                    && nothing_below
-                    && !self.has_table(&state, cluster)?
-                {
-                    // No table is made to say that there is nothing.
-                    return Ok(Piece::Done);
-                }
-                match self.own_slice_now(&mut state, slice)? {
-                    Err(need) => need,
-                    Ok(()) => {
-                        let changes = self.changes(&mut state, piece.clone(), below, ask)?;
-                        let want = changes.lease.as_slice();
-                        let obstacle = state.mapping.obstacle(slice, want, place.ticket);
-                        match obstacle.cloned() {
-                            Some(want) => {
-                                let (ticket, waiting) =
-                                    state.mapping.leases.wait(slice, want, place.ticket);
-                                super::admit::Blocked::Lease(ticket, waiting)
-                            }
-                            None => {
-                                let done =
-                                    self.conclude(&mut state, (slice, piece, guest), changes);
-                                drop(state);
-                                drop(pinned);
-                                return Ok(done);
-                            }
-                        }
-                    }
-                }
-            };
-            drop(pinned.take());
-            pinned = self.satisfy(need, &mut place).await?;
-        }
+        let cluster = self.geometry().guest_cluster(GuestOffset(piece.start));
+        let slice = self.geometry().slice_of(cluster);
+        let nothing_below = below.size() <= piece.start;
+        self.when_clear(|state, place| {
+            if ask.0 == EntryRequest::Discard && nothing_below && !self.has_table(state, cluster)? {
+                // No table is made to say that there is nothing.
+                return Ok(Piece::Done);
+            }
+            self.own_slice(state, slice)?;
+            let changes = self.changes(state, piece.clone(), below, ask)?;
+            state.expect_no_obstacle(slice, changes.lease.as_slice(), *place)?;
+            Ok(self.conclude(state, (slice, piece.clone(), guest), changes))
+        })
+        .await
     }
 
     /// Applies changes at once, or leases the range if the data file has to be zeroed before.

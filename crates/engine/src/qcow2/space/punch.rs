@@ -21,10 +21,11 @@ use crate::policy::DiscardPolicy;
 use crate::qcow2::geometry::{
     Geometry, GuestOffset, HOST_BLOCK_BYTES, HostCluster, SubclusterMask,
 };
-use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
-use crate::qcow2::path::admit::{Blocked, LeaseGuard, QueuePlace};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest, Ticket};
+use crate::qcow2::path::admit::LeaseGuard;
+use crate::qcow2::path::obstacle::{Blocked, Look};
 use crate::qcow2::plan::{self, Freed, Unref};
-use crate::qcow2::{Counts, Qcow2};
+use crate::qcow2::{Counts, Qcow2, State};
 
 /// Holes that are punched at once.
 const AT_ONCE: usize = 32;
@@ -123,67 +124,48 @@ impl Qcow2 {
     ) -> Result<()> {
         let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
         let slice = self.geometry().slice_of(cluster);
-        let mut place = QueuePlace {
-            image: self,
-            ticket: None,
-        };
-        loop {
-            let pin = self.load(slice).await?;
-            if pin.slice.is_none() {
-                return Ok(());
+        let held = self.when_clear(|state, place| {
+            if !self.has_table(state, cluster)? {
+                return Ok(None);
             }
-            let found = self.hole_to_punch(part.clone(), below, &mut place)?;
-            drop(pin);
-            match found {
-                None => return Ok(()),
-                Some(Ok((stay, hole))) => {
-                    // A discard is advice: where it fails, the bytes merely stay.
-                    drop(self.data.discard(hole.start, hole.end - hole.start).await);
-                    stay.end(&mut self.lock());
-                    return Ok(());
-                }
-                Some(Err(need)) => drop(self.satisfy(need, &mut place).await?),
+            if !state.mapping.tables.look(slice) {
+                return Err(Blocked::Slice(slice).into());
             }
+            self.hole_to_punch(state, part.clone(), below, *place)
+        });
+        if let Some((stay, hole)) = held.await? {
+            // A discard is advice: where it fails, the bytes merely stay.
+            drop(self.data.discard(hole.start, hole.end - hole.start).await);
+            stay.end(&mut self.lock());
         }
+        Ok(())
     }
 
-    /// The bytes of the file that a discard of this part turns into a hole, held; or what has to be
-    /// waited for. The slice is in memory.
-    fn hole_to_punch<'a>(
-        &'a self,
+    /// The bytes of the file that a discard of this part turns into a hole, held, if there are any.
+    /// The slice is in memory.
+    fn hole_to_punch(
+        &self,
+        state: &mut State,
         part: Range<u64>,
         below: &dyn Backing,
-        place: &mut QueuePlace<'_>,
-    ) -> Result<Option<std::result::Result<Hole<'a>, Blocked>>> {
+        place: Option<Ticket>,
+    ) -> Look<Option<Hole<'_>>> {
         let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
         let slice = self.geometry().slice_of(cluster);
-        let mut state = self.lock();
-        let state = &mut *state;
-        self.unlatched(state)?;
         let view = self.view(state, cluster, below)?;
         let bytes = part.start - view.start..part.end - view.start;
         let Some((host, hole)) = plan::hole(&self.format, &view, &bytes) else {
             return Ok(None);
         };
         self.protect(state, host)?;
-        if let Some(waiting) = state.health.changes_held_back() {
-            return Ok(Some(Err(Blocked::Other(waiting))));
-        }
         let want = LeaseRequest {
             range: view.start + hole.start..view.start + hole.end,
             kind: LeaseKind::Shared,
         };
-        let wants = std::slice::from_ref(&want);
-        if let Some(obstacle) = state.mapping.obstacle(slice, wants, place.ticket).cloned() {
-            let (ticket, waiting) = state.mapping.leases.wait(slice, obstacle, place.ticket);
-            return Ok(Some(Err(Blocked::Lease(ticket, waiting))));
-        }
-        if let Some(ticket) = place.ticket.take() {
-            state.mapping.leases.release(ticket);
-        }
+        state.expect_no_obstacle(slice, std::slice::from_ref(&want), place)?;
         state.bitmaps.mark(&part);
         let stay = LeaseGuard::new(self, state, (slice, want));
-        Ok(Some(Ok((stay, host.0 + hole.start..host.0 + hole.end))))
+        Ok(Some((stay, host.0 + hole.start..host.0 + hole.end)))
     }
 
     /// Releases the space of freed clusters to the host, if that is wanted. They cannot be taken
