@@ -89,7 +89,7 @@ fn bytes(text: &str) -> Result<u64, CommandError> {
 fn list(common: &Common) -> Result<u8, CommandError> {
     let directory = common.directory()?;
     let all = directory.list()?;
-    let taken: u64 = all.iter().map(|cached| cached.disk_bytes).sum();
+    let taken = directory.taken_bytes()?;
     if common.json {
         let value = serde_json::json!({
             "directory": directory.path(),

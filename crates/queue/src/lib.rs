@@ -44,6 +44,7 @@
 
 mod anchored;
 pub mod attributes;
+mod beside;
 pub mod buf;
 pub mod cut;
 mod driver;
@@ -87,6 +88,7 @@ mod watched;
 pub mod zero;
 
 pub use anchored::{Anchored, WrongThread};
+pub use beside::{has_queue, spawn_anywhere};
 pub use buf::{Buf, BufMut};
 pub use driver::Backend;
 pub use event::Event;

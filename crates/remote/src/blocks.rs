@@ -380,6 +380,12 @@ impl Blocks {
                     run.left().start..run.left().start + 1
                 }
                 Look::Absent(blocks) => blocks,
+                Look::Unreadable(why) => {
+                    if let Some(why) = why {
+                        self.object.notify(&Notice::CacheUnused { why: &why });
+                    }
+                    run.left().start..run.left().start + 1
+                }
                 Look::Damaged(block) => {
                     let offset = block * self.block_bytes;
                     self.object.notify(&Notice::CacheDamaged { offset });

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -71,21 +72,10 @@ pub async fn open(
     if background > 0 && blocks.cache.is_some() {
         crate::prefetch::fill(&blocks, background);
     }
-    Ok(Arc::new(RemoteFile {
-        name: shown.to_string(),
-        storage: Storage::named(&name.url.resource()),
-        capabilities: Capabilities {
-            alignment_bytes: 1,
-            space_alignment_bytes: 1,
-            writable: false,
-            extends_with_zeroes: true,
-            zeroes_fast: false,
-            punches_holes: false,
-        },
-        blocks,
-        recording,
-        _open: Registered::new(reach),
-    }))
+    let storage = Storage::named(&name.url.resource());
+    let mut file = RemoteFile::new(blocks, (shown, storage), reach);
+    file.recording = recording;
+    Ok(Arc::new(file))
 }
 
 fn enter() -> Result<runtime::Entered> {
@@ -135,28 +125,9 @@ async fn open_blocks(way: Way, name: &RemoteName, defaults: &Defaulted) -> Resul
         block_bytes *= 2;
     }
     let cache = match path {
-        Some(path) if object.version().is_certain() => {
+        Some(path) => {
             let limit = name.cache_bytes.unwrap_or(defaults.cache_bytes);
-            let directory = CacheDirectory::open(path, limit)?;
-            let (url, version) = (object.url().clone(), object.version().clone());
-            let opened = tokio::task::spawn_blocking(move || {
-                CacheFile::open(&directory, &url, &version, block_bytes.trailing_zeros())
-            });
-            let opened = opened
-                .await
-                .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
-            opened
-                .map(Arc::new)
-                .map_err(|error| {
-                    let words = cowslip_block::error::system_words(&error);
-                    Error::invalid(format!("Could not use the cache: {words}"))
-                })?
-                .into()
-        }
-        Some(_) => {
-            let why = "the server does not say which version it has";
-            object.notify(&Notice::CacheUnused { why });
-            None
+            open_cache(&object, (path, limit), block_bytes).await?
         }
         None => None,
     };
@@ -170,6 +141,44 @@ async fn open_blocks(way: Way, name: &RemoteName, defaults: &Defaulted) -> Resul
         blocks.keep_first(first).await;
     }
     Ok(blocks)
+}
+
+/// The cache of an object; none where it cannot be had for the moment.
+async fn open_cache(
+    object: &Object,
+    (path, limit): (&Path, u64),
+    block_bytes: u64,
+) -> Result<Option<Arc<CacheFile>>> {
+    if !object.version().is_certain() {
+        let why = "the server does not say which version it has";
+        object.notify(&Notice::CacheUnused { why });
+        return Ok(None);
+    }
+    let directory = CacheDirectory::open(path, limit)?;
+    let (url, version) = (object.url().clone(), object.version().clone());
+    let opened = tokio::task::spawn_blocking(move || {
+        CacheFile::open(&directory, &url, &version, block_bytes.trailing_zeros())
+    });
+    let opened = opened.await;
+    let error = match opened.unwrap_or_else(|_| Err(io::ErrorKind::Other.into())) {
+        Ok(cache) => return Ok(Some(Arc::new(cache))),
+        Err(error) => error,
+    };
+    let why = cowslip_block::error::system_words(&error);
+    match is_passing(&error) {
+        true => {
+            object.notify(&Notice::CacheUnused { why: &why });
+            Ok(None)
+        }
+        false => Err(Error::invalid(format!("Could not use the cache: {why}"))),
+    }
+}
+
+/// Whether a failure is of this moment, and no mistake in what was asked for.
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, ResourceBusy, StorageFull};
+    matches!(error.kind(), QuotaExceeded | ResourceBusy | StorageFull)
+        || error.raw_os_error() == Some(cowslip_block::errno::EIO)
 }
 
 /// A remote object in one version, as a file.
@@ -191,6 +200,24 @@ impl fmt::Debug for RemoteFile {
 }
 
 impl RemoteFile {
+    fn new(blocks: Arc<Blocks>, (name, storage): (&str, Storage), reach: Reach) -> RemoteFile {
+        RemoteFile {
+            name: name.to_string(),
+            storage,
+            capabilities: Capabilities {
+                alignment_bytes: 1,
+                space_alignment_bytes: 1,
+                writable: false,
+                extends_with_zeroes: true,
+                zeroes_fast: false,
+                punches_holes: false,
+            },
+            blocks,
+            recording: None,
+            _open: Registered::new(reach),
+        }
+    }
+
     /// The version that is read.
     pub fn version(&self) -> &Version {
         self.blocks.object.version()
@@ -322,24 +349,15 @@ impl BlockFile for RemoteFile {
         if let Some(cache) = &self.blocks.cache
             && numbers.clone().all(|block| cache.is_verified(block))
         {
-            return cache.read(offset, target);
+            let blocks = Arc::clone(&self.blocks);
+            return read_cache(blocks, Arc::clone(cache), offset, target);
         }
         let is_small = target.len() <= READ_MAX;
         if is_small && let Some(parts) = self.blocks.in_memory(numbers.clone()) {
             copy(&self.blocks, &parts, numbers.start, offset, &mut target);
             return Pending::ready((Ok(()), target));
         }
-        let entered = match runtime::enter() {
-            Ok(entered) => entered,
-            Err(error) => return Pending::ready((Err(error), target)),
-        };
-        let (to, result) = pending();
-        let blocks = Arc::clone(&self.blocks);
-        entered.spawn(async move {
-            let outcome = fill_in_parts(&blocks, offset, target).await;
-            to.complete(outcome);
-        });
-        result
+        bring(Arc::clone(&self.blocks), offset, target)
     }
 
     fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
@@ -384,12 +402,53 @@ impl BlockFile for RemoteFile {
 
     fn close(&self) -> Pending<io::Result<()>> {
         self.end();
-        if let Some(cache) = &self.blocks.cache {
+        let Some(cache) = self.blocks.cache.clone() else {
+            return Pending::ready(Ok(()));
+        };
+        cowslip_queue::blocking(move || {
             // Where it fails, the blocks are fetched again after the next start of the host.
             drop(cache.mark_durable());
-        }
-        Pending::ready(Ok(()))
+            Ok(())
+        })
     }
+}
+
+/// Reads blocks of the cache that are verified; where its disk fails, from the server.
+fn read_cache(
+    blocks: Arc<Blocks>,
+    cache: Arc<CacheFile>,
+    offset: u64,
+    target: IoVecMut,
+) -> Pending<(io::Result<()>, IoVecMut)> {
+    let read = async move {
+        let (outcome, target) = cache.read(offset, target).await;
+        if outcome.is_ok() {
+            return (outcome, target);
+        }
+        cache.distrust(blocks.blocks_of(&(offset..offset + target.len() as u64)));
+        bring(blocks, offset, target).await
+    };
+    if !cowslip_queue::has_queue() {
+        return cowslip_queue::blocking(move || cowslip_queue::block_here(read));
+    }
+    let (to, result) = pending();
+    cowslip_queue::spawn(async move { to.complete(read.await) });
+    result
+}
+
+/// Reads by the thread of requests, which looks into the cache first.
+fn bring(
+    blocks: Arc<Blocks>,
+    offset: u64,
+    target: IoVecMut,
+) -> Pending<(io::Result<()>, IoVecMut)> {
+    let entered = match runtime::enter() {
+        Ok(entered) => entered,
+        Err(error) => return Pending::ready((Err(error), target)),
+    };
+    let (to, result) = pending();
+    entered.spawn(async move { to.complete(fill_in_parts(&blocks, offset, target).await) });
+    result
 }
 
 /// Reads a list, a part at a time, so that memory stays within bounds.
@@ -426,5 +485,75 @@ async fn fill_in_parts(
                 return (outcome, whole);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cowslip_block::options::{self, Options};
+    use cowslip_queue::{Backend, BufMut, Queue, block_here};
+    use cowslip_testbed::web::{WebObject, WebServer};
+
+    use super::*;
+    use crate::url::Scheme;
+
+    /// An object, read once into a cache whose disk fails from then on.
+    fn with_failing_cache(server: &WebServer, dir: &std::path::Path) -> RemoteFile {
+        let list = format!(
+            "url={},readahead=0,cache-dir={}",
+            server.url("/a"),
+            dir.display()
+        );
+        let mut options = Options::new(options::split(&list).unwrap());
+        let name = RemoteName::of_options(Scheme::Http, &mut options).unwrap();
+        let defaults = Defaults::in_force(&Environment::default()).unwrap();
+        let way = way(&name, Secrets::default(), Environment::default(), &defaults);
+        let (to, opened) = pending();
+        enter().unwrap().spawn(async move {
+            let blocks = open_blocks(way, &name, &defaults).await.unwrap();
+            let all = 0..blocks.count();
+            blocks.read(all, Urgency::Guest).await.unwrap();
+            to.complete(blocks);
+        });
+        let mut blocks = block_here(opened);
+        loop {
+            // The end of the request may hold it for a moment.
+            if let Some(blocks) = Arc::get_mut(&mut blocks)
+                && let Some(cache) = blocks.cache.as_mut().and_then(Arc::get_mut)
+            {
+                cache.break_data();
+                break;
+            }
+            std::thread::yield_now();
+        }
+        RemoteFile::new(blocks, ("a", Storage::named("a")), Reach::default())
+    }
+
+    #[test]
+    fn what_a_failing_disk_cannot_give_back_comes_from_the_server() {
+        let server = WebServer::start().unwrap();
+        let bytes: Vec<u8> = (0..300_000_u32).map(|at| (at % 251) as u8).collect();
+        server.put("/a", WebObject::tagged(bytes.clone(), "one"));
+        let read = |file: &RemoteFile, offset: u64, len: usize| {
+            let read = file.read(offset, BufMut::for_overwrite(len).into());
+            async move {
+                let (outcome, target) = read.await;
+                outcome.map(|()| target.to_vec())
+            }
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let file = with_failing_cache(&server, dir.path());
+        server.forget();
+        let queue = Queue::new(Backend::Auto).unwrap();
+        let found = queue.block_on(async { read(&file, 70_000, 1000).await });
+        assert!(found.unwrap() == bytes[70_000..71_000]);
+        assert_eq!(server.sent(), 64 << 10, "one block");
+        // Without a queue, and from memory.
+        let found = block_here(read(&file, 1, 200_000));
+        assert!(found.unwrap() == bytes[1..200_001]);
+        assert_eq!(server.sent(), 256 << 10);
+        let found = block_here(async { read(&file, 1, 200_000).await });
+        assert!(found.unwrap() == bytes[1..200_001]);
+        assert_eq!(server.sent(), 256 << 10);
     }
 }

@@ -1,5 +1,6 @@
 //! The cache: shared, crash-safe, bounded, inspectable.
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -105,12 +106,31 @@ fn damage_is_found_and_mended() {
     );
     assert!(cache.verify().unwrap()[0].damaged.is_empty());
     // A damaged index is made again.
+    block_on(file.close()).unwrap();
     drop(file);
     let index = std::fs::File::options()
         .write(true)
         .open(file_of(dir.path(), "index"))
         .unwrap();
     index.write_all_at(&[0; 64], 0).unwrap();
+    let file = open(&server, &cached(dir.path())).unwrap();
+    assert!(read(&file, 0, MIB).unwrap() == bytes);
+}
+
+/// Sleeps for five seconds, the patience with others.
+#[test]
+fn a_cache_that_others_hold_is_not_waited_for_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, bytes) = server_of(MIB);
+    let file = open(&server, &cached(dir.path())).unwrap();
+    block_on(file.close()).unwrap();
+    drop(file);
+    let index = file_of(dir.path(), "index");
+    let index = std::fs::File::options().read(true).write(true).open(index);
+    let index = index.unwrap();
+    // As if the host had been started again: who opens it needs the index alone for a moment.
+    index.write_all_at(&[0; 16], 4080).unwrap();
+    cowslip_queue::lock::share(index.as_fd(), 1 << 61, 1).unwrap();
     let file = open(&server, &cached(dir.path())).unwrap();
     assert!(read(&file, 0, MIB).unwrap() == bytes);
 }
@@ -152,6 +172,7 @@ fn what_was_used_last_stays_when_space_is_short() {
         server.put(name, WebObject::tagged(bytes.clone(), name));
         let file = open_url(&server.url(name), &options).unwrap();
         assert!(read(&file, 0, 3 * MIB).unwrap() == bytes);
+        block_on(file.close()).unwrap();
         drop(file);
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
@@ -169,6 +190,7 @@ fn what_was_used_last_stays_when_space_is_short() {
     assert!(taken >= 3 << 20);
     assert_eq!(names(&cache), ["b"]);
     assert!(cache.list().unwrap()[0].is_in_use);
+    block_on(held.close()).unwrap();
     drop(held);
     assert_eq!(cache.prune(0).unwrap().1, 0);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

@@ -31,8 +31,7 @@ const MARKED_AFTER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct CacheFile {
     directory: CacheDirectory,
-    index: Index<File>,
-    data: File,
+    files: Arc<Files>,
     /// The data file again, for reads by the queue of the caller.
     reader: Arc<cowslip_queue::File>,
     block_bytes: u64,
@@ -42,6 +41,13 @@ pub(crate) struct CacheFile {
     /// Nothing is stored any more.
     is_off: AtomicBool,
     marks: Mutex<Marks>,
+}
+
+/// The files of an object, which are in use while they are open.
+#[derive(Debug)]
+struct Files {
+    index: Index<File>,
+    data: File,
 }
 
 /// Blocks that are present, and may become durable.
@@ -63,6 +69,9 @@ pub(crate) enum Look {
     Busy,
     /// The first one was damaged, and is dropped.
     Damaged(u64),
+    /// The cache cannot be read; the reason comes the first time. The first one is to be fetched,
+    /// and is not locked.
+    Unreadable(Option<String>),
 }
 
 impl CacheFile {
@@ -92,8 +101,7 @@ impl CacheFile {
                 since: Instant::now(),
                 stored: directory.limit_bytes(),
             }),
-            index,
-            data,
+            files: Arc::new(Files { index, data }),
         })
     }
 
@@ -110,6 +118,14 @@ impl CacheFile {
     fn verify(&self, block: u64) {
         let word = &self.verified[(block / 64) as usize];
         word.fetch_or(1 << (block % 64), Ordering::Release);
+    }
+
+    /// Has blocks be compared with their sums again before they are read.
+    pub(crate) fn distrust(&self, blocks: Range<u64>) {
+        for block in blocks {
+            let word = &self.verified[(block / 64) as usize];
+            word.fetch_and(!(1 << (block % 64)), Ordering::Release);
+        }
     }
 
     /// Reads bytes whose blocks are verified.
@@ -129,7 +145,6 @@ impl CacheFile {
     /// Looks for blocks; those that are absent are then this caller's to fetch.
     pub(crate) async fn look(self: &Arc<Self>, blocks: Range<u64>) -> Look {
         let this = Arc::clone(self);
-        let first = blocks.start;
         let looked = tokio::task::spawn_blocking(move || this.look_now(&blocks)).await;
         match looked {
             Ok(Ok(Look::Busy)) => {
@@ -138,17 +153,20 @@ impl CacheFile {
             }
             Ok(Ok(look)) => look,
             // A cache that cannot be read is as good as none.
-            Ok(Err(_)) | Err(_) => {
-                self.is_off.store(true, Ordering::Release);
-                Look::Absent(first..first + 1)
-            }
+            Ok(Err(error)) => self.give_up(&error),
+            Err(_) => self.give_up(&io::ErrorKind::Other.into()),
         }
+    }
+
+    fn give_up(&self, error: &io::Error) -> Look {
+        let is_new = !self.is_off.swap(true, Ordering::AcqRel);
+        Look::Unreadable(is_new.then(|| system_words(error).to_string()))
     }
 
     fn look_now(&self, blocks: &Range<u64>) -> io::Result<Look> {
         let mut found = Vec::new();
         for block in blocks.clone().take(LOOKED_AT as usize) {
-            let entry = self.index.entry(block)?;
+            let entry = self.files.index.entry(block)?;
             let (Entry::Present(sum) | Entry::Durable(sum)) = entry else {
                 break;
             };
@@ -176,7 +194,7 @@ impl CacheFile {
         let start = block * self.block_bytes;
         let len = self.block_bytes.min(self.bytes - start);
         let mut bytes = vec![0; len as usize];
-        Medium::read_at(&self.data, &mut bytes, start)?;
+        Medium::read_at(&self.files.data, &mut bytes, start)?;
         Ok(Bytes::from(bytes))
     }
 
@@ -186,13 +204,13 @@ impl CacheFile {
         if !self.try_lock(block) {
             return Ok(Look::Busy);
         }
-        let is_same = match self.index.entry(block)? {
+        let is_same = match self.files.index.entry(block)? {
             Entry::Present(now) | Entry::Durable(now) => now == sum,
             Entry::Absent => false,
         };
         let is_damaged = is_same && sum_of(&self.read_block(block)?) != sum;
         if is_damaged {
-            self.index.set(block, Entry::Absent)?;
+            self.files.index.set(block, Entry::Absent)?;
         }
         self.release(block..block + 1);
         match is_damaged {
@@ -208,7 +226,7 @@ impl CacheFile {
                 break;
             }
             // Others may have stored it between the look and the lock.
-            if self.index.entry(end)? != Entry::Absent {
+            if self.files.index.entry(end)? != Entry::Absent {
                 self.release(end..end + 1);
                 break;
             }
@@ -221,7 +239,7 @@ impl CacheFile {
     }
 
     fn try_lock(&self, block: u64) -> bool {
-        lock::exclude(self.index.medium.as_fd(), BLOCKS_AT + block, 1).is_ok()
+        lock::exclude(self.files.index.medium.as_fd(), BLOCKS_AT + block, 1).is_ok()
     }
 
     /// Lets others fetch blocks.
@@ -230,7 +248,7 @@ impl CacheFile {
         if len > 0 {
             // Where it fails, the locks go with the file.
             drop(lock::release(
-                self.index.medium.as_fd(),
+                self.files.index.medium.as_fd(),
                 BLOCKS_AT + blocks.start,
                 len,
             ));
@@ -261,7 +279,8 @@ impl CacheFile {
     fn store_now(&self, block: u64, bytes: &[u8]) -> Result<(), String> {
         self.make_room(bytes.len() as u64)?;
         let words = |error: io::Error| system_words(&error).to_string();
-        self.index.store(&self.data, block, bytes).map_err(words)?;
+        let Files { index, data } = &*self.files;
+        index.store(data, block, bytes).map_err(words)?;
         self.verify(block);
         let is_due = {
             let mut marks = self.marks();
@@ -310,7 +329,7 @@ impl CacheFile {
         if blocks.is_empty() {
             return Ok(());
         }
-        let marked = self.index.mark_durable(&self.data, &blocks);
+        let marked = self.files.mark_durable(&blocks);
         if marked.is_err() {
             // The host may have lost what it was given, and forget that with this error: blocks
             // are compared with their sums again before they are read.
@@ -322,10 +341,39 @@ impl CacheFile {
     }
 }
 
+impl Files {
+    fn mark_durable(&self, blocks: &[u64]) -> io::Result<()> {
+        self.index.mark_durable(&self.data, blocks)
+    }
+}
+
 impl Drop for CacheFile {
     fn drop(&mut self) {
-        // Where it fails, the blocks are fetched again after the next start of the host.
-        drop(self.mark_durable());
-        drop(self.index.medium.set_modified(SystemTime::now()));
+        drop(self.files.index.medium.set_modified(SystemTime::now()));
+        let blocks = std::mem::take(&mut self.marks().blocks);
+        if !blocks.is_empty() {
+            // The dropping thread may be one that serves a guest, and flushes take their time. Where
+            // it fails, or the process ends before, the blocks are fetched again after the next
+            // start of the host.
+            let files = Arc::clone(&self.files);
+            drop(cowslip_queue::blocking(move || {
+                drop(files.mark_durable(&blocks));
+            }));
+        }
+    }
+}
+
+#[cfg(test)]
+impl CacheFile {
+    /// Has all reads of data fail: the file is a directory from now on.
+    pub(crate) fn break_data(&mut self) {
+        let directory = || File::open("/").unwrap();
+        let alignment = MemoryAlignment {
+            start_bytes: 1,
+            len_bytes: 1,
+        };
+        let reader = cowslip_queue::File::new(directory().into(), Route::Ring, alignment);
+        self.reader = reader;
+        Arc::get_mut(&mut self.files).unwrap().data = directory();
     }
 }

@@ -222,12 +222,14 @@ pub(crate) struct Index<M> {
 }
 
 impl<M: Medium> Index<M> {
-    /// Reads the head of an index; nothing if there is none, or a damaged one.
-    pub(crate) fn open(medium: M) -> io::Result<Option<Index<M>>> {
+    /// Reads the head of an index; the medium comes back if there is none, or a damaged one.
+    pub(crate) fn open(medium: M) -> io::Result<Result<Index<M>, M>> {
         let mut page = vec![0; HEAD_BYTES as usize];
         medium.read_at(&mut page, 0)?;
-        let head = Head::decode(&page);
-        Ok(head.map(|head| Index { medium, head }))
+        Ok(match Head::decode(&page) {
+            Some(head) => Ok(Index { medium, head }),
+            None => Err(medium),
+        })
     }
 
     pub(crate) fn entry(&self, block: u64) -> io::Result<Entry> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use cowslip_block::random::Random;
@@ -31,21 +32,31 @@ impl Sectors {
     }
 }
 
+/// The parts of a range of bytes by sectors: the sector, where in it, and where in the range.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>, Range<usize>)> {
+    let end = offset + len as u64;
+    (offset / SECTOR..end.div_ceil(SECTOR)).map(move |sector| {
+        let (start, stop) = (offset.max(sector * SECTOR), end.min((sector + 1) * SECTOR));
+        let within = |base: u64| (start - base) as usize..(stop - base) as usize;
+        (sector, within(sector * SECTOR), within(offset))
+    })
+}
+
 impl Medium for Disk {
     fn read_at(&self, to: &mut [u8], offset: u64) -> io::Result<()> {
         let sectors = self.0.lock().unwrap();
-        for (at, byte) in (offset..).zip(to) {
-            *byte = sectors.get(at / SECTOR)[(at % SECTOR) as usize];
+        for (sector, from, at) in parts(offset, to.len()) {
+            to[at].copy_from_slice(&sectors.get(sector)[from]);
         }
         Ok(())
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> io::Result<()> {
         let mut sectors = self.0.lock().unwrap();
-        for (at, byte) in (offset..).zip(from) {
-            let mut sector = sectors.get(at / SECTOR);
-            sector[(at % SECTOR) as usize] = *byte;
-            sectors.cached.insert(at / SECTOR, sector);
+        for (number, to, at) in parts(offset, from.len()) {
+            let mut sector = sectors.get(number);
+            sector[to].copy_from_slice(&from[at]);
+            sectors.cached.insert(number, sector);
         }
         Ok(())
     }
