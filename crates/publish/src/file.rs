@@ -90,7 +90,7 @@ impl PublishedFile {
         let noted = lock(&self.ahead).note(start, end, self.disk.size());
         let Some(range) = noted else { return };
         let (disk, ahead) = (Arc::clone(&self.disk), Arc::clone(&self.ahead));
-        cowslip_queue::spawn(async move {
+        cowslip_queue::spawn_anywhere(async move {
             disk.prefetch(range).await;
             lock(&ahead).is_under_way = false;
         });
@@ -130,7 +130,6 @@ impl BlockFile for PublishedFile {
         Pending::ready(Ok(self.disk.size()))
     }
 
-    /// On a queue.
     fn read(&self, offset: u64, mut target: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         let len = target.len();
         let there = self.disk.size().saturating_sub(offset).min(len as u64);
@@ -142,7 +141,7 @@ impl BlockFile for PublishedFile {
         beyond.fill(0);
         let (completer, done) = pending();
         let disk = Arc::clone(&self.disk);
-        cowslip_queue::spawn(async move {
+        cowslip_queue::spawn_anywhere(async move {
             completer.complete(match disk.read(offset, target).await {
                 Ok(mut target) => {
                     target.append(beyond);

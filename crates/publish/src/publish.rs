@@ -11,10 +11,13 @@
 //! 5. The lease is still there. If not, this program stood still for so long that a pruning took it
 //!    for dead: the name is withdrawn.
 //!
+//! A lease that is gone is not written again, as what it kept may be gone, too: each renewal looks
+//! for it first, and has to be over within half of the time after which it would be taken for dead.
+//!
 //! Leases are removed by prunings alone: one that was removed at the end could be gone before a
 //! pruning has looked for it, and the name come after the pruning has looked for names.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use cowslip_block::disk::Disk;
 use cowslip_block::job::Stage;
@@ -82,23 +85,49 @@ pub struct Published {
     pub objects: u64,
 }
 
+/// A moment by two clocks: one can be set back, the other stands still while its host sleeps.
+#[derive(Clone, Copy, Debug)]
+struct Moment(SystemTime, Instant);
+
+impl Moment {
+    fn now() -> Moment {
+        Moment(SystemTime::now(), Instant::now())
+    }
+
+    fn age(self) -> Duration {
+        let by_date = self.0.elapsed().unwrap_or_default();
+        by_date.max(self.1.elapsed())
+    }
+}
+
 /// A lease, and when it was last renewed.
 #[derive(Debug)]
 struct Held {
     key: String,
     lease: Lease,
-    renewed: SystemTime,
+    renewed: Moment,
     renewed_after: Duration,
 }
 
 impl Held {
-    /// Seconds without renewal; a clock that was set back shows none.
-    fn age(&self) -> Duration {
-        self.renewed.elapsed().unwrap_or_default()
+    /// Writes a new lease.
+    async fn begin(
+        store: &Store,
+        (key, lease): (String, Lease),
+        renewed_after: Duration,
+    ) -> Result<Held> {
+        let mut held = Held {
+            key,
+            lease,
+            renewed: Moment::now(),
+            renewed_after,
+        };
+        held.write(store).await?;
+        Ok(held)
     }
 
     fn check(&self) -> Result<()> {
-        match self.age() <= STANDSTILL_MAX {
+        match self.renewed.age() <= STANDSTILL_MAX {
             true => Ok(()),
             false => Err(Error::invalid(
                 "the publication stood still for more than half an hour, and a pruning may have removed what it needs; run it again",
@@ -108,14 +137,24 @@ impl Held {
 
     async fn renew(&mut self, store: &Store) -> Result<()> {
         self.check()?;
-        let now = SystemTime::now();
+        // One that a pruning has removed must not come back: what it kept is gone.
+        if store.info(&self.key).await?.is_none() {
+            return Err(taken_for_dead());
+        }
+        self.write(store).await
+    }
+
+    async fn write(&mut self, store: &Store) -> Result<()> {
+        let now = Moment::now();
         store.put(&self.key, record::encode(&self.lease)).await?;
+        // A request that took long may have found the lease removed; within this time it counted.
+        self.check()?;
         self.renewed = now;
         Ok(())
     }
 
     async fn renew_if_due(&mut self, store: &Store) -> Result<()> {
-        match self.age() >= self.renewed_after {
+        match self.renewed.age() >= self.renewed_after {
             true => self.renew(store).await,
             false => self.check(),
         }
@@ -234,14 +273,19 @@ async fn name_it(store: &Store, record: &mut VersionRecord, held: &mut Held) -> 
     if held.check().is_err() || store.info(&held.key).await?.is_none() {
         let key = version_key(&record.name, record.version);
         store.delete(&key).await?;
-        return Err(Error::invalid(
-            "a pruning has taken this publication for dead; run it again",
-        ));
+        return Err(taken_for_dead());
     }
     Ok(())
+}
+
+fn taken_for_dead() -> Error {
+    Error::invalid("a pruning has taken this publication for dead; run it again")
 }
 
 /// The text of a session in records.
 fn session_text(session: Session) -> String {
     hex(&session)
 }
+
+#[cfg(test)]
+mod tests;

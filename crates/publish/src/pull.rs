@@ -18,7 +18,7 @@ const PIECE_BYTES: u64 = 2 << 20;
 const IN_FLIGHT: usize = 8;
 /// Extents of the target that are asked for at a time.
 const EXTENTS: usize = 1024;
-/// Shortest run of zeroes that a whole write may contain instead of skipping it, in bytes.
+
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// The target's bytes before.

@@ -108,16 +108,30 @@ impl Store {
         put.map_err(|error| self.failed("write", key, error))
     }
 
-    /// Writes an object that is new. `false`: there is one already.
+    /// Writes an object that is new. `false`: there is another one already.
     ///
     /// # Errors
     /// The store's.
     pub async fn put_new(&self, key: &str, bytes: Vec<u8>) -> Result<bool> {
-        match self.objects.put(key, bytes, Existing::Keep).await {
-            Ok(()) => Ok(true),
-            Err(ObjectError::Exists) => Ok(false),
-            Err(error) => Err(self.failed("write", key, error)),
+        let put = self.objects.put(key, bytes.clone(), Existing::Keep).await;
+        let Err(error) = put else { return Ok(true) };
+        // The request may have been done, its answer lost, and this be that to its repetition.
+        match (error, self.has(key, &bytes).await) {
+            (_, Ok(true)) => Ok(true),
+            (ObjectError::Exists, has) => has,
+            (error, _) => Err(self.failed("write", key, error)),
         }
+    }
+
+    /// Whether an object is there with these bytes.
+    async fn has(&self, key: &str, bytes: &[u8]) -> Result<bool> {
+        let len = bytes.len() as u64;
+        match self.info(key).await? {
+            Some(found) if found.bytes == len => {}
+            Some(_) | None => return Ok(false),
+        }
+        let there = self.get_whole(key, len).await?;
+        Ok(there.is_some_and(|there| there == bytes))
     }
 
     /// Reads a part of an object.

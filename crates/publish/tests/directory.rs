@@ -1,12 +1,14 @@
-//! The same in a directory of the host, and through the runtime of the clients of object stores.
+//! The same in a directory of the host.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cowslip_block::Job;
+use cowslip_block::file::BlockFile;
+use cowslip_block::{BufMut, Job};
 use cowslip_publish::catalog;
+use cowslip_publish::file::PublishedFile;
 use cowslip_publish::location::{Location, Version};
-use cowslip_publish::objects::{Adapter, Directory};
+use cowslip_publish::objects::Directory;
 use cowslip_publish::prune::{PruneOptions, prune};
 use cowslip_publish::store::Store;
 use cowslip_queue::{Backend, Queue};
@@ -23,10 +25,24 @@ fn a_directory_stores_published_disks() {
 }
 
 #[test]
-fn a_store_of_another_crate_stores_published_disks() {
-    let memory = Arc::new(object_store::memory::InMemory::new());
-    let folder = Adapter::new(memory, "/a/folder/");
-    check(Store::new(Arc::new(folder), "memory"));
+fn a_published_disk_is_read_without_a_queue() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(Arc::new(Directory::new(dir.path()).unwrap()), "dir");
+    let mut rng = Rng(42);
+    let bytes = random_bytes(&mut rng, 2 << 20);
+    let request = small_request("one", &mut rng);
+    let disk = cowslip_queue::block_here(async {
+        publish_bytes(&store, &bytes, &request).await.unwrap();
+        open(&store, "one", Version::Newest).await.unwrap()
+    });
+    let file = PublishedFile::new(Arc::new(disk));
+    // In order, so that it also reads ahead.
+    for at in (0..bytes.len()).step_by(64 << 10) {
+        let target = BufMut::zeroed(64 << 10).into();
+        let (outcome, target) = cowslip_queue::block_here(file.read(at as u64, target));
+        outcome.unwrap();
+        assert!(target.to_vec() == bytes[at..at + (64 << 10)], "{at}");
+    }
 }
 
 fn check(store: Store) {

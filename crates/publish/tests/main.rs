@@ -7,4 +7,5 @@ mod hostile;
 mod model;
 mod shared;
 mod simulated;
+mod standstill;
 mod versions;

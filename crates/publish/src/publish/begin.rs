@@ -1,7 +1,6 @@
 //! The beginning of a publication: its lease, its session, the indexes that it builds upon.
 
 use std::collections::HashMap;
-use std::time::SystemTime;
 
 use cowslip_block::{Error, Result};
 
@@ -45,13 +44,8 @@ pub async fn begin(store: &Store, request: &Request) -> Result<Begun> {
         parents: parents.iter().map(|p| p.index.to_string()).collect(),
         index: None,
     };
-    let mut held = Held {
-        key: lease_key(&request.name, request.random),
-        lease,
-        renewed: SystemTime::now(),
-        renewed_after: request.renewed_after,
-    };
-    held.renew(store).await?;
+    let key = lease_key(&request.name, request.random);
+    let mut held = Held::begin(store, (key, lease), request.renewed_after).await?;
     // A pruning may have found the session's earlier leases expired, and is removing its packs.
     if is_continued && a_pruning_is_going_on(store, &held.key).await? {
         session = request.random;
