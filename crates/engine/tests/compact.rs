@@ -359,6 +359,95 @@ fn requests_go_on_beside_a_move_and_a_write_wins() {
     );
 }
 
+/// Lets one piece of work begin, and no further one until it is to go on.
+#[derive(Clone, Default)]
+struct Pausing(Arc<AtomicUsize>, Arc<AtomicUsize>);
+
+impl Attendant for Pausing {
+    fn pace(&self, bytes: u64) -> Option<Moment> {
+        let Pausing(begun, goes_on) = self.clone();
+        if bytes == 0
+            || goes_on.load(Ordering::Relaxed) == 1
+            || begun.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            return None;
+        }
+        Some(Box::pin(std::future::poll_fn(move |_| {
+            match goes_on.load(Ordering::Relaxed) {
+                1 => Poll::Ready(()),
+                _ => Poll::Pending,
+            }
+        })))
+    }
+}
+
+/// A compaction that is paused, or keeps a pace, ends the moves that are under way: the guest does
+/// not wait for its user.
+#[test]
+fn a_compaction_that_is_paused_keeps_no_request_waiting() {
+    let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
+    block_on(create(file.clone(), None, &shapes()[0])).unwrap();
+    let image = open(file.clone());
+    let mut disk = vec![5; 96 << 10];
+    block_on(image.write(0, Buf::copy_of(&disk), Durability::Cached)).unwrap();
+    block_on(image.flush()).unwrap();
+    // Places that do not follow on each other: each of the last six clusters moves by itself.
+    for at in (0..12 * 4096).step_by(2 * 4096) {
+        block_on(image.discard(at as u64, 4096)).unwrap();
+        disk[at..at + 4096].fill(0);
+    }
+    block_on(image.close()).unwrap();
+    let file = SlowFile::new(file.contents());
+    let options = OpenOptions {
+        writable: true,
+        ..OpenOptions::default()
+    };
+    let image = block_on(Image::open(file.clone(), options, &NoFiles)).unwrap();
+    let first = 18 * 4096;
+    let data = Buf::copy_of(&[HELD; 4096]);
+    let mut held = pin!(image.write(first as u64, data, Durability::Cached));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(held.as_mut().poll(&mut context).is_pending());
+    file.let_go();
+    block_on(held).unwrap();
+    let attendant = Pausing::default();
+    let job = Job::attended(attendant.clone());
+    let options = CompactOptions::default();
+    let mut compaction = pin!(image.compact(&options, &job));
+    for _ in 0..1000 {
+        assert!(compaction.as_mut().poll(&mut context).is_pending());
+    }
+    assert_eq!(
+        file.waiting(),
+        1,
+        "the first is being copied, and the next may not begin"
+    );
+    let data = Buf::copy_of(&[6; 4096]);
+    let mut late = pin!(image.write(first as u64, data, Durability::Cached));
+    assert!(late.as_mut().poll(&mut context).is_pending());
+    file.let_go();
+    let is_written = (0..20).any(|_| {
+        assert!(
+            compaction.as_mut().poll(&mut context).is_pending(),
+            "it is paused"
+        );
+        late.as_mut().poll(&mut context).is_ready()
+    });
+    assert!(is_written, "it waits for a job that is paused");
+    attendant.1.store(1, Ordering::Relaxed);
+    loop {
+        file.let_go();
+        if let Poll::Ready(outcome) = compaction.as_mut().poll(&mut context) {
+            assert_eq!(outcome.unwrap().moved_bytes, 6 * 4096);
+            break;
+        }
+    }
+    disk[first..first + 4096].fill(6);
+    assert!(read(&image) == disk);
+    block_on(image.close()).unwrap();
+    judge("paused", &file.memory.contents(), &disk);
+}
+
 /// The copies are under way when the compaction is dropped: what they may still write is not used
 /// again in this session, neither by the guest nor by another compaction.
 #[test]

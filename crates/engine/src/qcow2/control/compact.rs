@@ -221,6 +221,8 @@ impl Qcow2 {
         let mut further = 0;
         loop {
             job.enter(Stage::Begin);
+            // While a job waits for its user, or for the guest, nothing is held back.
+            job.begin(0).await?;
             let round = self.begin_round(options, job, done).await?;
             job.expect(round.outline.moving << self.geometry().cluster_bits());
             let before = done.moved_bytes;

@@ -6,17 +6,17 @@
 //! Whatever a guest has written before is copied, and what it writes afterwards goes to the new
 //! place. Persistent bitmaps do not follow: the guest sees no change.
 
-use cowslip_boxed::boxed;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use cowslip_boxed::boxed;
 use cowslip_queue::Buf;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use smallvec::SmallVec;
 
 use super::plan::Move;
 use crate::Result;
 use crate::file::{Durability, Event, Space};
-use crate::job::Job;
+use crate::job::{Cost, Job, Pieces};
 use crate::qcow2::entry::{L2Entry, Standard};
 use crate::qcow2::geometry::{GuestCluster, HostCluster};
 use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
@@ -25,8 +25,20 @@ use crate::qcow2::plan::{Freed, WriteOrdering};
 use crate::qcow2::{Qcow2, State};
 use crate::zero::is_zero;
 
-/// Runs that move at once.
-const AT_ONCE: usize = 8;
+/// The runs of a batch.
+struct Runs<'a> {
+    left: std::slice::Iter<'a, Move>,
+    cluster_bits: u32,
+}
+
+impl Pieces for Runs<'_> {
+    type Piece = Move;
+
+    async fn next(&mut self) -> Result<Option<(Move, Cost)>> {
+        let run = self.left.next().copied();
+        Ok(run.map(|run| (run, Cost::moving(run.clusters << self.cluster_bits))))
+    }
+}
 
 /// The fate of the beginning of a run.
 enum Begun<'a> {
@@ -87,38 +99,28 @@ impl Moving<'_> {
 
 impl Qcow2 {
     /// Moves runs, those that are still as they were planned, before `end` clusters. Returns the
-    /// bytes that have moved.
+    /// bytes that have moved. While a run waits for the job's pace, those under way go on: they
+    /// have leases, for which guests wait.
     #[boxed]
     pub(super) async fn move_batch(&self, batch: &[Move], end: u64, job: &Job) -> Result<u64> {
         let bits = self.geometry().cluster_bits();
-        let mut in_flight = FuturesUnordered::new();
-        let (mut outcome, mut moved) = (Ok(()), 0);
-        let mut runs = batch.iter();
-        loop {
-            while outcome.is_ok()
-                && in_flight.len() < AT_ONCE
-                && let Some(run) = runs.next()
-            {
-                outcome = job.begin(run.clusters << bits).await;
-                if outcome.is_ok() {
-                    in_flight.push(self.move_all(*run, end));
-                }
-            }
-            match in_flight.next().await {
-                None => return outcome.map(|()| moved),
-                Some(Ok((planned, clusters))) => {
-                    moved += clusters << bits;
-                    job.done(planned << bits);
-                }
-                Some(Err(error)) => outcome = outcome.and(Err(error)),
-            }
-        }
+        let moved = AtomicU64::new(0);
+        let mut runs = Runs {
+            left: batch.iter(),
+            cluster_bits: bits,
+        };
+        let moved_by_all = &moved;
+        let outcome = job.run_each(&mut runs, |run| async move {
+            let clusters = self.move_all(run, end).await?;
+            moved_by_all.fetch_add(clusters << bits, Ordering::Relaxed);
+            Ok(())
+        });
+        outcome.await.map(|()| moved.load(Ordering::Relaxed))
     }
 
-    /// Moves what is left of a run, part by part. Returns how many clusters it has, and how many
-    /// have moved.
+    /// Moves what is left of a run, part by part. Returns how many clusters have moved.
     #[boxed]
-    async fn move_all(&self, run: Move, end: u64) -> Result<(u64, u64)> {
+    async fn move_all(&self, run: Move, end: u64) -> Result<u64> {
         let (mut at, mut moved) = (0, 0);
         while at < run.clusters {
             let rest = Move {
@@ -130,7 +132,7 @@ impl Qcow2 {
             let (passed, done) = self.move_part(rest, end).await?;
             (at, moved) = (at + passed, moved + done);
         }
-        Ok((run.clusters, moved))
+        Ok(moved)
     }
 
     /// Moves the beginning of a run, or passes it: how many clusters, and how many of them moved.
