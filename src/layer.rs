@@ -212,6 +212,7 @@ impl ImageFileInfo {
                 | cowslip::Error::Opening {
                     what: Opening::Backing,
                     why,
+                    ..
                 },
             ) => return Err(CommandError::new(why)),
             Err(error) if is_description(name) => {

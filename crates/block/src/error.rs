@@ -44,6 +44,8 @@ pub enum Error {
         what: Opening,
         /// The reason, in words.
         why: String,
+        /// The failure that is the reason, if there is one beside the words.
+        cause: Option<Box<Error>>,
     },
     /// The request makes no sense: out of range, contradictory options.
     Invalid(String),
@@ -170,6 +172,7 @@ impl Error {
         Error::Opening {
             what: Opening::Named(name.to_string()),
             why: why.into(),
+            cause: None,
         }
     }
 
@@ -179,7 +182,10 @@ impl Error {
             Error::Io { source, .. } => source.raw_os_error().unwrap_or(EIO),
             Error::Corrupt { .. } | Error::Latched(_) => EIO,
             Error::Unsupported { .. } => ENOTSUP,
-            Error::Invalid(_) | Error::Opening { .. } => EINVAL,
+            Error::Opening {
+                cause: Some(cause), ..
+            } => cause.errno(),
+            Error::Invalid(_) | Error::Opening { cause: None, .. } => EINVAL,
             Error::Key(_) => EPERM,
             Error::ReadOnly(_) => EACCES,
             Error::Forbidden(_) => EACCES,
@@ -219,9 +225,10 @@ impl Error {
                 file: file.clone(),
                 feature: feature.clone(),
             },
-            Error::Opening { what, why } => Error::Opening {
+            Error::Opening { what, why, cause } => Error::Opening {
                 what: what.clone(),
                 why: why.clone(),
+                cause: cause.as_ref().map(|cause| Box::new(cause.duplicate())),
             },
             Error::Invalid(what) => Error::Invalid(what.clone()),
             Error::Key(what) => Error::Key(what.clone()),
@@ -263,7 +270,7 @@ impl fmt::Display for Error {
             Error::Unsupported { file, feature } => {
                 write!(f, "'{file}': {feature} is not supported")
             }
-            Error::Opening { what, why } => write!(f, "{what}: {why}"),
+            Error::Opening { what, why, .. } => write!(f, "{what}: {why}"),
             Error::Invalid(what) | Error::Key(what) | Error::Forbidden(what) => f.write_str(what),
             Error::ReadOnly(what) => write!(f, "'{what}' is read-only"),
             Error::Locked(conflict) => conflict.fmt(f),

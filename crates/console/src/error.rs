@@ -122,7 +122,7 @@ impl From<Error> for CommandError {
     fn from(error: Error) -> CommandError {
         match error {
             Error::Overwrites(overwrite) => CommandError::new(overwrite_words(&overwrite)),
-            Error::Opening { what, why } => CommandError::after(Attempt::Opening(what), why),
+            Error::Opening { what, why, .. } => CommandError::after(Attempt::Opening(what), why),
             other => CommandError::new(other.to_string()),
         }
     }

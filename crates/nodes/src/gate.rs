@@ -56,12 +56,14 @@ impl NodeGate {
                 .forbidden(request, ": it does not name a file"));
         }
         let name = request.name;
-        let could_not = |error| Error::Opening {
+        let could_not = |error: Error| Error::Opening {
             what: Opening::Backing,
+            cause: Some(Box::new(error.duplicate())),
             why: match error {
                 Error::Opening {
                     what: Opening::Named(opened),
                     why,
+                    ..
                 } if opened == name => why,
                 other => other.to_string(),
             },

@@ -63,7 +63,14 @@ impl Source {
     /// `Could not open 'x': why`.
     fn refused(&self, settings: &OpenSettings, error: &Error) -> Error {
         let why = (settings.environment.reason)(&self.filename, error);
-        self.refused_because(&why)
+        match self.refused_because(&why) {
+            Error::Opening { what, why, .. } => Error::Opening {
+                what,
+                why,
+                cause: Some(Box::new(error.duplicate())),
+            },
+            other => other,
+        }
     }
 
     fn refused_because(&self, why: &str) -> Error {
