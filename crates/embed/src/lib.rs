@@ -11,14 +11,17 @@
 mod blocking;
 mod create;
 mod open;
+mod serve;
 mod submitter;
 mod whole;
 
 pub use blocking::block_on;
+pub use cowslip_nodes::CacheMode;
 pub use create::{NewImage, create};
 pub use open::{Naming, OpenRequest, Opener, open, open_file};
+pub use serve::Serving;
 pub use submitter::{Completion, Operation, Request, Submitter, carry_out};
-pub use whole::{ConvertOptions, check, close, convert, new_snapshot};
+pub use whole::{ConvertOptions, check, close, commit, convert, new_snapshot};
 
 #[cfg(test)]
 mod tests;

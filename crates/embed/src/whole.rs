@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cowslip::commit::{Afterwards, Commit};
 use cowslip::convert::{Converted, Form, Options, Plan, Sources, TargetContent};
-use cowslip::file::BlockFile;
-use cowslip::image::Format;
+use cowslip::file::{BlockFile, Sharing};
+use cowslip::image::{DiscardPolicy, Format, OpenOptions};
 use cowslip::qcow2::check::{self, CheckOptions, CheckResult, Finding, Observer};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::snapshot::NewSnapshot;
 use cowslip::{BufMut, Error, Image, Job, Result};
-use cowslip_nodes::{ImageSpec, open_alone};
+use cowslip_nodes::{ImageSpec, open_alone, open_image};
 
 use crate::open::OpenRequest;
 
@@ -65,6 +66,39 @@ pub async fn convert(
     let done = done.map_err(cowslip::convert::Failure::into_error)?;
     target.flush().await?;
     Ok(done)
+}
+
+/// Writes what the image of a name holds into its backing file, durably, and empties the image. It
+/// is opened for that, and closed.
+///
+/// # Errors
+/// As [`Image::commit`]: whatever it is, the image shows its disk as before.
+pub async fn commit(name: &str, request: &OpenRequest, job: &Job) -> Result<()> {
+    let spec = ImageSpec::named(name, request.format.as_deref());
+    let settings = OpenRequest {
+        writable: true,
+        discard: DiscardPolicy::Unmap,
+        ..request.clone()
+    };
+    let settings = settings.settings();
+    let source = spec.resolve_by(&settings.environment.registry)?;
+    let image = open_image(&spec, &settings).await?;
+    let commit = Commit {
+        depth: 1,
+        afterwards: Afterwards::Empty,
+        base: OpenOptions {
+            write_policy: settings.cache.write_policy(),
+            discard: settings.discard,
+            // While data moves into a base, its length is ours.
+            sharing: Sharing::FixedLength,
+            passphrase: request.passphrase.clone(),
+            backing_passphrase: request.passphrase.clone(),
+            ..OpenOptions::default()
+        },
+    };
+    let committed = image.commit(&commit, &source.gate(&settings), job).await;
+    // The first failure is the one to report.
+    committed.and(image.close().await)
 }
 
 /// Checks the structures of the image of a name. Its findings go to `report`; nothing is changed.

@@ -28,6 +28,8 @@ struct State {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
+    /// The process whose threads they are; 0 before the first.
+    process: u32,
     /// Threads end as soon as they have no work.
     retiring: bool,
 }
@@ -36,6 +38,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     jobs: VecDeque::new(),
     threads: 0,
     idle: 0,
+    process: 0,
     retiring: false,
 });
 static WORK: Condvar = Condvar::new();
@@ -45,6 +48,19 @@ fn state() -> MutexGuard<'static, State> {
     STATE
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The pool of this process. One that was forked has a copy of its parent's numbers and none of the
+/// threads, so it begins with none. (A fork while another thread is in here leaves the child with a
+/// lock that nobody holds: that is a moment of some ten instructions.)
+fn state_of_this_process() -> MutexGuard<'static, State> {
+    let (mut state, process) = (state(), std::process::id());
+    if state.process != process {
+        // Their results are awaited in the parent alone.
+        std::mem::forget(std::mem::take(&mut state.jobs));
+        (state.threads, state.idle, state.process) = (0, 0, process);
+    }
+    state
 }
 
 /// Runs a call that may block on the pool.
@@ -72,7 +88,7 @@ pub(crate) fn submit(job: Job) {
     if MAKES_CALLS.try_with(Cell::get).unwrap_or(false) {
         return job();
     }
-    let mut state = state();
+    let mut state = state_of_this_process();
     state.jobs.push_back(job);
     if state.idle >= state.jobs.len() {
         drop(state);
@@ -98,7 +114,7 @@ pub(crate) fn submit(job: Job) {
 /// Waits until the pool has no thread left, if all its work is done; new ones start with new work.
 /// For callers that are about to give up rights that threads inherit.
 pub fn retire_idle_threads() {
-    let mut state = state();
+    let mut state = state_of_this_process();
     state.retiring = true;
     WORK.notify_all();
     while state.threads > 0 {
