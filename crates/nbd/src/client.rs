@@ -15,7 +15,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut, Completer, Pending, Stream, pending, spawn};
+use cowslip_queue::{BufMut, Completer, IoVec, Pending, Stream, pending, spawn};
 
 use crate::event::Event;
 use crate::export::{Durability, ExportError, Space, ZeroOptions};
@@ -149,7 +149,7 @@ pub struct ExportDescription {
 /// A request that waits to be sent.
 struct Outgoing {
     request: Request,
-    payload: Option<Buf>,
+    payload: Option<IoVec>,
 }
 
 /// Format of the headers, agreed on with the server.
@@ -260,8 +260,14 @@ impl Client {
         })
     }
 
-    /// Writes `data` at `offset`.
-    pub fn write(&self, offset: u64, data: Buf, durability: Durability) -> ClientPending<()> {
+    /// Writes a buffer or a scatter list at `offset`, as one request.
+    pub fn write(
+        &self,
+        offset: u64,
+        data: impl Into<IoVec>,
+        durability: Durability,
+    ) -> ClientPending<()> {
+        let data = data.into();
         let range = (offset, data.len() as u64);
         self.start(Command::Write, fua(durability), range, |to| {
             (PendingReply::Done(to), Some(data))
@@ -332,7 +338,7 @@ impl Client {
         command: Command,
         flags: CommandFlags,
         (offset, len): (u64, u64),
-        parts: impl FnOnce(Completer<Result<T, ClientError>>) -> (PendingReply, Option<Buf>),
+        parts: impl FnOnce(Completer<Result<T, ClientError>>) -> (PendingReply, Option<IoVec>),
     ) -> ClientPending<T> {
         let shared = &*self.shared;
         let request = match shared.validate(command, flags, offset, len) {

@@ -4,7 +4,7 @@
 //! between slices of it, uncopied. Headers in a row, such as replies to writes, become a single
 //! slice.
 
-use cowslip_queue::Buf;
+use cowslip_queue::IoVec;
 
 use crate::slab::Slab;
 
@@ -13,7 +13,7 @@ use crate::slab::Slab;
 pub(crate) struct Outbox {
     heads: Vec<u8>,
     /// Payloads, each with the length that `heads` had when it came.
-    payloads: Vec<(usize, Buf)>,
+    payloads: Vec<(usize, IoVec)>,
     memory: Slab,
 }
 
@@ -24,40 +24,46 @@ impl Outbox {
     }
 
     /// Adds payload that is not copied.
-    pub(crate) fn push_payload(&mut self, payload: Buf) {
+    pub(crate) fn push_payload(&mut self, payload: IoVec) {
         if !payload.is_empty() {
             self.payloads.push((self.heads.len(), payload));
         }
     }
 
-    /// The buffers to send; the outbox is empty afterwards.
-    pub(crate) fn take(&mut self) -> Vec<Buf> {
+    /// The bytes to send; the outbox is empty afterwards.
+    pub(crate) fn take(&mut self) -> IoVec {
         let mut heads = self.memory.take(self.heads.len());
         heads.copy_from_slice(&self.heads);
         let heads = heads.freeze();
-        let mut bufs = Vec::with_capacity(2 * self.payloads.len() + 1);
+        let mut message = IoVec::with_capacity(2 * self.payloads.len() + 1);
         let mut sent = 0;
         for (at, payload) in self.payloads.drain(..) {
             if at > sent {
-                bufs.push(heads.slice(sent, at - sent));
+                message.append(heads.slice(sent, at - sent).into());
                 sent = at;
             }
-            bufs.push(payload);
+            message.append(payload);
         }
         if self.heads.len() > sent {
-            bufs.push(heads.slice(sent, self.heads.len() - sent));
+            message.append(heads.slice(sent, self.heads.len() - sent).into());
         }
         self.heads.clear();
-        bufs
+        message
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use cowslip_queue::Buf;
+
     use super::*;
 
     fn sent(outbox: &mut Outbox) -> Vec<Vec<u8>> {
-        outbox.take().iter().map(|buf| buf.to_vec()).collect()
+        outbox.take().to_bufs().map(|buf| buf.to_vec()).collect()
+    }
+
+    fn payload(bytes: &[u8]) -> IoVec {
+        Buf::copy_of(bytes).into()
     }
 
     #[test]
@@ -65,14 +71,14 @@ mod tests {
         let mut outbox = Outbox::default();
         outbox.push(b"a");
         outbox.push(b"b");
-        outbox.push_payload(Buf::copy_of(b"1"));
-        outbox.push_payload(Buf::copy_of(b"2"));
-        outbox.push_payload(Buf::copy_of(b""));
+        outbox.push_payload(payload(b"1"));
+        outbox.push_payload(payload(b"2"));
+        outbox.push_payload(payload(b""));
         outbox.push(b"c");
         let expected: Vec<&[u8]> = vec![b"ab", b"1", b"2", b"c"];
         assert_eq!(sent(&mut outbox), expected);
         assert!(sent(&mut outbox).is_empty(), "it is empty afterwards");
-        outbox.push_payload(Buf::copy_of(b"3"));
+        outbox.push_payload(payload(b"3"));
         assert_eq!(sent(&mut outbox), [b"3"]);
     }
 }

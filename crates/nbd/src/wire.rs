@@ -4,7 +4,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use cowslip_queue::{Buf, BufMut, Stream, sleep};
+use cowslip_queue::{BufMut, IoVec, Stream, sleep};
 
 use crate::event::first;
 use crate::tls::session::Session;
@@ -30,10 +30,10 @@ impl Wire {
     }
 
     /// Writes as [`Stream::write_all`].
-    pub(crate) async fn write_all(&self, bufs: Vec<Buf>) -> io::Result<()> {
+    pub(crate) async fn write_all(&self, data: impl Into<IoVec>) -> io::Result<()> {
         match self {
-            Wire::Plain(stream) => stream.write_all(bufs).await,
-            Wire::Tls(session) => session.write_all(bufs).await,
+            Wire::Plain(stream) => stream.write_all(data).await,
+            Wire::Tls(session) => session.write_all(&data.into()).await,
         }
     }
 

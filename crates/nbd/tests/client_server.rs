@@ -17,7 +17,7 @@ use cowslip_nbd::protocol::{
 };
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::{Client, ConnectOptions, Export, Server, ServerEvent, ServerOptions};
-use cowslip_queue::{Backend, Buf, BufMut, Listener, Stream, sleep, spawn};
+use cowslip_queue::{Backend, Buf, BufMut, IoVec, Listener, SharedMemory, Stream, sleep, spawn};
 
 const ZEROES: ZeroOptions = ZeroOptions {
     space: Space::Release,
@@ -91,6 +91,37 @@ fn what_a_client_leaves_is_handed_over() {
             });
             eventually("handed over", || disk.handed_over() == written);
         }
+        running.stop();
+    });
+}
+
+/// Memory that is not the client's, in pieces, is sent as it is, and as one request.
+#[test]
+fn a_list_of_a_guests_memory_is_one_request() {
+    on_both_backends(|backend, queue| {
+        let disk = Arc::new(HoldingDisk::new(1 << 20, 1));
+        let running = Running::with_export(backend, Arc::<HoldingDisk>::clone(&disk));
+        let memory = SharedMemory::new(64 << 10);
+        let bytes: Vec<u8> = (0..64 << 10).map(|at| (at / 7) as u8).collect();
+        memory.write(0, &bytes);
+        let pages = [9, 2, 3, 15, 0].map(|page| page * 4096..(page + 1) * 4096);
+        let expected = pages.clone().map(|page| &bytes[page]).concat();
+        let list: IoVec = pages
+            .map(|page| IoVec::shared(&memory, page))
+            .into_iter()
+            .collect();
+        assert_eq!(list.segment_count(), 4, "two follow one another");
+        queue.block_on(async {
+            let client = connect(&running.path, "").await;
+            client.write(512, list, Durability::Cached).await.unwrap();
+            assert_eq!(disk.finished(), 1);
+            let read = client
+                .read(512, BufMut::zeroed(expected.len()))
+                .await
+                .unwrap();
+            assert!(read[..] == expected[..]);
+            client.disconnect().await.unwrap();
+        });
         running.stop();
     });
 }

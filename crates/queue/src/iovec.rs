@@ -193,7 +193,7 @@ impl List {
     }
 
     fn append(&mut self, next: List) {
-        match self.0.is_empty() {
+        match self.0.is_empty() && !self.0.spilled() {
             true => *self = next,
             false => next.0.into_iter().for_each(|segment| self.push(segment)),
         }
@@ -332,6 +332,11 @@ impl IoVec {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> IoVec {
         IoVec(List::lent(start, len, owner))
+    }
+
+    /// An empty list with room for this many segments.
+    pub fn with_capacity(segments: usize) -> IoVec {
+        IoVec(List(SmallVec::with_capacity(segments)))
     }
 
     /// A list of a part of shared memory.

@@ -6,8 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use smallvec::SmallVec;
 
-use crate::buf::Buf;
-use crate::iovec::{IoVec, IoVecMut, Segment, Segments};
+use crate::iovec::{IoVec, IoVecMut, Segments};
 use crate::sys;
 
 /// Most segments that one call takes (`IOV_MAX`).
@@ -16,38 +15,17 @@ pub(crate) const SLICES_MAX: usize = 1024;
 /// Arguments of one call.
 pub(crate) type Slices = SmallVec<[libc::iovec; 4]>;
 
-/// Memory that is transferred one piece after the other: all pieces stay where they are, and may be
-/// read, as long as it lives.
-pub(crate) trait Pieces {
-    /// Address and length of a piece.
-    fn piece(&self, index: usize) -> Option<(*mut u8, usize)>;
-}
-
-impl<L: Segments> Pieces for L {
-    fn piece(&self, index: usize) -> Option<(*mut u8, usize)> {
-        let segment = self.segments().get(index);
-        segment.map(|segment: &Segment| (segment.start(), segment.len()))
-    }
-}
-
-impl Pieces for Vec<Buf> {
-    fn piece(&self, index: usize) -> Option<(*mut u8, usize)> {
-        let buf = self.get(index)?;
-        Some((buf.as_ptr().cast_mut(), buf.len()))
-    }
-}
-
 /// Memory to be transferred, and how far that has come.
 pub(crate) struct Scatter<L> {
     list: L,
-    /// The first piece that is not done, and how many of its bytes are.
+    /// The first segment that is not done, and how many of its bytes are.
     first: usize,
     skip: usize,
     /// Bytes that are done, of all.
     done: u64,
 }
 
-impl<L: Pieces> Scatter<L> {
+impl<L: Segments> Scatter<L> {
     pub(crate) fn new(list: L) -> Scatter<L> {
         let mut scatter = Scatter {
             list,
@@ -60,7 +38,7 @@ impl<L: Pieces> Scatter<L> {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.list.piece(self.first).is_none()
+        self.first >= self.list.segments().len()
     }
 
     pub(crate) fn done(&self) -> u64 {
@@ -69,22 +47,22 @@ impl<L: Pieces> Scatter<L> {
 
     /// Returns the rest, as far as one call takes it; never an empty slice.
     pub(crate) fn rest(&self) -> impl Iterator<Item = libc::iovec> {
-        let pieces = (self.first..).map_while(|index| self.list.piece(index));
-        let slices = pieces.enumerate().map(|(index, (start, len))| {
+        let segments = self.list.segments()[self.first..].iter();
+        let slices = segments.enumerate().map(|(index, segment)| {
             let skip = if index == 0 { self.skip } else { 0 };
             libc::iovec {
-                iov_base: start.wrapping_add(skip).cast(),
-                iov_len: len - skip,
+                iov_base: segment.start().wrapping_add(skip).cast(),
+                iov_len: segment.len() - skip,
             }
         });
-        slices.filter(|slice| slice.iov_len > 0).take(SLICES_MAX)
+        slices.take(SLICES_MAX)
     }
 
     /// Returns the rest, if that is one slice.
     pub(crate) fn only(&self) -> Option<libc::iovec> {
-        match self.list.piece(self.first + 1) {
-            None => self.rest().next(),
-            Some(_) => None,
+        match self.first + 1 < self.list.segments().len() {
+            false => self.rest().next(),
+            true => None,
         }
     }
 
@@ -99,8 +77,8 @@ impl<L: Pieces> Scatter<L> {
     pub(crate) fn advance(&mut self, sent: usize) {
         self.done += sent as u64;
         let mut left = sent;
-        while let Some((_, len)) = self.list.piece(self.first) {
-            let rest = len - self.skip;
+        while let Some(segment) = self.list.segments().get(self.first) {
+            let rest = segment.len() - self.skip;
             if left < rest {
                 self.skip += left;
                 return;
@@ -117,16 +95,14 @@ impl<L: Pieces> Scatter<L> {
     }
 }
 
-impl Scatter<Vec<Buf>> {
+impl Scatter<IoVec> {
     /// Sends some of what is left.
     pub(crate) fn send(&self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         let mut slices = self.slices();
         // SAFETY: the slices are of the list, which is borrowed.
         unsafe { sys::send(fd, &mut slices) }
     }
-}
 
-impl Scatter<IoVec> {
     /// Writes some of what is left, with flags as of `pwritev2`.
     pub(crate) fn write_at(
         &self,
@@ -155,12 +131,14 @@ impl Scatter<IoVecMut> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buf::Buf;
     use crate::shared::SharedMemory;
 
     /// The bytes that transfers of the given sizes would see.
     fn transferred(list: IoVec, step: usize) -> Vec<u8> {
         let bytes = list.to_vec();
-        let places: Vec<_> = (0..).map_while(|index| list.piece(index)).collect();
+        let segments = list.segments().iter();
+        let places: Vec<_> = segments.map(|s| (s.start(), s.len())).collect();
         let byte_at = |address: usize| {
             let mut before = 0;
             for &(start, len) in &places {
@@ -204,22 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_transferred_without_the_empty_ones() {
-        let bufs: Vec<Buf> = [&b""[..], b"ab", b"", b"c"].map(Buf::copy_of).to_vec();
-        let mut scatter = Scatter::new(bufs);
-        let lens = |scatter: &Scatter<Vec<Buf>>| -> Vec<usize> {
-            scatter.rest().map(|slice| slice.iov_len).collect()
-        };
-        assert_eq!(lens(&scatter), [2, 1]);
-        scatter.advance(1);
-        assert_eq!(lens(&scatter), [1, 1]);
-        scatter.advance(2);
-        assert!(scatter.is_done());
-    }
-
-    #[test]
     fn one_call_takes_no_more_slices_than_the_system() {
-        let scatter = Scatter::new(vec![Buf::copy_of(b"x"); SLICES_MAX + 1]);
+        let many = (0..=SLICES_MAX).map(|_| Buf::copy_of(b"x"));
+        let scatter = Scatter::new(many.collect::<IoVec>());
         assert_eq!(scatter.slices().len(), SLICES_MAX);
     }
 

@@ -23,10 +23,11 @@ use std::task::{Context, Poll, ready};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, SocketFlags};
 
-use crate::buf::{Buf, BufMut};
+use crate::buf::BufMut;
 use crate::driver::Driver;
 use crate::epoll::Interest;
 use crate::executor::{Core, yield_now};
+use crate::iovec::IoVec;
 use crate::pending::Pending;
 use crate::pool::blocking;
 use crate::scatter::Scatter;
@@ -211,18 +212,17 @@ impl Stream {
         }
     }
 
-    /// Writes all the bytes of the buffers, one after the other. One writer at a time is the
-    /// caller's duty.
+    /// Writes all bytes of a buffer or a scatter list. One writer at a time is the caller's duty.
     ///
     /// # Errors
     /// The connection's failure; the number of bytes sent before is unknown.
     ///
     /// # Panics
     /// Outside a queue, if the socket is not ready.
-    pub async fn write_all(&self, bufs: Vec<Buf>) -> io::Result<()> {
-        let mut data = Scatter::new(bufs);
+    pub async fn write_all(&self, data: impl Into<IoVec>) -> io::Result<()> {
+        let mut data = Scatter::new(data.into());
         while !data.is_done() {
-            match self.try_write(&data) {
+            match data.send(self.fd.as_fd()) {
                 Ok(sent) => data.advance(sent),
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
@@ -233,10 +233,6 @@ impl Stream {
         }
         pace().await;
         Ok(())
-    }
-
-    fn try_write(&self, data: &Scatter<Vec<Buf>>) -> io::Result<usize> {
-        data.send(self.fd.as_fd())
     }
 
     /// Ends both directions: waiting reads and writes come to an end, here and at the peer.

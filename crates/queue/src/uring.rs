@@ -26,11 +26,12 @@ use crate::driver::Waking;
 use crate::epoll::Interest;
 use crate::file::{Call, Next, Read, Write};
 use crate::fuse_slot::FuseSlot;
+use crate::iovec::Segments;
 use crate::patience::Patience;
 use crate::pending::{Completer, Pending, pending};
 use crate::pool;
 use crate::ring::{Ring, Submission, Width};
-use crate::scatter::{Pieces, Scatter};
+use crate::scatter::Scatter;
 use crate::spin::Spin;
 use crate::sys;
 use crate::watched::{Tag, Watched};
@@ -229,7 +230,7 @@ fn write_entry(write: &Write, iovecs: &mut Vec<libc::iovec>) -> Entry {
 }
 
 /// Returns the rest of a transfer, if a call without a list takes it.
-fn single<L: Pieces>(data: &Scatter<L>) -> Option<(*mut u8, u32)> {
+fn single<L: Segments>(data: &Scatter<L>) -> Option<(*mut u8, u32)> {
     let only = data.only()?;
     Some((only.iov_base.cast(), u32::try_from(only.iov_len).ok()?))
 }

@@ -8,7 +8,9 @@ use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
-use cowslip_queue::{Backend, Buf, BufMut, Listener, Queue, Stream, sleep, spawn, yield_now};
+use cowslip_queue::{
+    Backend, Buf, BufMut, IoVec, Listener, Queue, Stream, sleep, spawn, yield_now,
+};
 
 fn queues() -> Vec<Queue> {
     let backends = [Backend::Uring, Backend::Threads];
@@ -65,7 +67,7 @@ fn many_local_clients_are_echoed() {
                 spawn(async move {
                     let stream = Stream::connect_unix(&path).await.unwrap();
                     let data = pattern(100_000, client);
-                    let halves = data.chunks(33_333).map(Buf::copy_of).collect();
+                    let halves: IoVec = data.chunks(33_333).map(Buf::copy_of).collect();
                     let writer = stream.clone();
                     // Reading and writing at once: neither side's buffer holds all of it.
                     spawn(async move { writer.write_all(halves).await.unwrap() });

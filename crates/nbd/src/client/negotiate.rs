@@ -216,7 +216,7 @@ impl Haggling {
             .with_if(ClientFlags::FIXED_NEWSTYLE, fixed_newstyle)
             .with_if(ClientFlags::NO_ZEROES, no_zeroes);
         let message = Buf::copy_of(&encode_client_flags(flags));
-        stream.write_all(vec![message]).await?;
+        stream.write_all(message).await?;
         let mut haggling = Haggling {
             inbox,
             fixed_newstyle,
@@ -274,7 +274,7 @@ impl Haggling {
     async fn send(&mut self, option: OptionCode, data: &[u8]) -> Result<(), ClientError> {
         let mut message = Vec::new();
         encode_option(&mut message, option, data);
-        let message = vec![Buf::from(message)];
+        let message = Buf::from(message);
         let Err(error) = self.inbox.wire().write_all(message).await else {
             return Ok(());
         };

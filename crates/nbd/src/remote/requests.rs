@@ -7,7 +7,7 @@ use crate::export::{Durability, ZeroOptions};
 use crate::protocol::{AllocationFlags, ErrorCode, TransmissionFlags};
 use crate::{Client, ClientError, ExportDescription};
 use cowslip_block::file::{FileExtent, Space};
-use cowslip_queue::{Buf, BufMut, Completer, IoVec, IoVecMut, Pending};
+use cowslip_queue::{BufMut, Completer, IoVec, IoVecMut, Pending};
 use futures_util::future;
 
 use super::link::Link;
@@ -110,7 +110,8 @@ async fn read(
     offset: u64,
     target: IoVecMut,
 ) -> (io::Result<()>, IoVecMut) {
-    // The client receives into buffers of ours.
+    // The client receives into buffers of ours: one that has lost its connection answers at once,
+    // while the system may still be filling the memory of a read.
     let (mut buf, bounce) = target.bounce();
     let len = buf.len();
     let size = link.description().size;
@@ -162,16 +163,11 @@ async fn write(
         Durability::Durable if !has_fua => (Durability::Cached, true),
         durability => (durability, false),
     };
-    let mut at = offset;
-    let mut writes = Vec::new();
-    for buf in data.to_bufs() {
-        for (start, len) in pieces(0, buf.len() as u64, limits.payload_bytes) {
-            let (at, part) = (at + start, buf.slice(start as usize, len as usize));
-            writes.push(write_part(link, at, part, durability));
-        }
-        at += buf.len() as u64;
-    }
-    all(writes.into_iter()).await?;
+    let writes = pieces(0, data.len() as u64, limits.payload_bytes).map(|(start, len)| {
+        let part = data.slice(start as usize, len as usize);
+        write_part(link, offset + start, part, durability)
+    });
+    all(writes).await?;
     match flushes {
         true => flush(link).await,
         false => Ok(()),
@@ -179,7 +175,7 @@ async fn write(
 }
 
 /// Writes what one request can.
-async fn write_part(link: &Rc<Link>, at: u64, part: Buf, durability: Durability) -> Answer {
+async fn write_part(link: &Rc<Link>, at: u64, part: IoVec, durability: Durability) -> Answer {
     let write = move |client: &Client| client.write(at, part.clone(), durability);
     match durability {
         Durability::Cached => link.change(write).await,

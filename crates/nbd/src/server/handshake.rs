@@ -176,7 +176,7 @@ async fn secure(
 async fn send(inbox: &Inbox, message: Vec<u8>) -> Result<(), NoChoice> {
     inbox
         .wire()
-        .write_all(vec![Buf::from(message)])
+        .write_all(Buf::from(message))
         .await
         .map_err(|error| Some(describe(&error)))
 }

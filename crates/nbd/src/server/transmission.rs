@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut, spawn};
+use cowslip_queue::{IoVec, spawn};
 
 use super::handshake::{Chosen, Context, ReplyStyle};
 use super::{ServerEvent, Shared, describe};
@@ -43,7 +43,7 @@ const HOLE_BYTES_MIN: usize = 4096;
 /// Result of a request.
 enum Outcome {
     Done,
-    Data(Buf),
+    Data(IoVec),
     Status(Vec<BlockStatus>),
     Failed(ExportError),
 }
@@ -51,7 +51,7 @@ enum Outcome {
 /// Payload behind the header of a valid request.
 enum Payload {
     Nothing,
-    Data(Buf),
+    Data(IoVec),
     /// Contexts of a request for status.
     Contexts(Vec<Context>),
 }
@@ -302,7 +302,7 @@ impl Connection {
         match request.command {
             Command::Read => {
                 let buf = self.memory.borrow_mut().take(payload_bytes(request));
-                let data = BufMut::from(disk.read(offset, buf.into()).await?);
+                let data = disk.read(offset, buf.into()).await?;
                 assert_eq!(data.len() as u64, len, "a disk fills the whole buffer");
                 return Ok(Outcome::Data(data.freeze()));
             }
@@ -310,7 +310,7 @@ impl Connection {
                 let Payload::Data(data) = payload else {
                     unreachable!("a valid write has its payload");
                 };
-                disk.write(offset, data.into(), durability).await?;
+                disk.write(offset, data, durability).await?;
             }
             Command::Flush => disk.flush().await?,
             Command::Trim => {
@@ -406,9 +406,9 @@ impl Connection {
     }
 
     /// The data of a read as a single chunk.
-    fn encode_data(&self, outbox: &mut Outbox, request: &Request, data: Buf) {
+    fn encode_data(&self, outbox: &mut Outbox, request: &Request, data: IoVec) {
         let may_be_hole = !request.flags.contains(CommandFlags::DF);
-        if may_be_hole && data.len() >= HOLE_BYTES_MIN && is_zero(&data) {
+        if may_be_hole && data.len() >= HOLE_BYTES_MIN && data.is_zero() {
             let hole = OffsetHole {
                 offset: request.offset,
                 len: length_u32(data.len()),
@@ -434,12 +434,6 @@ impl Connection {
             ReplyStyle::Simple | ReplyStyle::Structured => outbox.push(&chunk.encode()),
         }
     }
-}
-
-/// Whether all bytes are zero. Data is found out after a few bytes.
-fn is_zero(data: &[u8]) -> bool {
-    data.chunks(64)
-        .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 /// Returns the status in a context: extents cut to the range of `len` bytes, equal neighbours
@@ -612,7 +606,7 @@ async fn receive_payload(
     if !inbox.take_arrived(&mut memory) {
         memory = while_running(connection, inbox.take_into(memory)).await?;
     }
-    Ok(Ok((request, Payload::Data(memory.freeze()))))
+    Ok(Ok((request, Payload::Data(memory.freeze().into()))))
 }
 
 /// Waits for bytes of the client unless the server stops.
@@ -655,7 +649,7 @@ async fn send_replies(connection: Rc<Connection>) {
 }
 
 /// Sends a batch, unless sending has failed before or the server gives up on its clients.
-async fn send(connection: &Connection, batch: Vec<Buf>) {
+async fn send(connection: &Connection, batch: IoVec) {
     if connection.failed.borrow().is_some() {
         return;
     }

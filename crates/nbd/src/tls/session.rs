@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-use cowslip_queue::{Buf, BufMut, Stream};
+use cowslip_queue::{Buf, BufMut, IoVec, Stream};
 
 use super::Peer;
 use super::connection::{Connection, SEALED_BYTES};
@@ -98,12 +98,13 @@ impl Session {
         }
     }
 
-    /// Writes as [`Stream::write_all`].
-    pub(crate) async fn write_all(&self, bufs: Vec<Buf>) -> io::Result<()> {
-        let mut left = VecDeque::from(bufs);
+    /// Writes as [`Stream::write_all`]. What is encrypted must not change meanwhile: memory of
+    /// others is copied.
+    pub(crate) async fn write_all(&self, data: &IoVec) -> io::Result<()> {
+        let mut left: VecDeque<Buf> = data.to_bufs().collect();
         while !left.is_empty() {
             let sealed = self.state.borrow_mut().seal(&mut left)?;
-            self.stream.write_all(vec![Buf::from(sealed)]).await?;
+            self.stream.write_all(Buf::from(sealed)).await?;
         }
         Ok(())
     }
@@ -124,7 +125,7 @@ impl Session {
         let sealed = self.state.borrow_mut().seal(&mut VecDeque::new())?;
         match sealed.is_empty() {
             true => Ok(()),
-            false => self.stream.write_all(vec![Buf::from(sealed)]).await,
+            false => self.stream.write_all(Buf::from(sealed)).await,
         }
     }
 
