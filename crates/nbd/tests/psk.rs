@@ -8,13 +8,12 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Program, Stdio};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::support::*;
 use crate::tls::{
-    Between, DISK_BYTES, Watched, client_tls, connect_tls, first_option, go, options, pattern,
+    DISK_BYTES, Watched, both, client_tls, connect_tls, first_option, options, pattern,
     server_that, server_tls, succeeds,
 };
 use cowslip_nbd::client::ClientError;
@@ -69,11 +68,7 @@ fn usual() -> Watched {
 
 /// Checks that the server still serves its users.
 fn still_serves(watched: &Watched) {
-    queue(Backend::Threads).unwrap().block_on(async {
-        let client = connect_tls(watched.path(), user("alice")).await.unwrap();
-        client.read(0, BufMut::zeroed(4096)).await.unwrap();
-        client.disconnect().await.unwrap();
-    });
+    watched.still_serves(user("alice"));
 }
 
 /// Why this client is not let in.
@@ -85,49 +80,7 @@ fn refused(path: &Path, tls: ClientTls) -> String {
 
 #[test]
 fn what_is_written_with_a_key_is_read_back() {
-    for (server_side, client_side) in [
-        (Backend::Uring, Backend::Threads),
-        (Backend::Threads, Backend::Uring),
-    ] {
-        let (Some(_), Some(queue)) = (queue(server_side), queue(client_side)) else {
-            return;
-        };
-        let watched = Watched::start(server_side, options(server()));
-        queue.block_on(async {
-            let client = connect_tls(watched.path(), user("qemu")).await.unwrap();
-            // Of one byte, of less, exactly and more than a record, and of many; all in flight at
-            // once.
-            let lens = [1, 4096, 16_384, 16_385, 300_000, 5 << 20, 32 << 20, 4096];
-            let mut at = 0;
-            let parts: Vec<(u64, Vec<u8>)> = lens
-                .iter()
-                .map(|&len| {
-                    let part = (at, pattern(at + 1, len));
-                    at += len as u64;
-                    part
-                })
-                .collect();
-            let writes: Vec<_> = parts
-                .iter()
-                .map(|(at, data)| client.write(*at, Buf::copy_of(data), Durability::Cached))
-                .collect();
-            for write in writes {
-                write.await.unwrap();
-            }
-            let reads: Vec<_> = parts
-                .iter()
-                .map(|(at, data)| client.read(*at, BufMut::zeroed(data.len())))
-                .collect();
-            for (read, (at, data)) in reads.into_iter().zip(&parts) {
-                assert!(read.await.unwrap()[..] == data[..], "what is at {at}");
-            }
-            assert!(!client.block_status(0, DISK_BYTES).await.unwrap().is_empty());
-            client.flush().await.unwrap();
-            client.disconnect().await.unwrap();
-        });
-        watched.wait_for_reason("");
-        assert_eq!(*watched.reasons.lock().unwrap(), [""], "it took its leave");
-    }
+    both::written_is_read_back(&server, &|| user("qemu"));
 }
 
 #[test]
@@ -238,126 +191,32 @@ fn only_those_users_are_served_who_are_authorized() {
 #[test]
 fn bytes_before_the_handshake_are_not_taken_for_what_comes_after_it() {
     let watched = usual();
-    let mut start = Vec::new();
-    encode_option(&mut start, OptionCode::StartTls, b"");
-    let mut injected = Vec::new();
-    encode_option(&mut injected, OptionCode::Go, &go());
-    for len in [1, OPTION_HEADER_BYTES, injected.len()] {
-        let mut client = RawClient::greeted(watched.path());
-        client.send(&[&start[..], &injected[..len]].concat());
-        let mut said = Vec::new();
-        client.stream.read_to_end(&mut said).unwrap();
-        assert!(said.is_empty(), "not even an answer: {said:?}");
-    }
-    watched.wait_for_reason("data before its TLS handshake");
-    // A little later they are a handshake that is none.
-    let mut client = RawClient::greeted(watched.path());
-    client.option(OptionCode::StartTls, b"");
-    client.replies();
-    client.send(&injected);
-    assert!(client.is_hung_up());
-    watched.wait_for_reason("TLS handshake failed: ");
+    both::early_bytes_are_not_believed(&watched, "TLS handshake failed: ");
     still_serves(&watched);
 }
 
 #[test]
 fn what_is_no_handshake_ends_the_connection() {
     let watched = usual();
-    let hello = |version: [u8; 2], len: usize| {
-        let mut record = vec![22, version[0], version[1], (len >> 8) as u8, len as u8];
-        record.extend(pattern(5, len));
-        record
-    };
-    // A message of the handshake that says how long it is, and records that seem to bring it: more
-    // than anybody takes, and what OpenSSL would still take.
-    let endless = |claimed: [u8; 3]| {
-        let mut endless = Vec::new();
-        for nth in 0..64 {
-            let mut record = hello([3, 1], 16_000);
-            if nth == 0 {
-                record[5] = 1;
-                record[6..9].copy_from_slice(&claimed);
-            }
-            endless.extend(record);
-        }
-        endless
-    };
-    for garbage in [
-        vec![0; 100],
-        vec![0xff; 100_000],
-        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
-        hello([3, 1], 300),
-        hello([3, 3], 16_384),
-        hello([2, 0], 30_000),
-        // Data before there are keys, an alert, a change of keys too early.
-        vec![23, 3, 3, 0, 1, 7],
-        vec![21, 3, 3, 0, 2, 2, 40],
-        vec![20, 3, 3, 0, 1, 1, 20, 3, 3, 0, 1, 1, 20, 3, 3, 0, 1, 1],
+    let more = [
         // Alerts that only warn, without end.
         [21, 3, 1, 0, 2, 1, 90].repeat(20_000),
-        endless([0xff, 0xff, 0xff]),
-        endless([1, 0xf0, 0]),
-    ] {
-        let mut client = RawClient::greeted(watched.path());
-        client.option(OptionCode::StartTls, b"");
-        client.replies();
-        // The server may hang up before it has all of it.
-        client.try_send(&garbage);
-        drop(client.stream.shutdown(Shutdown::Write));
-        assert!(client.is_hung_up(), "{:?}", &garbage[..6]);
-    }
+        // As much as OpenSSL would still take.
+        both::endless([1, 0xf0, 0]),
+    ];
+    both::garbage_ends_the_connection(&watched, &more);
     still_serves(&watched);
 }
 
 #[test]
 fn a_handshake_that_is_never_finished_is_cut_off() {
-    let watched = Watched::start(
-        Backend::Auto,
-        ServerOptions {
-            handshake_timeout: Duration::from_millis(300),
-            ..options(server())
-        },
-    );
-    let begun = Instant::now();
-    let mut clients: Vec<RawClient> = (0..2)
-        .map(|_| {
-            let mut client = RawClient::greeted(watched.path());
-            client.option(OptionCode::StartTls, b"");
-            client.replies();
-            client
-        })
-        .collect();
-    clients[1].send(&[22, 3, 1, 2, 0]);
-    assert!(clients.iter_mut().all(RawClient::is_hung_up));
-    let took = begun.elapsed();
-    assert!(took < Duration::from_secs(5), "{took:?}");
-    watched.wait_for_reason("took too long to choose an export");
-    still_serves(&watched);
+    still_serves(&both::endless_handshakes_are_cut_off(server()));
 }
 
 #[test]
 fn bytes_that_are_changed_on_the_way_are_noticed() {
     let watched = usual();
-    let data = pattern(3, 100_000);
-    // In the header of a record, in its middle, at its end, in the next one.
-    for distance in [0, 3, 50, 16_000, 16_420, 70_000] {
-        let between = Between::start(watched.path());
-        queue(Backend::Threads).unwrap().block_on(async {
-            let client = connect_tls(&between.path, user("alice")).await.unwrap();
-            let write = client.write(0, Buf::copy_of(&data), Durability::Cached);
-            write.await.unwrap();
-            let honest = client.read(0, BufMut::zeroed(data.len())).await.unwrap();
-            assert!(honest[..] == data[..]);
-            let next = between.passed.load(Ordering::Relaxed);
-            between.spoil_at.store(next + distance, Ordering::Relaxed);
-            let spoiled = client.read(0, BufMut::zeroed(data.len())).await;
-            let error = spoiled.unwrap_err().to_string();
-            assert!(error.contains("TLS"), "{distance}: {error}");
-            let after = client.read(0, BufMut::zeroed(10)).await;
-            assert!(after.is_err(), "nothing more is believed");
-        });
-        between.thread.join().unwrap();
-    }
+    both::changed_bytes_are_noticed(&watched, &|| user("alice"), None);
     still_serves(&watched);
 }
 

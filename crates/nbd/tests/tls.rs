@@ -12,7 +12,6 @@ use std::process::Command as Program;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use crate::support::*;
 use cowslip_block::disk::MemoryDisk;
@@ -29,6 +28,8 @@ use cowslip_nbd::{Client, ConnectOptions, Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Stream};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+pub(crate) mod both;
 
 pub(crate) const DISK_BYTES: u64 = 64 << 20;
 
@@ -66,6 +67,10 @@ pub(crate) fn client_tls(party: &str, hostname: &str) -> ClientTls {
     let made = |pem: &Pem<'_>| ClientCredentials::new(pem, PeerCheck::Required);
     let credentials = with_pem(party, "client", made).unwrap();
     credentials.to_server(Some(hostname)).unwrap()
+}
+
+fn usual_client() -> ClientTls {
+    client_tls("client", "localhost")
 }
 
 pub(crate) fn options(tls: ServerTls) -> ServerOptions {
@@ -127,10 +132,9 @@ impl Watched {
     }
 
     /// Checks that the server still serves its clients.
-    fn still_serves(&self) {
+    pub(crate) fn still_serves(&self, tls: ClientTls) {
         queue(Backend::Threads).unwrap().block_on(async {
-            let client = connect_tls(self.path(), client_tls("client", "localhost"));
-            let client = client.await.unwrap();
+            let client = connect_tls(self.path(), tls).await.unwrap();
             client.read(0, BufMut::zeroed(4096)).await.unwrap();
             client.disconnect().await.unwrap();
         });
@@ -154,52 +158,7 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn what_is_written_over_tls_is_read_back() {
-    for (server, client) in [
-        (Backend::Uring, Backend::Threads),
-        (Backend::Threads, Backend::Uring),
-    ] {
-        let options = options(server_tls("server", PeerCheck::Required));
-        let (Some(_), Some(queue)) = (queue(server), queue(client)) else {
-            return;
-        };
-        let watched = Watched::start(server, options);
-        queue.block_on(async {
-            let client = connect_tls(watched.path(), client_tls("client", "localhost"));
-            let client = client.await.unwrap();
-            // Of one byte, of less, exactly and more than a record, and of many; all in flight at
-            // once.
-            let lens = [1, 4096, 16_384, 16_385, 300_000, 5 << 20, 32 << 20, 4096];
-            let mut at = 0;
-            let parts: Vec<(u64, Vec<u8>)> = lens
-                .iter()
-                .map(|&len| {
-                    let part = (at, pattern(at + 1, len));
-                    at += len as u64;
-                    part
-                })
-                .collect();
-            let writes: Vec<_> = parts
-                .iter()
-                .map(|(at, data)| client.write(*at, Buf::copy_of(data), Durability::Cached))
-                .collect();
-            for write in writes {
-                write.await.unwrap();
-            }
-            let reads: Vec<_> = parts
-                .iter()
-                .map(|(at, data)| client.read(*at, BufMut::zeroed(data.len())))
-                .collect();
-            for (read, (at, data)) in reads.into_iter().zip(&parts) {
-                assert!(read.await.unwrap()[..] == data[..], "what is at {at}");
-            }
-            let status = client.block_status(0, DISK_BYTES).await.unwrap();
-            assert!(!status.is_empty());
-            client.flush().await.unwrap();
-            client.disconnect().await.unwrap();
-        });
-        watched.wait_for_reason("");
-        assert_eq!(*watched.reasons.lock().unwrap(), [""], "it took its leave");
-    }
+    both::written_is_read_back(&|| server_tls("server", PeerCheck::Required), &usual_client);
 }
 
 #[test]
@@ -516,98 +475,21 @@ fn an_export_cannot_be_chosen_without_tls() {
 #[test]
 fn bytes_before_the_handshake_are_not_taken_for_what_comes_after_it() {
     let watched = Watched::usual();
-    let mut start = Vec::new();
-    encode_option(&mut start, OptionCode::StartTls, b"");
-    let mut injected = Vec::new();
-    encode_option(&mut injected, OptionCode::Go, &go());
-    for len in [1, OPTION_HEADER_BYTES, injected.len()] {
-        let mut client = RawClient::greeted(watched.path());
-        client.send(&[&start[..], &injected[..len]].concat());
-        let mut said = Vec::new();
-        client.stream.read_to_end(&mut said).unwrap();
-        assert!(said.is_empty(), "not even an answer: {said:?}");
-    }
-    watched.wait_for_reason("data before its TLS handshake");
-    // A little later they are a handshake that is none.
-    let mut client = RawClient::greeted(watched.path());
-    client.option(OptionCode::StartTls, b"");
-    client.replies();
-    client.send(&injected);
-    assert!(client.is_hung_up());
-    watched.wait_for_reason("TLS: ");
-    watched.still_serves();
+    both::early_bytes_are_not_believed(&watched, "TLS: ");
+    watched.still_serves(usual_client());
 }
 
 #[test]
 fn what_is_no_handshake_ends_the_connection() {
     let watched = Watched::usual();
-    let hello = |version: [u8; 2], len: usize| {
-        let mut record = vec![22, version[0], version[1], (len >> 8) as u8, len as u8];
-        record.extend(pattern(5, len));
-        record
-    };
-    // A message of the handshake that says it has 16 MiB, and records that seem to bring it.
-    let mut endless = Vec::new();
-    for nth in 0..64 {
-        let mut record = hello([3, 1], 16_000);
-        if nth == 0 {
-            record[5..9].copy_from_slice(&[1, 0xff, 0xff, 0xff]);
-        }
-        endless.extend(record);
-    }
-    for garbage in [
-        vec![0; 100],
-        vec![0xff; 100_000],
-        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
-        hello([3, 1], 300),
-        hello([3, 3], 16_384),
-        hello([2, 0], 30_000),
-        // Data before there are keys, an alert, a change of keys too early.
-        vec![23, 3, 3, 0, 1, 7],
-        vec![21, 3, 3, 0, 2, 2, 40],
-        vec![20, 3, 3, 0, 1, 1, 20, 3, 3, 0, 1, 1, 20, 3, 3, 0, 1, 1],
-        endless,
-    ] {
-        let mut client = RawClient::greeted(watched.path());
-        client.option(OptionCode::StartTls, b"");
-        client.replies();
-        // The server may hang up before it has all of it.
-        client.try_send(&garbage);
-        drop(client.stream.shutdown(Shutdown::Write));
-        assert!(client.is_hung_up(), "{:?}", &garbage[..6]);
-    }
-    watched.still_serves();
+    both::garbage_ends_the_connection(&watched, &[]);
+    watched.still_serves(usual_client());
 }
 
 #[test]
 fn a_handshake_that_is_never_finished_is_cut_off() {
     let tls = server_tls("server", PeerCheck::Required);
-    let watched = Watched::start(
-        Backend::Auto,
-        ServerOptions {
-            handshake_timeout: Duration::from_millis(300),
-            ..options(tls)
-        },
-    );
-    let begun = Instant::now();
-    let mut clients: Vec<RawClient> = (0..3)
-        .map(|_| {
-            let mut client = RawClient::greeted(watched.path());
-            client.option(OptionCode::StartTls, b"");
-            client.replies();
-            client
-        })
-        .collect();
-    // One says nothing, one the beginning of something, one a byte now and then.
-    clients[1].send(&[22, 3, 1, 2, 0]);
-    while begun.elapsed() < Duration::from_secs(5) && clients[2].try_send(&[22]) {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    assert!(clients.iter_mut().all(RawClient::is_hung_up));
-    let took = begun.elapsed();
-    assert!(took < Duration::from_secs(5), "{took:?}");
-    watched.wait_for_reason("took too long to choose an export");
-    watched.still_serves();
+    both::endless_handshakes_are_cut_off(tls).still_serves(usual_client());
 }
 
 /// Passes bytes between a client and a server, until a test makes it corrupt the bytes from the
@@ -670,34 +552,9 @@ impl Between {
 #[test]
 fn bytes_that_are_changed_on_the_way_are_noticed() {
     let watched = Watched::usual();
-    let data = pattern(3, 100_000);
-    // In the header of a record, in its middle, at its end, in the next one.
-    for distance in [0, 3, 50, 16_000, 16_420, 70_000] {
-        let between = Between::start(watched.path());
-        queue(Backend::Threads).unwrap().block_on(async {
-            let client = connect_tls(&between.path, client_tls("client", "localhost"));
-            let client = client.await.unwrap();
-            let write = client.write(0, Buf::copy_of(&data), Durability::Cached);
-            write.await.unwrap();
-            let honest = client.read(0, BufMut::zeroed(data.len())).await.unwrap();
-            assert!(honest[..] == data[..]);
-            let next = between.passed.load(Ordering::Relaxed);
-            between.spoil_at.store(next + distance, Ordering::Relaxed);
-            let spoiled = client.read(0, BufMut::zeroed(data.len())).await;
-            if let (0, Ok(read)) = (distance, &spoiled) {
-                // The type that a record of TLS 1.3 shows has no meaning; the one that counts is
-                // encrypted.
-                assert!(read[..] == data[..]);
-                return;
-            }
-            let error = spoiled.unwrap_err().to_string();
-            assert!(error.contains("TLS"), "{distance}: {error}");
-            let after = client.read(0, BufMut::zeroed(10)).await;
-            assert!(after.is_err(), "nothing more is believed");
-        });
-        between.thread.join().unwrap();
-    }
-    watched.still_serves();
+    // The type that a record of TLS 1.3 shows has no meaning; the one that counts is encrypted.
+    both::changed_bytes_are_noticed(&watched, &usual_client, Some(0));
+    watched.still_serves(usual_client());
 }
 
 /// A server of one connection that says it has TLS and then does something else.
