@@ -16,6 +16,7 @@ use crate::errno::EIO;
 use crate::file::{Durability, Space};
 use crate::{Error, Result};
 
+mod forward;
 mod memory;
 
 pub use memory::MemoryDisk;
@@ -215,18 +216,12 @@ impl DiskPart {
 }
 
 impl Disk for DiskPart {
-    fn name(&self) -> &str {
-        self.disk.name()
-    }
+    crate::forward_to_disk!(disk: name, features, flush, write_back);
 
     fn size(&self) -> u64 {
         let size = self.disk.size();
         let end = self.end.map_or(size, |end| end.min(size));
         end.saturating_sub(self.start)
-    }
-
-    fn features(&self) -> Features {
-        self.disk.features()
     }
 
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
@@ -252,14 +247,6 @@ impl Disk for DiskPart {
         self.pass((offset, len), |disk, offset| disk.discard(offset, len))
     }
 
-    fn flush(&self) -> DiskFuture<'_, ()> {
-        self.disk.flush()
-    }
-
-    fn write_back(&self) -> DiskFuture<'_, ()> {
-        self.disk.write_back()
-    }
-
     fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
         Box::pin(async move {
             let outer = self.outer(offset, len)?;
@@ -277,27 +264,13 @@ impl Disk for DiskPart {
 pub struct ReadOnlyDisk(pub Arc<dyn Disk>);
 
 impl Disk for ReadOnlyDisk {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
+    crate::forward_to_disk!(0: name, size, read, extents);
 
     fn features(&self) -> Features {
         Features {
             writable: false,
             ..self.0.features()
         }
-    }
-
-    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
-        self.0.read(offset, buf)
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
-        self.0.extents(offset, len, max)
     }
 }
 

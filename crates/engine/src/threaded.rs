@@ -28,7 +28,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, ZeroOptions};
+use cowslip_block::disk::{Disk, DiskFuture, Extent, ZeroOptions};
 use cowslip_block::file::Durability;
 use cowslip_queue::{IoVec, IoVecMut, Threads, pending};
 
@@ -92,17 +92,7 @@ impl Threaded {
 }
 
 impl Disk for Threaded {
-    fn name(&self) -> &str {
-        self.disk.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.disk.size()
-    }
-
-    fn features(&self) -> Features {
-        self.disk.features()
-    }
+    cowslip_block::forward_to_disk!(disk: name, size, features);
 
     fn read(&self, offset: u64, target: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         let reading = self.operate(Operation::Read { offset, target });

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, MemoryDisk};
+use cowslip_block::disk::{Disk, DiskFuture, MemoryDisk};
 use cowslip_block::{Error, IoVecMut};
 use cowslip_fuse::{Growth, Options, Server, ServerEvent};
 use cowslip_queue::{Backend, Completer, FuseDevice, Queue, pending};
@@ -382,17 +382,7 @@ impl HoldingDisk {
 }
 
 impl Disk for HoldingDisk {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn features(&self) -> Features {
-        self.inner.features()
-    }
+    cowslip_block::forward_to_disk!(inner: name, size, features, extents);
 
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         Box::pin(async move {
@@ -406,10 +396,6 @@ impl Disk for HoldingDisk {
             self.pass().await;
             Ok(())
         })
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
-        self.inner.extents(offset, len, max)
     }
 }
 

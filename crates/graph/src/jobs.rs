@@ -263,21 +263,10 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     impl Disk for Layered {
-        fn name(&self) -> &str {
-            self.0.name()
-        }
+        cowslip_block::forward_to_disk!(0: name, features, read);
+
         fn size(&self) -> u64 {
             self.1.len() as u64 * MIB - 5
-        }
-        fn features(&self) -> cowslip_block::disk::Features {
-            self.0.features()
-        }
-        fn read(
-            &self,
-            offset: u64,
-            buf: cowslip_block::IoVecMut,
-        ) -> cowslip_block::disk::DiskFuture<'_, cowslip_block::IoVecMut> {
-            self.0.read(offset, buf)
         }
         fn extents(
             &self,

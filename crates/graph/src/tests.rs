@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, MemoryDisk, ZeroOptions};
+use cowslip_block::disk::{Disk, DiskFuture, Extent, MemoryDisk, ZeroOptions};
 use cowslip_block::file::Durability;
 use cowslip_block::job::{Attendant, Job, Moment, Side, Verdict};
 use cowslip_block::sync::{Mutex, lock};
@@ -83,15 +83,8 @@ impl SlowDisk {
 }
 
 impl Disk for SlowDisk {
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
-    fn size(&self) -> u64 {
-        self.memory.size()
-    }
-    fn features(&self) -> Features {
-        self.memory.features()
-    }
+    cowslip_block::forward_to_disk!(memory: name, size, features);
+
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         Box::pin(self.slowly(self.memory.read(offset, buf)))
     }

@@ -8,12 +8,12 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::support::*;
-use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, MemoryDisk};
-use cowslip_nbd::export::{Durability, ZeroOptions};
+use cowslip_block::disk::{Disk, DiskFuture, MemoryDisk};
+use cowslip_nbd::export::Durability;
 use cowslip_nbd::protocol::Command;
 use cowslip_nbd::server::{Lifetime, Workers};
 use cowslip_nbd::{Client, Server, ServerEvent, ServerOptions};
-use cowslip_queue::{Backend, Buf, BufMut, IoVec, IoVecMut, Queue};
+use cowslip_queue::{Backend, Buf, BufMut, IoVecMut, Queue};
 
 /// A disk in memory that notes on which threads it is read.
 struct NotingDisk {
@@ -46,41 +46,11 @@ fn here() -> String {
 }
 
 impl Disk for NotingDisk {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn features(&self) -> Features {
-        self.inner.features()
-    }
+    cowslip_block::forward_to_disk!(inner: name, size, features, write, zero, discard, write_back, extents);
 
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         self.threads.lock().unwrap().insert(here());
         self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
-        self.inner.write(offset, data, durability)
-    }
-
-    fn zero(&self, offset: u64, len: u64, options: ZeroOptions) -> DiskFuture<'_, ()> {
-        self.inner.zero(offset, len, options)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
-        self.inner.discard(offset, len)
-    }
-
-    fn write_back(&self) -> DiskFuture<'_, ()> {
-        self.inner.write_back()
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
-        self.inner.extents(offset, len, max)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cowslip_block::Disk;
-use cowslip_block::disk::{DiskFuture, Extent, Features, ZeroOptions};
+use cowslip_block::disk::{DiskFuture, ZeroOptions};
 use cowslip_block::file::{Durability, Space};
 use cowslip_queue::{IoVec, IoVecMut};
 
@@ -30,17 +30,7 @@ impl RecordingDisk {
 }
 
 impl Disk for RecordingDisk {
-    fn name(&self) -> &str {
-        self.disk.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.disk.size()
-    }
-
-    fn features(&self) -> Features {
-        self.disk.features()
-    }
+    cowslip_block::forward_to_disk!(disk: name, size, features, write_back, extents);
 
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         self.note(Kind::Read, offset, buf.len() as u64);
@@ -77,13 +67,5 @@ impl Disk for RecordingDisk {
     fn flush(&self) -> DiskFuture<'_, ()> {
         self.note(Kind::Flush, 0, 0);
         self.disk.flush()
-    }
-
-    fn write_back(&self) -> DiskFuture<'_, ()> {
-        self.disk.write_back()
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
-        self.disk.extents(offset, len, max)
     }
 }

@@ -6,13 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use cowslip_block::Disk;
-use cowslip_block::disk::{DiskFuture, Extent, Features, MemoryDisk};
+use cowslip_block::disk::{DiskFuture, MemoryDisk};
 use cowslip_front::ring::{DRIVER_AT, NEXT, WRITE};
 use cowslip_front::{
     DATA_AT, EVENT_IDX, FLUSH, Front, FrontQueue, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make,
     PACKED, VERSION_1, guest,
 };
-use cowslip_queue::{Completer, IoVecMut, pending};
+use cowslip_queue::{Completer, pending};
 use cowslip_vhost_user::Options;
 
 use crate::requests::Rng;
@@ -254,21 +254,7 @@ impl fmt::Debug for HoldingDisk {
 }
 
 impl Disk for HoldingDisk {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn features(&self) -> Features {
-        self.inner.features()
-    }
-
-    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
-        self.inner.read(offset, buf)
-    }
+    cowslip_block::forward_to_disk!(inner: name, size, features, read, extents);
 
     fn flush(&self) -> DiskFuture<'_, ()> {
         let mut held = self.held.lock().unwrap();
@@ -283,10 +269,6 @@ impl Disk for HoldingDisk {
             }
             Ok(())
         })
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
-        self.inner.extents(offset, len, max)
     }
 }
 

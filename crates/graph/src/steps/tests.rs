@@ -4,9 +4,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, MemoryDisk, ZeroOptions};
-use cowslip_block::file::Durability;
-use cowslip_block::{Error, IoVec, IoVecMut, Result};
+use cowslip_block::disk::{Disk, DiskFuture, MemoryDisk};
+use cowslip_block::{Error, Result};
 use futures_util::FutureExt;
 
 use super::*;
@@ -33,30 +32,8 @@ fn note(log: &Log, step: String, fails: &str) -> Result<()> {
 }
 
 impl Disk for Noted {
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
-    fn size(&self) -> u64 {
-        self.memory.size()
-    }
-    fn features(&self) -> Features {
-        self.memory.features()
-    }
-    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
-        self.memory.read(offset, buf)
-    }
-    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
-        self.memory.write(offset, data, durability)
-    }
-    fn zero(&self, offset: u64, len: u64, options: ZeroOptions) -> DiskFuture<'_, ()> {
-        self.memory.zero(offset, len, options)
-    }
-    fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
-        self.memory.discard(offset, len)
-    }
-    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
-        self.memory.extents(offset, len, max)
-    }
+    cowslip_block::forward_to_disk!(memory: name, size, features, read, write, zero, discard, extents);
+
     fn flush(&self) -> DiskFuture<'_, ()> {
         let flushed = note(&self.log, self.step.clone(), self.fails);
         Box::pin(std::future::ready(flushed))

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, MemoryDisk};
-use cowslip_nbd::export::{Durability, MetadataContext, StatusExtent, ZeroOptions};
+use cowslip_block::disk::{Disk, DiskFuture, Extent, MemoryDisk};
+use cowslip_nbd::export::{Durability, MetadataContext, StatusExtent};
 use cowslip_nbd::protocol::handshake::*;
 use cowslip_nbd::protocol::transmission::*;
 use cowslip_nbd::protocol::*;
@@ -231,17 +231,7 @@ impl fmt::Debug for HoldingDisk {
 }
 
 impl Disk for HoldingDisk {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn features(&self) -> Features {
-        self.inner.features()
-    }
+    cowslip_block::forward_to_disk!(inner: name, size, features, zero, discard, extents);
 
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         Box::pin(async move {
@@ -261,22 +251,10 @@ impl Disk for HoldingDisk {
         })
     }
 
-    fn zero(&self, offset: u64, len: u64, options: ZeroOptions) -> DiskFuture<'_, ()> {
-        self.inner.zero(offset, len, options)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
-        self.inner.discard(offset, len)
-    }
-
     fn write_back(&self) -> DiskFuture<'_, ()> {
         let mut held = self.held.lock().unwrap();
         held.handed_over = held.finished;
         self.inner.write_back()
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
-        self.inner.extents(offset, len, max)
     }
 }
 
