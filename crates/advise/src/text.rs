@@ -60,7 +60,7 @@ fn described(facts: &Facts) -> String {
     let format = match image.format {
         Format::Qcow2 => "qcow2",
         Format::Raw => "raw",
-        Format::Other => "read-only format",
+        Format::Other => "another format",
     };
     let mut text = format!("{}: {format}, {}", image.name, bytes(image.disk_bytes));
     if image.format == Format::Qcow2 {

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use crate::Result;
 use crate::backing::{self, Backing, BackingFuture, Decided};
 use crate::file::{self, AlignedFile, Event};
-use crate::formats::{self, FormatImage};
+use crate::formats::Added;
 use crate::policy::Format;
 use crate::qcow2::header::CryptMethod;
 use crate::qcow2::read::{Jobs, read_mapped, sort_out};
@@ -40,8 +40,8 @@ pub enum Layer {
     Raw(Box<Raw>),
     /// A qcow2 image.
     Qcow2(Box<Qcow2>),
-    /// An image of a format that a caller has added; read-only.
-    Other(Format, Box<dyn FormatImage>),
+    /// An image of a format that a caller has added.
+    Other(Box<Added>),
 }
 
 impl Layer {
@@ -50,7 +50,7 @@ impl Layer {
         match self {
             Layer::Raw(raw) => raw.format(),
             Layer::Qcow2(_) => Format::Qcow2,
-            Layer::Other(format, _) => *format,
+            Layer::Other(added) => added.format(),
         }
     }
 
@@ -67,7 +67,7 @@ impl Layer {
         match self {
             Layer::Raw(raw) => raw.size(),
             Layer::Qcow2(image) => image.size(),
-            Layer::Other(_, driver) => driver.size(),
+            Layer::Other(added) => added.size(),
         }
     }
 
@@ -99,7 +99,7 @@ impl Layer {
         match self {
             Layer::Raw(raw) => Ok(raw.map(range)),
             Layer::Qcow2(image) => image.map(range).await,
-            Layer::Other(_, driver) => formats::map(driver.as_ref(), range).await,
+            Layer::Other(added) => added.map(range).await,
         }
     }
 
@@ -115,7 +115,7 @@ impl Layer {
         match self {
             Layer::Raw(raw) => raw.file(),
             Layer::Qcow2(image) => image.file(),
-            Layer::Other(_, driver) => driver.file(),
+            Layer::Other(added) => added.file(),
         }
     }
 
@@ -124,7 +124,7 @@ impl Layer {
         match self {
             Layer::Raw(raw) => raw.file(),
             Layer::Qcow2(image) => image.data_file(),
-            Layer::Other(_, driver) => driver.file(),
+            Layer::Other(added) => added.file(),
         }
     }
 }
@@ -300,8 +300,8 @@ pub async fn read(top: &Layer, below: &Below, offset: u64, buf: IoVecMut) -> Res
             raw.file().reach(Event::ReadAio).await;
             raw.read(offset, buf).await
         }
-        Layer::Other(_, driver) => {
-            let file = driver.file();
+        Layer::Other(added) => {
+            let file = added.file();
             read_mapped((file, file, None), &runs, (offset, buf), below).await
         }
     }

@@ -2,9 +2,10 @@
 //!
 //! A format is one module and one line here, or one line of the caller's: [`Formats::with`]. The
 //! engine's own formats keep their types, so that requests to them are direct calls; another one
-//! answers through a [`FormatImage`], which says where the bytes of its disk are and does no I/O
-//! for guest data. Disks of such formats are read-only. Chains, conversion, comparison and servers
-//! take them like any other.
+//! answers through a [`FormatImage`], which says where the bytes of its disk are, so that the
+//! engine reads them; and writes, if it says that it does. An image that names a backing file is
+//! read-only: what it lacks of a block that is written in part would have to come from there.
+//! Chains, conversion, comparison and servers take such images like any other.
 
 use std::sync::Arc;
 
@@ -17,11 +18,12 @@ use crate::image::OpenOptions;
 use crate::policy::Format;
 use crate::{Error, Result};
 
+mod added;
 mod built_in;
 mod driver;
 
+pub(crate) use added::Added;
 pub use driver::FormatImage;
-pub(crate) use driver::map;
 
 /// A backing file's name and format, as an image has them.
 pub(crate) type BackingName = Option<(String, Option<String>)>;
@@ -42,7 +44,7 @@ impl Opened {
     /// An image of a format of the caller's.
     pub fn by(driver: Box<dyn FormatImage>, format: &'static FormatDriver) -> Opened {
         Opened {
-            layer: Layer::Other(format.format, driver),
+            layer: Layer::Other(Box::new(Added::new(format.format, driver))),
             backing: None,
         }
     }
@@ -63,7 +65,8 @@ pub struct OpenRequest<'a> {
     pub file: AlignedFile,
     /// The length of the file in bytes.
     pub file_len: u64,
-    /// Options of the chain's user; those of a layer below differ in access.
+    /// Options of the chain's user; those of a layer below differ in access. An image that is
+    /// opened with `writable` has to accept writes ([`FormatImage::features`]).
     pub options: &'a OpenOptions,
     /// The way to its data file.
     pub(crate) gate: &'a dyn Gate,

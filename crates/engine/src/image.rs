@@ -65,8 +65,6 @@ pub struct LayerInfo {
     pub content: Option<ContentId>,
 }
 
-/// Bytes of a block of an image of an added format: whatever its unit is, pages fit.
-const OTHER_BLOCK_BYTES: u64 = 4096;
 /// The name of the feature in errors of [`Image::qcow2_for`] about compressed writes.
 const COMPRESSION: &str = "compression of";
 
@@ -185,8 +183,8 @@ impl Image {
             compress,
             ..
         } = options;
-        if let (true, Layer::Raw(raw)) = (compress, &top) {
-            let format = raw.format().name();
+        if compress && top.qcow2().is_none() {
+            let format = top.format().name();
             return Err(Error::Invalid(format!(
                 "Compression is not supported for underlying format: {format}"
             )));
@@ -304,7 +302,7 @@ impl Image {
         match &*self.top {
             Layer::Raw(raw) => u64::from(raw.file().capabilities().alignment_bytes.max(4096)),
             Layer::Qcow2(image) => image.subcluster_bytes(),
-            Layer::Other(..) => OTHER_BLOCK_BYTES,
+            Layer::Other(added) => added.preferred_block_bytes(),
         }
     }
 
@@ -368,6 +366,13 @@ impl Image {
 
     fn read_only(&self) -> Error {
         Error::ReadOnly(self.name().to_string())
+    }
+
+    fn no_allocation_of(&self, what: &str) -> Error {
+        Error::Unsupported {
+            file: self.name().to_string(),
+            feature: format!("allocation in advance of {what}").into(),
+        }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -478,7 +483,11 @@ impl Image {
                 admitted();
                 raw.write(offset, data, self.durability(durability)).await
             }
-            Layer::Other(..) => Err(self.read_only()),
+            Layer::Other(added) => {
+                admitted();
+                let writing = added.write(offset, data, self.durability(durability));
+                Box::pin(writing).await
+            }
             Layer::Qcow2(image) => {
                 if let Some(clusters) = &self.whole_clusters {
                     admitted();
@@ -548,7 +557,14 @@ impl Image {
                     Durability::Cached => Ok(()),
                 }
             }
-            Layer::Other(..) => Err(self.read_only()),
+            Layer::Other(added) => {
+                let durability = self.durability(options.durability);
+                let options = ZeroOptions {
+                    durability,
+                    ..options
+                };
+                Box::pin(added.write_zeroes(offset, len, options)).await
+            }
             Layer::Qcow2(image) => {
                 let range = offset..offset + len;
                 if let Some(clusters) = &self.whole_clusters {
@@ -573,13 +589,10 @@ impl Image {
         match &*self.top {
             _ if len == 0 => Ok(()),
             Layer::Raw(raw) => raw.allocate(offset, len).await,
-            Layer::Other(..) => Err(self.read_only()),
+            Layer::Other(_) => Err(self.no_allocation_of("another format")),
             Layer::Qcow2(image) => {
                 if self.whole_clusters.is_some() {
-                    return Err(Error::Unsupported {
-                        file: self.name().to_string(),
-                        feature: "allocation in advance of compressed clusters".into(),
-                    });
+                    return Err(self.no_allocation_of("compressed clusters"));
                 }
                 let outcome = image.allocate(offset..offset + len, &self.below).await;
                 image.mark_corrupt_on_error(outcome).await
@@ -606,7 +619,7 @@ impl Image {
     async fn discard_part(&self, offset: u64, len: u64) -> Result<()> {
         match &*self.top {
             Layer::Raw(raw) => raw.discard(offset, len).await,
-            Layer::Other(..) => Err(self.read_only()),
+            Layer::Other(added) => Box::pin(added.discard(offset, len)).await,
             Layer::Qcow2(image) => {
                 let range = offset..offset + len;
                 let discarding = image.discard(range.clone(), &self.below);
@@ -626,7 +639,8 @@ impl Image {
             // What it had was made durable then.
             _ if self.is_frozen.load(Ordering::Acquire) => return Ok(()),
             Layer::Raw(raw) if self.writable => raw.flush().await?,
-            Layer::Raw(_) | Layer::Other(..) => {}
+            Layer::Other(added) if self.writable => added.flush().await?,
+            Layer::Raw(_) | Layer::Other(_) => {}
             Layer::Qcow2(image) => image.flush().await?,
         }
         match self.writable {
@@ -698,7 +712,7 @@ impl Image {
         match &*self.top {
             Layer::Raw(raw) => raw.resize(size, preallocation, job).await,
             Layer::Qcow2(image) => image.resize(size, &self.below, (preallocation, job)).await,
-            Layer::Other(..) => Err(self.read_only()),
+            Layer::Other(added) => added.resize(size, preallocation).await,
         }
     }
 
@@ -833,7 +847,8 @@ impl Image {
     async fn finish(&self) -> Result<()> {
         match &*self.top {
             Layer::Raw(raw) if self.writable => raw.close().await,
-            Layer::Raw(_) | Layer::Other(..) => Ok(()),
+            Layer::Other(added) if self.writable => added.close().await,
+            Layer::Raw(_) | Layer::Other(_) => Ok(()),
             Layer::Qcow2(image) => image.close().await,
         }
     }

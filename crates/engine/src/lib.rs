@@ -99,9 +99,9 @@
 //!
 //! # Files and formats of your own
 //!
-//! Bytes may come from anywhere: implement [`file::BlockFile`]. A further format for reading is a
+//! Bytes may come from anywhere: implement [`file::BlockFile`]. A further format is a
 //! [`formats::FormatDriver`], passed in [`image::OpenOptions::formats`]; chains, conversion,
-//! comparison and servers take its images like others.
+//! comparison and servers take its images like others, for writing too if it says so.
 //!
 //! May not know: NBD, command lines, printing, sockets, time.
 

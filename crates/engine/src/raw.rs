@@ -10,13 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::run::{HostOffset, Run, Source};
 use cowslip_queue::{Buf, IoVec, IoVecMut};
 
-use crate::durable::DurableWrites;
+use crate::durable::Flushes;
 use crate::file::{AlignedFile, Claim, Durability, Event, Numbering, Permission, Space};
 use crate::job::Job;
 use crate::luks::{self, SectorCipher};
 use crate::policy::{Format, Preallocation};
 use crate::space::{self, Fill};
-use crate::sync::Turn;
 use crate::units::round_down;
 use crate::{Error, Result};
 
@@ -27,14 +26,7 @@ pub struct Raw {
     /// Where the disk begins in the file: 0, or behind a LUKS header.
     start: u64,
     size: AtomicU64,
-    /// One flush at a time, and the outcome of an earlier one: of two that are in flight together
-    /// the system reports to only one that bytes were lost. `true` after a failure (invariant D4).
-    flushes: Turn<bool>,
-    durable_writes: DurableWrites,
-    /// A flush or a durable write has failed.
-    lost: AtomicBool,
-    /// Something was asked for that changes the file.
-    changed: AtomicBool,
+    flushes: Flushes,
     /// Key slots are being written, or that has failed.
     keys_unknown: AtomicBool,
 }
@@ -51,10 +43,7 @@ impl Raw {
             file,
             start: 0,
             size: AtomicU64::new(size),
-            flushes: Turn::new(false),
-            durable_writes: DurableWrites::default(),
-            lost: AtomicBool::new(false),
-            changed: AtomicBool::new(false),
+            flushes: Flushes::default(),
             keys_unknown: AtomicBool::new(false),
         }
     }
@@ -103,43 +92,15 @@ impl Raw {
 
     /// Returns the file to a caller that changes it directly, not through this image.
     pub(crate) fn file_to_change(&self) -> &AlignedFile {
-        self.will_change();
+        self.flushes.will_change();
         &self.file
-    }
-
-    /// From here on there is something to be flushed.
-    fn will_change(&self) {
-        self.changed.store(true, Ordering::Release);
     }
 
     /// Makes durable all that had completed. After a failure it fails until the image is reopened.
     #[boxed]
     pub async fn flush(&self) -> Result<()> {
-        let mut failed = self.flushes.take().await;
-        if *failed {
-            return Err(Error::Latched(self.file.name().to_string()));
-        }
-        let under_way = self.durable_writes.begin();
-        let flushed = self.file.flush().await;
-        if flushed.is_err() {
-            *failed = true;
-            self.lost.store(true, Ordering::Release);
-        }
-        under_way.end();
-        flushed?;
-        let checked = self.check_concurrent_flushes().await;
-        *failed = checked.is_err();
-        checked
-    }
-
-    /// Checks, after a flush or a durable write has succeeded, that nothing it should have covered
-    /// was lost: the system may have reported that to a concurrent one instead.
-    async fn check_concurrent_flushes(&self) -> Result<()> {
-        let all_noted = self.durable_writes.settle().await.is_ok();
-        match self.lost.load(Ordering::Acquire) || !all_noted {
-            true => Err(Error::Latched(self.file.name().to_string())),
-            false => Ok(()),
-        }
+        let flushing = self.file.flush();
+        self.flushes.flush(self.file.name(), flushing).await
     }
 
     /// Flushes, if anything was changed, and cuts off what direct I/O has written beyond an end
@@ -147,7 +108,7 @@ impl Raw {
     #[boxed]
     pub async fn close(&self) -> Result<()> {
         self.file.cut_padding(self.start + self.size()).await?;
-        match self.changed.load(Ordering::Acquire) {
+        match self.flushes.any_change() {
             true => self.flush().await,
             false => Ok(()),
         }
@@ -166,7 +127,7 @@ impl Raw {
 
     /// Writes to the disk.
     pub async fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Result<()> {
-        self.will_change();
+        self.flushes.will_change();
         self.file.reach(Event::WriteAio).await;
         let at = self.start + offset;
         if durability == Durability::Cached {
@@ -174,27 +135,21 @@ impl Raw {
         }
         // A write that is refused, or fails before it begins, has lost nothing.
         let prepared = self.file.prepare_write(at, data).await?;
-        let under_way = self.durable_writes.begin();
-        let written = self.file.write_prepared(prepared, durability).await;
-        if written.is_err() {
-            self.lost.store(true, Ordering::Release);
-        }
-        under_way.end();
-        written?;
-        self.check_concurrent_flushes().await
+        let writing = self.file.write_prepared(prepared, durability);
+        self.flushes.write(self.file.name(), writing).await
     }
 
     /// Makes a range read as zeroes.
     #[boxed]
     pub async fn write_zeroes(&self, offset: u64, len: u64, space: Space) -> Result<()> {
-        self.will_change();
+        self.flushes.will_change();
         self.file.zero(self.start + offset, len, space).await
     }
 
     /// Allocates the holes of a range; its bytes stay.
     #[boxed]
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.will_change();
+        self.flushes.will_change();
         self.file
             .allocate_keeping_end(self.start + offset, len)
             .await
@@ -206,7 +161,7 @@ impl Raw {
         if self.file.is_encrypted() {
             return Ok(());
         }
-        self.will_change();
+        self.flushes.will_change();
         match self.file.discard(self.start + offset, len).await {
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::Unsupported => {
                 Ok(())
@@ -229,7 +184,7 @@ impl Raw {
     /// was dropped half way, keys cannot be changed until the volume is opened again: a failed
     /// write may have been done, so slots may not be what they were read as.
     pub(crate) async fn write_keys(&self, stages: luks::Stages) -> Result<()> {
-        self.will_change();
+        self.flushes.will_change();
         // The data that was read may have been left unflushed by a process that died.
         self.flush().await?;
         if self.keys_unknown.swap(true, Ordering::AcqRel) {
@@ -260,7 +215,7 @@ impl Raw {
             let text = "Unsupported preallocation mode: metadata";
             return Err(Error::Invalid(text.to_string()));
         }
-        self.will_change();
+        self.flushes.will_change();
         let file = self.file.block_file();
         let claim = file.claimed();
         let held = claim.held.with(Permission::Resize);

@@ -1,18 +1,19 @@
 //! A format that is not built in: one module and one line, and chains, reads, extents, conversion
 //! and the guard of guessed disks take it like any other.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use cowslip::convert::{Options, Plan, Sources};
-use cowslip::disk::DiskFuture;
+use cowslip::disk::{DiskFuture, Features};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{AlignedFile, BlockFile, FileRequest, Gate};
 use cowslip::formats::{FormatDriver, FormatImage, Formats, OpenRequest, Opened};
-use cowslip::image::{BackingChoice, Durability, Extent, Format, OpenOptions};
+use cowslip::image::{BackingChoice, Durability, Extent, Format, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::run::{HostOffset, Run, Source, push};
-use cowslip::{Buf, BufMut, Error, Image, Job, Result};
+use cowslip::{Buf, BufMut, Error, Image, IoVec, Job, Result};
 
 use crate::support::block_on;
 
@@ -281,4 +282,125 @@ fn a_guest_cannot_make_a_disk_that_was_guessed_to_be_raw_one_of_it() {
     let refused = guessed(with_toy()).unwrap_err();
     assert!(refused.to_string().contains("a toy header"), "{refused}");
     guessed(OpenOptions::default()).unwrap();
+}
+
+/// A format that is written: all of the file behind its first block, over a backing file if the
+/// file is longer than a megabyte.
+static KEPT: FormatDriver = FormatDriver {
+    format: Format::Other("kept"),
+    matches: |sector| sector.starts_with(MAGIC),
+    open: |opening| Box::pin(open_kept(opening)),
+};
+
+thread_local! {
+    /// The next flush of an image of it fails.
+    static FLUSH_FAILS: Cell<bool> = const { Cell::new(false) };
+}
+
+#[derive(Debug)]
+struct Kept(AlignedFile, u64);
+
+async fn open_kept(opening: OpenRequest<'_>) -> Result<Opened> {
+    let size = opening.file_len - BLOCK;
+    let opened = Opened::by(Box::new(Kept(opening.file, size)), &KEPT);
+    Ok(match size > 1 << 20 {
+        true => opened.over("base.raw".to_string(), Some("raw".to_string())),
+        false => opened,
+    })
+}
+
+impl FormatImage for Kept {
+    fn size(&self) -> u64 {
+        self.1
+    }
+
+    fn map(&self, range: Range<u64>) -> DiskFuture<'_, Vec<Run>> {
+        let source = Source::Data(HostOffset(range.start + BLOCK));
+        Box::pin(std::future::ready(Ok(vec![Run { range, source }])))
+    }
+
+    fn file(&self) -> &AlignedFile {
+        &self.0
+    }
+
+    fn features(&self) -> Features {
+        Features {
+            writable: true,
+            preferred_block_bytes: BLOCK,
+        }
+    }
+
+    fn write(&self, offset: u64, data: IoVec) -> DiskFuture<'_, ()> {
+        Box::pin(self.0.write(offset + BLOCK, data, Durability::Cached))
+    }
+
+    fn flush(&self) -> DiskFuture<'_, ()> {
+        match FLUSH_FAILS.take() {
+            true => Box::pin(std::future::ready(Err(Error::Invalid("lost".to_string())))),
+            false => Box::pin(self.0.flush()),
+        }
+    }
+}
+
+fn kept(bytes: u64) -> (Arc<MemoryFile>, Result<Image>) {
+    let mut contents = vec![0x11; bytes as usize];
+    contents[..8].copy_from_slice(MAGIC);
+    let file = memory(contents);
+    let options = OpenOptions {
+        writable: true,
+        formats: Formats::default().with(&KEPT),
+        ..OpenOptions::default()
+    };
+    let base = Files(vec![("base.raw", memory(vec![0; 512]))]);
+    let image = open_image(&file, options, &base);
+    (file, image)
+}
+
+#[test]
+fn what_a_format_takes_is_done_and_the_rest_refused() {
+    let (file, image) = kept(9 * BLOCK);
+    let image = image.unwrap();
+    let data = Buf::copy_of(&[7; 600]);
+    block_on(image.write(1000, data, Durability::Durable)).unwrap();
+    let zeroes = ZeroOptions::default();
+    block_on(image.write_zeroes(1500, 5 * BLOCK, zeroes)).unwrap();
+    block_on(image.discard(0, BLOCK)).unwrap();
+    let mut expected = vec![0x11; 8 * BLOCK as usize];
+    expected[1000..1600].fill(7);
+    expected[1500..][..5 * BLOCK as usize].fill(0);
+    assert_eq!(read(&image), expected);
+    assert_eq!(file.contents()[BLOCK as usize..], expected);
+    let fast = ZeroOptions {
+        fast_only: true,
+        ..zeroes
+    };
+    let refused = [
+        block_on(image.write_zeroes(0, 10, fast)),
+        block_on(image.resize(BLOCK)),
+        block_on(image.allocate(0, BLOCK)),
+        block_on(image.write_compressed(0, Buf::zeroed(BLOCK as usize))),
+    ];
+    for refused in refused {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+    }
+    block_on(image.close()).unwrap();
+    // What a block lacks that is written in part would have to come from below.
+    let (_, over_another) = kept(2 << 20);
+    let refused = over_another.unwrap_err();
+    assert!(matches!(refused, Error::ReadOnly(_)), "{refused}");
+}
+
+#[test]
+fn after_a_failed_flush_nothing_of_it_counts_as_durable() {
+    let (_, image) = kept(9 * BLOCK);
+    let image = image.unwrap();
+    FLUSH_FAILS.set(true);
+    let data = Buf::copy_of(&[7; 512]);
+    let lost = block_on(image.write(0, data.clone(), Durability::Durable));
+    assert!(matches!(lost, Err(Error::Invalid(_))), "{lost:?}");
+    block_on(image.write(0, data, Durability::Cached)).unwrap();
+    for refused in [block_on(image.flush()), block_on(image.close())] {
+        assert!(matches!(refused, Err(Error::Latched(_))), "{refused:?}");
+    }
 }

@@ -2,9 +2,12 @@
 //! over files, in `format.rs` a format, in `destination.rs` a protocol that stores new images.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
+use cowslip::file::host::{CreateMode, HostOptions, open_host_file};
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
+use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{BufMut, IoVec, IoVecMut, Result};
 use cowslip_queue::{Backend, Pending, Queue};
@@ -178,6 +181,16 @@ fn sectors(list: &str, sectors: &[u64]) -> Result<Vec<u8>> {
     sectors_of(spec, registry, sectors)
 }
 
+/// A new file of the host, for an image.
+fn new_file(path: &Path) -> Arc<dyn BlockFile> {
+    let options = HostOptions {
+        writable: true,
+        create: CreateMode::Truncate,
+        ..HostOptions::default()
+    };
+    open_host_file(path, &options).unwrap()
+}
+
 #[test]
 fn a_protocol_is_a_driver_and_a_line() {
     let read = |list| sectors(list, &[0, 1, 7]).unwrap();
@@ -195,17 +208,8 @@ fn a_qcow2_image_names_it_as_its_backing_file() {
     let path = dir.path().join("top.qcow2");
     let queue = Queue::new(Backend::Auto).unwrap();
     queue.block_on(async {
-        use cowslip::file::host::{CreateMode, HostOptions, open_host_file};
-        use cowslip::qcow2::create::{CreateOptions, create};
-        let options = HostOptions {
-            writable: true,
-            create: CreateMode::Truncate,
-            ..HostOptions::default()
-        };
-        let file = open_host_file(&path, &options).unwrap();
-        create(file, None, &CreateOptions::new(1 << 20))
-            .await
-            .unwrap();
+        let options = CreateOptions::new(1 << 20);
+        create(new_file(&path), None, &options).await.unwrap();
     });
     let backing = r#"json:{"driver":"raw","file":{"driver":"ramp","step":"2"}}"#;
     let list = format!(

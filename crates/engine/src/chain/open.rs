@@ -195,9 +195,6 @@ async fn open_layer(
             feature: format!("an internal snapshot of a {} image", format.name()).into(),
         });
     }
-    if matches!(format, Format::Other(_)) && options.writable {
-        return Err(Error::ReadOnly(file.name().to_string()));
-    }
     let opening = OpenRequest {
         file_len: file.len().await?,
         file,
@@ -206,5 +203,11 @@ async fn open_layer(
         files,
         is_top,
     };
-    formats.way_to_open(format)?(opening).await
+    let opened = formats.way_to_open(format)?(opening).await?;
+    if let (Layer::Other(added), true) = (&opened.layer, options.writable)
+        && !(added.is_writable() && opened.backing.is_none())
+    {
+        return Err(Error::ReadOnly(added.file().name().to_string()));
+    }
+    Ok(opened)
 }
