@@ -14,11 +14,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileRequest, Gate, Space};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
 use cowslip::image::{Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::{Buf, BufMut, Error, Image};
+use cowslip::{Buf, BufMut, Image};
 use cowslip_queue::{Backend, IoVec, IoVecMut, Pending, Queue};
 
 const DISK_BYTES: u64 = 1 << 30;
@@ -92,14 +93,6 @@ impl BlockFile for NoData {
 
     fn set_len(&self, len: u64) -> Pending<std::io::Result<()>> {
         self.memory.set_len(len)
-    }
-}
-
-struct NoFiles;
-
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("no {}", request.name)))
     }
 }
 

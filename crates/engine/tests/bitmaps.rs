@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{BackingChoice, Durability, Format, OpenOptions};
@@ -13,14 +14,6 @@ use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::{Buf, BufMut, Error, Image, Job, Result};
 
 use crate::support::{block_on, our_check};
-
-struct NoFiles;
-
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("'{}' is not wanted", request.name)))
-    }
-}
 
 /// Whatever is named, it is this file.
 struct OneFile(Arc<MemoryFile>);

@@ -3,6 +3,7 @@
 //! Skips loudly where qemu-img and qemu-io are not installed.
 
 use crate::support::{COMPRESSED, COPIED, Image, peers_are_installed};
+use cowslip_block::random::Random;
 
 /// A sound image, before something is broken in it.
 #[derive(Clone, Copy)]
@@ -604,13 +605,8 @@ fn random_damage() {
             ..BITMAP
         },
     ];
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut random = move |below: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % below
-    };
+    let mut numbers = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = move |below: u64| numbers.next() % below;
     let mut outcomes = std::collections::BTreeMap::new();
     for (number, base) in bases.iter().enumerate() {
         let sound = Base {

@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
+use cowslip::file::BlockFile;
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{AllocPolicy, OpenOptions};
 use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::amend::Amendment;
 use cowslip::qcow2::check::{CheckOptions, CheckResult, check};
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create};
 use cowslip::qcow2::header::Header;
-use cowslip::{Buf, BufMut, Error, Image, Job, Result};
+use cowslip::{Buf, BufMut, Error, Image, Job};
 
 use crate::support::crash::{Op, Recorder, each_crash};
 
@@ -23,14 +24,6 @@ const NEW: u64 = 400 << 10;
 const LONG: u64 = 384 << 10;
 const SHORT: u64 = 128 << 10;
 const PIECE: u64 = 64 << 10;
-
-struct NoGate;
-
-impl Gate for NoGate {
-    fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("'{}' is not wanted", request.name)))
-    }
-}
 
 fn now<T>(work: impl Future<Output = T>) -> T {
     // Work that lets others go first is only asked again: nothing here waits for anything else.
@@ -49,7 +42,7 @@ async fn open(file: Arc<dyn BlockFile>) -> Image {
         writable: true,
         ..OpenOptions::default()
     };
-    Image::open(file, options, &NoGate).await.unwrap()
+    Image::open(file, options, &NoFiles).await.unwrap()
 }
 
 /// An image with some data up to its end, which is in the middle of a cluster.

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
 use crate::support::block_on;
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
+use cowslip::file::{BlockFile, Durability, Space};
 use cowslip::image::{AllocPolicy, DiscardPolicy, Extent, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::header::Header;
-use cowslip::{Buf, BufMut, Error, Image};
+use cowslip::{Buf, BufMut, Image};
 use cowslip_queue::{Completer, Pending, pending};
 
 /// A call that concerns the space of a file.
@@ -102,13 +103,6 @@ impl BlockFile for Watched {
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         self.note(Call::SetLen(len));
         self.memory.set_len(len)
-    }
-}
-
-struct NoFiles;
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("no {}", request.name)))
     }
 }
 

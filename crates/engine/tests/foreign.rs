@@ -14,24 +14,13 @@
 use std::sync::Arc;
 
 use cowslip::Image;
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{Durability, Format, OpenOptions};
 use cowslip::luks::Passphrase;
 use cowslip_queue::{Buf, BufMut};
 
 use crate::support::block_on;
-
-struct NoFiles;
-
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(cowslip::Error::Invalid(format!(
-            "'{}' is not wanted",
-            request.name
-        )))
-    }
-}
 
 /// The image that these sectors make.
 fn unpacked(kept: &[u8]) -> Vec<u8> {

@@ -12,6 +12,7 @@ use cowslip::luks::{
 };
 use cowslip::qcow2::create::{CreateOptions, Encryption, Preallocation, create, create_luks};
 use cowslip::{Image, Job, Result, Workers};
+use cowslip_block::random::Random;
 use cowslip_queue::{Buf, BufMut};
 
 use crate::support::block_on;
@@ -20,20 +21,17 @@ use crate::support::crash::{Recorder, each_crash};
 const DISK_BYTES: u64 = 128 << 10;
 const SECTOR_BYTES: usize = 512;
 
-fn passphrase(name: &str) -> Passphrase {
+/// A passphrase of this text.
+pub fn passphrase(name: &str) -> Passphrase {
     Passphrase::new(name.as_bytes().to_vec())
 }
 
-fn means() -> KeyMaterial {
-    let state = Mutex::new(1u64);
+/// What new keys are made of: the same numbers in every run.
+pub fn means() -> KeyMaterial {
+    let random = Mutex::new(Random(1));
     let random = move |bytes: &mut [u8]| {
-        let mut state = state.lock().unwrap();
-        bytes.fill_with(|| {
-            *state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (*state >> 56) as u8
-        });
+        let mut random = random.lock().unwrap();
+        bytes.fill_with(|| (random.next() >> 56) as u8);
         Ok(())
     };
     KeyMaterial {

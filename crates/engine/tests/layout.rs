@@ -1,33 +1,19 @@
 //! The layout of an image: the parts of the disk compared with the block status, and all clusters
 //! reported compared with the refcounts on disk.
 
+use cowslip_block::random::Random;
 use std::sync::Arc;
 
 use crate::support::{self, block_on};
+use cowslip::file::BlockFile;
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{Durability, Extent, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::entry::refcount_at;
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::layout::{Area, Layout, Part, PartKind};
 use cowslip::{Buf, Error, Image};
-
-/// No other file is opened.
-struct NoOthers;
-
-impl Gate for NoOthers {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("'{}' is not wanted", request.name)))
-    }
-}
-
-fn noise(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
 
 fn layout(bytes: Vec<u8>) -> cowslip::Result<(Vec<Part>, Vec<Area>, Header)> {
     let header = Header::parse(&bytes, bytes.len() as u64, "image")?;
@@ -42,7 +28,7 @@ fn layout(bytes: Vec<u8>) -> cowslip::Result<(Vec<Part>, Vec<Area>, Header)> {
 
 /// Writes, zeroes and discards at random; returns the file and its block status.
 fn scribbled(cluster_size: u64, extended_l2: bool, seed: u64) -> (Vec<u8>, Vec<Extent>) {
-    let mut state = seed;
+    let mut random = Random(seed);
     let memory = Arc::new(MemoryFile::new("image", Vec::new(), 512));
     let file: Arc<dyn BlockFile> = memory.clone();
     let clusters = 300;
@@ -58,12 +44,12 @@ fn scribbled(cluster_size: u64, extended_l2: bool, seed: u64) -> (Vec<u8>, Vec<E
     };
     let extents = block_on(async {
         create(file.clone(), None, &options).await?;
-        let image = Image::open(file, open, &NoOthers).await?;
+        let image = Image::open(file, open, &NoFiles).await?;
         for _ in 0..150 {
-            let at = noise(&mut state) % (image.size() / 512) * 512;
-            let len = (noise(&mut state) % (3 * cluster_size / 512) + 1) * 512;
+            let at = random.next() % (image.size() / 512) * 512;
+            let len = (random.next() % (3 * cluster_size / 512) + 1) * 512;
             let len = len.min(image.size() - at);
-            match noise(&mut state) % 5 {
+            match random.next() % 5 {
                 0 => image.write_zeroes(at, len, ZeroOptions::default()).await?,
                 1 => image.discard(at, len).await?,
                 2 => {
@@ -259,15 +245,15 @@ fn entries_that_cannot_be_right_are_named_by_their_place() {
 fn hostile_tables_are_an_answer_or_an_error() {
     let (bytes, _) = scribbled(512, false, 5);
     let (_, areas, _) = layout(bytes.clone()).unwrap();
-    let mut state = 99;
+    let mut random = Random(99);
     let (mut answers, mut errors) = (0, 0);
     for _ in 0..1500 {
         let mut changed = bytes.clone();
-        for _ in 0..noise(&mut state) % 4 + 1 {
-            let area = areas[(noise(&mut state) % areas.len() as u64) as usize];
-            let at = (area.offset + noise(&mut state) % area.len) as usize;
+        for _ in 0..random.next() % 4 + 1 {
+            let area = areas[(random.next() % areas.len() as u64) as usize];
+            let at = (area.offset + random.next() % area.len) as usize;
             if let Some(byte) = changed.get_mut(at) {
-                *byte = noise(&mut state) as u8;
+                *byte = random.next() as u8;
             }
         }
         match layout(changed) {

@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{
     BackingChoice, DiscardPolicy, Durability, Format, OpenOptions, Space, ZeroOptions,
 };
@@ -25,13 +25,6 @@ fn block_on<F: Future>(future: F) -> F::Output {
         }
     }
     panic!("a request waits for nothing");
-}
-
-struct NoFiles;
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("no {}", request.name)))
-    }
 }
 
 struct Random(u64);

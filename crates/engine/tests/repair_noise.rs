@@ -5,23 +5,17 @@ use std::sync::Arc;
 
 use crate::support::crash::{Recorder, each_crash};
 use crate::support::{block_on, our_check};
+use cowslip::file::BlockFile;
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{DirtyImage, Format, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{self, CreateOptions};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::repair::{self, Outcome, RepairOptions, Scope, Step};
-use cowslip::{Buf, BufMut, Error, Image};
+use cowslip::{Buf, BufMut, Image};
 
 const SIZE: u64 = 256 << 10;
 const BLOCK: u64 = 512;
-
-struct NoFiles;
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("no {}", request.name)))
-    }
-}
 
 struct Random(u64);
 impl Random {

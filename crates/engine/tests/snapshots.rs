@@ -9,21 +9,14 @@ mod exchange;
 
 use std::sync::Arc;
 
+use cowslip::file::BlockFile;
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{BackingChoice, DiscardPolicy, Durability, OpenOptions, Space, ZeroOptions};
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
-use cowslip::{Buf, BufMut, Error, Image, Job, Result};
+use cowslip::{Buf, BufMut, Image, Job};
 
 use crate::support::block_on;
-
-struct NoFiles;
-
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("'{}' is not wanted", request.name)))
-    }
-}
 
 fn options() -> OpenOptions {
     OpenOptions {

@@ -4,20 +4,13 @@ use std::sync::Arc;
 
 use crate::support::block_on;
 use crate::support::crash::{Op, Recorder};
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{
     AllocPolicy, DetectZeroes, DiscardPolicy, Durability, OpenOptions, ZeroMethod,
 };
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::{Buf, BufMut, Error, Image};
-
-struct NoFiles;
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("no {}", request.name)))
-    }
-}
+use cowslip::{Buf, BufMut, Image};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

@@ -1,15 +1,12 @@
 //! The jobs, and the images that they begin with: small, with all that the job changes.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
 use cowslip::image::{AllocPolicy, Durability, Format, OpenOptions, ZeroOptions};
-use cowslip::luks::{
-    CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeyMaterial, KeySize, NewKey, NewVolume,
-    Passphrase, Spec, VolumeOptions,
-};
+use cowslip::luks::{ErasedKeys, KeyChange, NewKey};
 use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{
@@ -17,9 +14,10 @@ use cowslip::qcow2::create::{
 };
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::rebase::Storage;
-use cowslip::{Buf, Image, Job, Result, Workers};
+use cowslip::{Buf, Image, Job, Result};
 
 use super::{Case, each_failure, open, plain, seen};
+use crate::keys;
 use crate::support::block_on;
 use crate::support::failing::{Contents, Medium};
 
@@ -389,43 +387,9 @@ fn a_longer_refcount_table_counts_all_or_is_not_there() {
     });
 }
 
-fn passphrase(name: &str) -> Passphrase {
-    Passphrase::new(name.as_bytes().to_vec())
-}
-
-fn means() -> KeyMaterial {
-    let state = Mutex::new(1u64);
-    let random = move |bytes: &mut [u8]| {
-        let mut state = state.lock().unwrap();
-        bytes.fill_with(|| {
-            *state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (*state >> 56) as u8
-        });
-        Ok(())
-    };
-    KeyMaterial {
-        random: Arc::new(random),
-        workers: Workers::default(),
-    }
-}
-
 /// An encrypted image that 'a' opens.
 fn encrypted(format: Format) -> Contents {
-    let means = means();
-    let options = VolumeOptions {
-        spec: Spec {
-            key_size: KeySize::Aes128,
-            mode: CipherMode::Cbc,
-            iv: IvGenerator::Plain64,
-        },
-        hash: Hash::Sha1,
-        passphrase: passphrase("a"),
-        slot_iterations: 1,
-        digest_iterations: 1,
-    };
-    let volume = NewVolume::make(&options, &mut |bytes| (means.random)(bytes)).unwrap();
+    let volume = keys::volume();
     let contents = match format {
         Format::Luks => {
             let file = Arc::new(MemoryFile::new("top", Vec::new(), 1));
@@ -448,8 +412,8 @@ fn encrypted(format: Format) -> Contents {
 fn some_passphrase_opens_an_image_whatever_fails_of_a_change_of_keys() {
     let add = |current: &str, new: &str, slot| {
         KeyChange::Add(NewKey {
-            current: passphrase(current),
-            passphrase: passphrase(new),
+            current: keys::passphrase(current),
+            passphrase: keys::passphrase(new),
             slot,
             iterations: 1,
             force: true,
@@ -457,14 +421,14 @@ fn some_passphrase_opens_an_image_whatever_fails_of_a_change_of_keys() {
     };
     let erase = KeyChange::Erase(ErasedKeys {
         slot: None,
-        passphrase: Some(passphrase("a")),
+        passphrase: Some(keys::passphrase("a")),
         force: false,
     });
     for format in [Format::Qcow2, Format::Luks] {
         let one = encrypted(format);
         let change = |contents: &Contents, change: &KeyChange| {
             changed(contents, |image| {
-                block_on(image.change_keys(change, &means(), &Job::default())).unwrap();
+                block_on(image.change_keys(change, &keys::means(), &Job::default())).unwrap();
             })
         };
         let two = change(&one, &add("a", "b", None));
@@ -474,7 +438,7 @@ fn some_passphrase_opens_an_image_whatever_fails_of_a_change_of_keys() {
             ("one key less", &two, erase.clone()),
         ] {
             let job = move |image: &Image, _: &Medium| {
-                block_on(image.change_keys(&change, &means(), &Job::default()))
+                block_on(image.change_keys(&change, &keys::means(), &Job::default()))
             };
             each_failure(&Case {
                 changes_keys: true,

@@ -1,5 +1,6 @@
 //! A file in memory that records what is done to it, and the states that a crash may leave.
 
+use cowslip_block::random::Random;
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -172,19 +173,12 @@ impl BlockFile for Recorder {
     }
 }
 
-fn noise(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 /// Passes each state that a crash may leave to `judge`: at every operation, with unflushed writes
 /// applied, dropped, torn, or reordered in some combinations.
 pub fn each_crash(start: &[u8], ops: &[Op], mut judge: impl FnMut(&str, &[u8])) -> usize {
     let mut durable = start.to_vec();
     let mut pending: Vec<&Op> = Vec::new();
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut states = 0;
     let mut tell = |name: String, durable: &[u8], applied: &[(&Op, usize)]| {
         let mut bytes = durable.to_vec();
@@ -217,7 +211,7 @@ pub fn each_crash(start: &[u8], ops: &[Op], mut judge: impl FnMut(&str, &[u8])) 
             for round in 0..2 {
                 let some: Vec<(&Op, usize)> = all
                     .iter()
-                    .filter(|_| noise(&mut state).is_multiple_of(2))
+                    .filter(|_| random.next().is_multiple_of(2))
                     .copied()
                     .rev()
                     .collect();

@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+pub use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
-use cowslip::{Error, IoVec, IoVecMut};
+use cowslip::file::{BlockFile, Durability, Space};
+use cowslip::{IoVec, IoVecMut};
 use cowslip_queue::{Completer, Pending, pending};
 
 use super::block_on;
@@ -146,13 +147,5 @@ impl BlockFile for SlowFile {
             true => Pending::ready(Err(io::Error::from_raw_os_error(28))),
             false => self.memory.zero(offset, len, space),
         }
-    }
-}
-
-/// No other files.
-pub struct NoFiles;
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("no {}", request.name)))
     }
 }

@@ -205,32 +205,19 @@ fn deflate(stream: &mut Compress, cluster: &[u8], output: &mut [u8]) -> Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
 
     const KINDS: [CompressionType; 2] = [CompressionType::Deflate, CompressionType::Zstd];
 
     /// Bytes that compress to about half: the high bits are noise of a small generator.
     fn text(len: usize, seed: u64) -> Vec<u8> {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        (0..len)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 60) as u8
-            })
-            .collect()
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        (0..len).map(|_| (random.next() >> 60) as u8).collect()
     }
 
     fn noise(len: usize) -> Vec<u8> {
-        let mut state = 88_172_645_463_325_252_u64;
-        (0..len)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 32) as u8
-            })
-            .collect()
+        let mut random = Random(88_172_645_463_325_252);
+        (0..len).map(|_| (random.next() >> 32) as u8).collect()
     }
 
     #[test]

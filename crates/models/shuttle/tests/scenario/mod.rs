@@ -14,13 +14,14 @@ mod requests;
 use std::pin::pin;
 use std::sync::Arc;
 
+use cowslip::file::BlockFile;
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{DiscardPolicy, Format, OpenOptions, WritePolicy};
 use cowslip::qcow2::check::{CheckOptions, Finding, check};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::header::Header;
-use cowslip::{BufMut, Error, Image};
+use cowslip::{BufMut, Image};
 use futures_util::future::{join_all, select};
 use shuttle::future::block_on;
 use shuttle::rand::{Rng as _, thread_rng};
@@ -30,14 +31,6 @@ use shuttle::{Config, Runner, thread};
 use disk::Disk;
 use history::{History, Rng, SECTOR_BYTES, ZEROES};
 use requests::Mix;
-
-struct NoFiles;
-
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("no {}", request.name)))
-    }
-}
 
 /// An image and those who use it.
 #[derive(Clone, Debug)]

@@ -355,30 +355,24 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-
-    fn noise(state: &mut u64) -> u64 {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        *state
-    }
+    use crate::random::Random;
 
     /// Random additions agree with a map, in every width of a cell and at every maximum.
     #[test]
     fn counters_agree_with_a_map() {
         for (seed, references_max) in [(1, 1), (2, 3), (3, 255), (4, 65535), (5, u64::MAX)] {
-            let mut state = seed;
+            let mut random = Random(seed);
             let mut memory = Memory::new(1 << 30);
             let mut counts = Counts::new(references_max);
             let mut model: BTreeMap<u64, (u64, bool, bool)> = BTreeMap::new();
             for _ in 0..20_000 {
-                let cluster = noise(&mut state) % 97 * 613;
-                let times = match noise(&mut state) % 50 {
+                let cluster = random.next() % 97 * 613;
+                let times = match random.next() % 50 {
                     0 => 1 << 40,
                     1..5 => 300,
                     _ => 1,
                 };
-                let copied = match noise(&mut state) % 3 {
+                let copied = match random.next() % 3 {
                     0 => Copied::Set,
                     1 => Copied::Clear,
                     _ => Copied::Ignored,

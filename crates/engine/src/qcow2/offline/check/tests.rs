@@ -1,5 +1,6 @@
 //! The check on images that are built here, byte by byte: limits, hostile contents, single reads.
 
+use crate::random::Random;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -155,13 +156,8 @@ fn memory_is_limited() {
 /// Random words everywhere: any outcome but a panic or an endless loop.
 #[test]
 fn garbage_is_survived() {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = move |below: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % below
-    };
+    let mut numbers = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = move |below: u64| numbers.next() % below;
     let mut outcomes = [0; 2];
     for _ in 0..3000 {
         let mut image = Builder::new();

@@ -271,6 +271,7 @@ fn blocks_needed(geometry: &Geometry, clusters: u64, size: TableSize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
 
     fn placement(cluster_bits: u32, refcount_order: u32) -> Placement {
         Placement::new(Geometry::new(cluster_bits, refcount_order, false).unwrap())
@@ -295,14 +296,12 @@ mod tests {
 
     #[test]
     fn structures_cover_themselves_whatever_is_allocated() {
-        let mut state = 88172645463325252u64;
+        let mut random = Random(88172645463325252);
         for (bits, order) in [(9, 4), (9, 6), (9, 0), (12, 6), (16, 4)] {
             let mut placement = placement(bits, order);
             let mut seen = std::collections::HashSet::new();
             for _ in 0..300 {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
+                let state = random.next();
                 let count = 1 + state % 200;
                 let first = placement.allocate(count).unwrap();
                 assert!((first..first + count).all(|cluster| seen.insert(cluster)));
