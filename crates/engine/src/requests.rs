@@ -223,6 +223,22 @@ struct State {
     done: VecDeque<Completion>,
 }
 
+/// Ends a request whose future is dropped before its end: it was given up, or has panicked.
+struct Unfinished {
+    state: Rc<RefCell<State>>,
+    token: u64,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let ended = match std::thread::panicking() {
+            true => Err(Error::invalid("the request has panicked")),
+            false => Err(Error::Cancelled),
+        };
+        self.state.borrow_mut().end(self.token, ended);
+    }
+}
+
 struct InFlight {
     task: TaskId,
     only_reads: bool,
@@ -230,8 +246,11 @@ struct InFlight {
 }
 
 impl State {
+    /// Ends a request; one that has ended stays so.
     fn end(&mut self, token: u64, ended: Result<Option<IoVecMut>>) {
-        let request = self.in_flight.remove(&token);
+        let Some(request) = self.in_flight.remove(&token) else {
+            return;
+        };
         let (result, target) = match ended {
             Ok(target) => (Ok(()), target),
             Err(error) => (Err(error), None),
@@ -240,7 +259,7 @@ impl State {
             token,
             result,
             target,
-            byte_count: request.map_or(0, |request| request.byte_count),
+            byte_count: request.byte_count,
         });
     }
 }
@@ -398,9 +417,10 @@ impl Started {
         if self.state.borrow().in_flight.contains_key(&token) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
+        let unfinished = Unfinished { state, token };
         let task = self.reactor.spawn(async move {
             let ended = operation.run(&*disk).await;
-            state.borrow_mut().end(token, ended);
+            unfinished.state.borrow_mut().end(token, ended);
         });
         let request = InFlight {
             task,

@@ -2,6 +2,7 @@
 //! a file, with a ring and without.
 
 use std::os::fd::AsFd;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use cowslip::image::{Durability, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::requests::{Completion, Operation, Request, RequestQueue};
 use cowslip::{Buf, BufMut, Disk, Error, Image, IoVec, IoVecMut, SharedMemory};
+use cowslip_block::disk::{DiskFuture, Extent, Features};
 use cowslip_block::random::Random;
 use cowslip_queue::{Backend, PreparedQueue, block_here};
 use rustix::event::{PollFd, PollFlags};
@@ -316,6 +318,66 @@ fn dropping_a_queue_gives_up_reads_and_waits_for_writes() {
     let bytes = block_here(image.read(4096, BufMut::zeroed(4096))).unwrap();
     assert_eq!(bytes[..], [HELD; 4096]);
     block_here(image.close()).unwrap();
+}
+
+/// A disk whose requests panic, at once or after they have waited.
+#[derive(Debug)]
+struct Panicking;
+
+impl Disk for Panicking {
+    fn name(&self) -> &str {
+        "panicking"
+    }
+
+    fn size(&self) -> u64 {
+        SIZE
+    }
+
+    fn features(&self) -> Features {
+        Features {
+            writable: true,
+            preferred_block_bytes: 4096,
+        }
+    }
+
+    fn read(&self, _: u64, _: IoVecMut) -> DiskFuture<'_, IoVecMut> {
+        panic!("as planned")
+    }
+
+    fn write(&self, _: u64, _: IoVec, _: Durability) -> DiskFuture<'_, ()> {
+        Box::pin(async {
+            cowslip_queue::yield_now().await;
+            panic!("as planned")
+        })
+    }
+
+    fn extents(&self, _: u64, _: u64, _: usize) -> DiskFuture<'_, Vec<Extent>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+}
+
+#[test]
+fn a_request_that_panics_ends() {
+    let panicking: Arc<dyn Disk> = Arc::new(Panicking);
+    for mut queue in queues() {
+        let read = Operation::read(0, BufMut::zeroed(512));
+        let write = Operation::write(0, Buf::copy_of(&[1; 512]), Durability::Cached);
+        let mut ended = Vec::new();
+        for request in [Request::new(1, read), Request::new(2, write)] {
+            let (token, queue) = (request.token, &mut queue);
+            let panicked = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                queue.submit(&panicking, [request]).unwrap();
+                queue.complete(&mut Vec::new()).unwrap();
+            }));
+            assert!(panicked.is_err(), "request {token}");
+            queue.complete(&mut ended).unwrap();
+        }
+        let tokens: Vec<u64> = ended.iter().map(|completion| completion.token).collect();
+        assert_eq!(tokens, [1, 2]);
+        assert!(ended.iter().all(|completion| completion.result.is_err()));
+        // Its drop waits for what is in flight: nothing.
+        assert_eq!(queue.in_flight(), 0);
+    }
 }
 
 #[test]
