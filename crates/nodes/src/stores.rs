@@ -5,9 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cowslip_block::{Error, Result};
-use cowslip_publish::objects::{Adapter, Directory, Objects};
+use cowslip_publish::objects::{Directory, Objects};
 use cowslip_publish::store::Store;
 use cowslip_remote::{Environment, ObjectUrl, StoreOptions, locate};
+
+mod adapter;
+
+pub use adapter::Adapter;
 
 /// The store of a name, and the path in it. Nothing is sent.
 ///

@@ -9,13 +9,9 @@ use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
 
-mod adapter;
 mod directory;
-mod runtime;
 
-pub use adapter::Adapter;
 pub use directory::{Directory, open_directories};
-pub use runtime::retire;
 
 /// A request to a store.
 pub type ObjectFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ObjectError>> + Send + 'a>>;
@@ -61,6 +57,52 @@ pub struct ObjectInfo {
     pub written_ms: i64,
 }
 
+/// Memory that a list of objects takes at most: two and a half million packs, which are 40 TB.
+pub const LIST_BYTES_MAX: usize = 512 << 20;
+/// Memory that an object of a list takes beside its key.
+const INFO_BYTES: usize = 64;
+
+/// A list that is being read. A store may list more than memory holds, by mistake or malice.
+#[derive(Debug)]
+pub struct Listing {
+    found: Vec<ObjectInfo>,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl Listing {
+    /// An empty list, for so much memory: [`LIST_BYTES_MAX`], unless in tests.
+    pub fn new(bytes_max: usize) -> Listing {
+        Listing {
+            found: Vec::new(),
+            bytes: 0,
+            bytes_max,
+        }
+    }
+
+    /// Adds an object.
+    ///
+    /// # Errors
+    /// The list is too long.
+    pub fn push(&mut self, found: ObjectInfo) -> Result<(), ObjectError> {
+        self.bytes += found.key.len() + INFO_BYTES;
+        if self.bytes > self.bytes_max {
+            return Err(ObjectError::Failed(format!(
+                "The list is too long: after {} objects it would take more than {} bytes",
+                self.found.len(),
+                self.bytes_max
+            )));
+        }
+        self.found.push(found);
+        Ok(())
+    }
+
+    /// All objects.
+    pub fn into_vec(self) -> Vec<ObjectInfo> {
+        self.found
+    }
+}
+
 /// A store of objects. Requests may be dropped at any moment; whether they take effect is unknown
 /// then.
 pub trait Objects: Send + Sync + fmt::Debug {
@@ -73,7 +115,8 @@ pub trait Objects: Send + Sync + fmt::Debug {
     /// Length and age of an object.
     fn info(&self, key: &str) -> ObjectFuture<'_, ObjectInfo>;
 
-    /// All objects whose keys begin with `prefix` and a `/`.
+    /// All objects whose keys begin with `prefix` and a `/`; a failure where they are too many for
+    /// a [`Listing`].
     fn list(&self, prefix: &str) -> ObjectFuture<'_, Vec<ObjectInfo>>;
 
     /// Removes an object; one that is not there is removed already.

@@ -2,14 +2,14 @@
 //! and with the status of a response that is no success as an error of its own.
 //!
 //! The stores read the text of an error response as a whole to report it. Here it ends after
-//! [`ERROR_TEXT_MAX`] bytes.
+//! [`ERROR_TEXT_MAX`] bytes, and other answers than ranges of objects after [`ANSWER_MAX`].
 
 use std::fmt;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
@@ -20,6 +20,9 @@ use crate::options::Retries;
 
 /// Bytes of an error response that are read.
 const ERROR_TEXT_MAX: usize = 4096;
+/// Bytes of an answer that is no range of an object, such as a page of a list: those have at most
+/// a thousand keys of a kilobyte, with as much around each.
+const ANSWER_MAX: usize = 16 << 20;
 
 /// Makes clients that bound what they read of errors.
 #[derive(Debug)]
@@ -45,10 +48,19 @@ struct Guarded {
 #[async_trait]
 impl HttpService for Guarded {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        // Who asks for a range counts what comes; all else is read to its end by the stores.
+        let is_counted = request.headers().contains_key(http::header::RANGE);
         let response = self.client.execute(request).await?;
         let status = response.status();
-        if status.is_success() {
+        if status.is_success() && is_counted {
             return Ok(response);
+        }
+        if status.is_success() {
+            let (parts, body) = response.into_parts();
+            let limited = Limited::new(body, ANSWER_MAX);
+            let limited = limited.map_err(|_| HttpError::new(HttpErrorKind::Decode, TooLong));
+            let body = HttpResponseBody::new(limited);
+            return Ok(HttpResponse::from_parts(parts, body));
         }
         let (parts, body) = response.into_parts();
         let text = beginning(body).await?;
@@ -65,6 +77,21 @@ impl HttpService for Guarded {
         }
     }
 }
+
+/// An answer that is longer than any that a store gives, or breaks off.
+#[derive(Debug)]
+struct TooLong;
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the answer breaks off, or has more than {ANSWER_MAX} bytes"
+        )
+    }
+}
+
+impl std::error::Error for TooLong {}
 
 /// The first bytes of a body. The rest is left unread, which ends the connection.
 async fn beginning(mut body: HttpResponseBody) -> Result<Bytes, HttpError> {

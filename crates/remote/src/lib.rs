@@ -51,7 +51,7 @@ pub use object_store;
 pub use options::{Certificates, Login, Retries, StoreOptions};
 pub use prefetch::{hold, release};
 pub use reach::{Reach, reach};
-pub use runtime::retire;
+pub use runtime::{retire, run};
 pub use store::{Location, locate};
 pub use url::{ObjectUrl, SCHEMES, Scheme};
 pub use version::Version;

@@ -1,4 +1,5 @@
-//! The thread on which requests are made: one tokio runtime for all remote files of the process.
+//! The thread on which requests are made: one tokio runtime for all remote files of the process,
+//! and for others that talk to object stores ([`run`]).
 //!
 //! It starts with the first request, and [`retire`] ends it when nothing is under way, so that a
 //! process can confine itself: the next request starts it again, under the confinement.
@@ -10,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use cowslip_queue::{Pending, pending};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -71,6 +73,19 @@ impl Entered {
     }
 }
 
+/// Runs a future on the thread. It runs to its end even if nobody waits; its panic is passed on to
+/// who does.
+///
+/// # Errors
+/// There is no thread.
+pub fn run<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> io::Result<Pending<T>> {
+    let (completer, result) = pending();
+    enter()?.spawn(async move { completer.complete(future.await) });
+    Ok(result)
+}
+
 /// Runs a future on the thread, from a future that runs there.
 pub(crate) fn spawn_here(future: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(counted(future));
@@ -127,5 +142,30 @@ pub fn retire(patience: Duration) {
         }
         std::thread::sleep(pause);
         waited += pause;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::Instant;
+
+    use cowslip_queue::block_here;
+
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_its_request_and_the_thread_still_ends_when_asked() {
+        assert_eq!(block_here(run(async { 7 }).unwrap()), 7);
+        let lost: Pending<u32> = run(async { panic!("as planned") }).unwrap();
+        let waited = catch_unwind(AssertUnwindSafe(|| block_here(lost)));
+        assert!(waited.is_err(), "who waits for it panics");
+        let begun = Instant::now();
+        retire(Duration::from_secs(20));
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "nothing is under way"
+        );
+        assert_eq!(block_here(run(async { 8 }).unwrap()), 8, "it starts again");
     }
 }

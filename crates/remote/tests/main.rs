@@ -6,6 +6,7 @@ mod faults;
 mod measure;
 mod model;
 mod moto;
+mod nginx;
 mod prefetch;
 mod reading;
 mod support;

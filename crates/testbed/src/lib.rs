@@ -1,6 +1,7 @@
 //! Where measurements are made, and what is made of their figures: file systems of a known kind on
 //! fully written files, images with their metadata laid out as wanted, what machine and what
-//! devices these are, medians with their spread, and tables of text. A web server with faults.
+//! devices these are, medians with their spread, and tables of text. A web server with faults, and
+//! an S3 server of others.
 //!
 //! May not know: the engine, any program that is measured. It writes qcow2 by the format's
 //! description, so that what is measured is not what wrote it.
@@ -8,6 +9,7 @@
 mod columns;
 pub mod image;
 pub mod machine;
+pub mod moto;
 mod place;
 mod random;
 mod spread;

@@ -60,6 +60,8 @@ pub enum WebFault {
     WholeObject,
     /// The body is this much longer than its range, and the head says so.
     LongBody(usize),
+    /// The body goes on without end.
+    EndlessBody,
     /// A status of success without any of the headers that say what it is.
     Bare,
     /// The ETag of another version.
@@ -259,6 +261,11 @@ fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             wait_for_link(packet.len(), shared);
             writer.write_all(packet)?;
         }
+        if fault == WebFault::EndlessBody {
+            loop {
+                writer.write_all(&[b'x'; PACKET])?;
+            }
+        }
         if length < body.len() || number == 0 {
             return Ok(());
         }
@@ -397,7 +404,11 @@ fn respond(
     if let WebFault::LongBody(more) = fault {
         body.resize(body.len() + more, 0xbd);
     }
-    let mut head = format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\n", body.len());
+    let length = match fault {
+        WebFault::EndlessBody => 1 << 50,
+        _ => body.len() as u64,
+    };
+    let mut head = format!("HTTP/1.1 {status} x\r\nContent-Length: {length}\r\n");
     if *fault != WebFault::Bare {
         // QEMU and nbdkit look for it.
         head += "Accept-Ranges: bytes\r\n";

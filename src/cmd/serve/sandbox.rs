@@ -167,7 +167,6 @@ pub fn enter(rights: &Rights) -> Report {
 /// adds the directories of stores to `rights`.
 #[cfg(feature = "remote")]
 fn with_stores(rights: &Rights) -> Rights {
-    cowslip_publish::objects::retire();
     cowslip_remote::retire(Duration::from_secs(5));
     let published = cowslip_publish::objects::open_directories();
     let mut rights = rights.clone();

@@ -19,7 +19,7 @@ use std::time::SystemTime;
 use cowslip_block::error::system_words;
 use cowslip_queue::blocking;
 
-use super::{Existing, ObjectError, ObjectFuture, ObjectInfo, Objects};
+use super::{Existing, LIST_BYTES_MAX, Listing, ObjectError, ObjectFuture, ObjectInfo, Objects};
 
 /// How the names of files begin that are not objects so far. No key has a part that begins so.
 const UNFINISHED: &str = ".unfinished-";
@@ -134,7 +134,7 @@ fn info(key: &str, found: &fs::Metadata) -> ObjectInfo {
 }
 
 /// Adds all files below a directory; its key is `prefix`.
-fn list(directory: &Path, prefix: &str, found: &mut Vec<ObjectInfo>) -> io::Result<()> {
+fn list(directory: &Path, prefix: &str, found: &mut Listing) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries?,
@@ -159,7 +159,8 @@ fn list(directory: &Path, prefix: &str, found: &mut Vec<ObjectInfo>) -> io::Resu
                 drop(fs::remove_file(entry.path()));
             }
         } else {
-            found.push(info(&key, &metadata));
+            let pushed = found.push(info(&key, &metadata));
+            pushed.map_err(|error| io::Error::other(error.to_string()))?;
         }
     }
     Ok(())
@@ -201,8 +202,9 @@ impl Objects for Directory {
         let (path, prefix) = (self.root.join(prefix), prefix.to_string());
         let (root, written) = (self.root.clone(), Arc::clone(&self.written));
         call(move || {
-            let mut found = Vec::new();
-            list(&path, &prefix, &mut found)?;
+            let mut listing = Listing::new(LIST_BYTES_MAX);
+            list(&path, &prefix, &mut listing)?;
+            let found = listing.into_vec();
             // A process that was killed may not have flushed what it has stored, and what is found
             // may be referred to.
             let above = found.iter().flat_map(|one| folders(&root, &one.key));

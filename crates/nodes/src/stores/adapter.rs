@@ -4,14 +4,16 @@ use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
 
-use futures_util::TryStreamExt;
-use object_store::path::Path;
-use object_store::{
-    GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+use cowslip_block::error::system_words;
+use cowslip_publish::objects::{
+    Existing, LIST_BYTES_MAX, Listing, ObjectError, ObjectFuture, ObjectInfo, Objects,
 };
-
-use super::runtime::run;
-use super::{Existing, ObjectError, ObjectFuture, ObjectInfo, Objects};
+use cowslip_remote::object_store::path::Path;
+use cowslip_remote::object_store::{
+    self, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload,
+};
+use futures_util::TryStreamExt;
 
 /// A store of the crate `object_store`, or a part of one.
 #[derive(Debug)]
@@ -19,6 +21,8 @@ pub struct Adapter {
     store: Arc<dyn ObjectStore>,
     /// The path in the store before all keys; empty for the whole store.
     prefix: String,
+    /// Memory for a list.
+    list_bytes_max: usize,
 }
 
 impl Adapter {
@@ -27,6 +31,7 @@ impl Adapter {
         Adapter {
             store,
             prefix: prefix.trim_matches('/').to_string(),
+            list_bytes_max: LIST_BYTES_MAX,
         }
     }
 
@@ -70,6 +75,19 @@ fn failed(error: object_store::Error) -> ObjectError {
     }
 }
 
+/// Runs requests on the thread for them. They run to their end even if nobody waits.
+fn run<'a, T: Send + 'static>(
+    requests: impl Future<Output = Result<T, ObjectError>> + Send + 'static,
+) -> ObjectFuture<'a, T> {
+    let begun = cowslip_remote::run(requests);
+    Box::pin(async move {
+        match begun {
+            Ok(outcome) => outcome.await,
+            Err(error) => Err(ObjectError::Failed(system_words(&error).to_string())),
+        }
+    })
+}
+
 impl Objects for Adapter {
     fn put(&self, key: &str, bytes: Vec<u8>, existing: Existing) -> ObjectFuture<'_, ()> {
         let (store, path) = (Arc::clone(&self.store), self.path(key));
@@ -78,31 +96,30 @@ impl Objects for Adapter {
             Existing::Keep => PutMode::Create,
         };
         let payload = PutPayload::from(bytes);
-        let put = run(async move { store.put_opts(&path, payload, PutOptions::from(mode)).await });
-        Box::pin(async move { put.await.map(drop).map_err(failed) })
+        run(async move {
+            let put = store.put_opts(&path, payload, PutOptions::from(mode)).await;
+            put.map(drop).map_err(failed)
+        })
     }
 
     fn get(&self, key: &str, range: Range<u64>) -> ObjectFuture<'_, Vec<u8>> {
         let (store, path) = (Arc::clone(&self.store), self.path(key));
         let wanted = range.end - range.start;
-        let got = run(async move {
+        run(async move {
             let range = Some(GetRange::Bounded(range));
             let options = GetOptions {
                 range,
                 ..GetOptions::default()
             };
-            let mut stream = store.get_opts(&path, options).await?.into_stream();
+            let answer = store.get_opts(&path, options).await.map_err(failed)?;
+            let mut stream = answer.into_stream();
             let mut bytes = Vec::new();
             // A body may be longer than its range, or without end.
             while bytes.len() as u64 <= wanted
-                && let Some(piece) = stream.try_next().await?
+                && let Some(piece) = stream.try_next().await.map_err(failed)?
             {
                 bytes.extend_from_slice(&piece);
             }
-            Ok::<_, object_store::Error>(bytes)
-        });
-        Box::pin(async move {
-            let bytes = got.await.map_err(failed)?;
             match (bytes.len() as u64).cmp(&wanted) {
                 Ordering::Equal => Ok(bytes),
                 Ordering::Less => Err(ObjectError::Failed(format!(
@@ -118,36 +135,36 @@ impl Objects for Adapter {
 
     fn info(&self, key: &str) -> ObjectFuture<'_, ObjectInfo> {
         let (store, path) = (Arc::clone(&self.store), self.path(key));
-        let found = run(async move { store.head(&path).await });
-        Box::pin(async move {
-            let found = found.await.map_err(failed)?;
-            Ok(Adapter::info_of(&self.prefix, &found))
+        let prefix = self.prefix.clone();
+        run(async move {
+            let found = store.head(&path).await.map_err(failed)?;
+            Ok(Adapter::info_of(&prefix, &found))
         })
     }
 
     fn list(&self, prefix: &str) -> ObjectFuture<'_, Vec<ObjectInfo>> {
         let (store, path) = (Arc::clone(&self.store), self.path(prefix));
-        let found = run(async move {
-            let found = store.list(Some(&path));
-            found.try_collect::<Vec<ObjectMeta>>().await
-        });
-        Box::pin(async move {
-            let found = found.await.map_err(failed)?;
-            let infos = found
-                .iter()
-                .map(|found| Adapter::info_of(&self.prefix, found));
-            Ok(infos.collect())
+        let (prefix, bytes_max) = (self.prefix.clone(), self.list_bytes_max);
+        run(async move {
+            let mut listing = Listing::new(bytes_max);
+            let mut stream = store.list(Some(&path));
+            while let Some(found) = stream.try_next().await.map_err(failed)? {
+                listing.push(Adapter::info_of(&prefix, &found))?;
+            }
+            Ok(listing.into_vec())
         })
     }
 
     fn delete(&self, key: &str) -> ObjectFuture<'_, ()> {
         let (store, path) = (Arc::clone(&self.store), self.path(key));
-        let deleted = run(async move { store.delete(&path).await });
-        Box::pin(async move {
-            match deleted.await.map_err(failed) {
+        run(async move {
+            match store.delete(&path).await.map_err(failed) {
                 Ok(()) | Err(ObjectError::Missing) => Ok(()),
                 Err(error) => Err(error),
             }
         })
     }
 }
+
+#[cfg(test)]
+mod tests;
