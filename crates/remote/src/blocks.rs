@@ -87,6 +87,7 @@ struct State {
     requests: [usize; 4],
     memory: Memory,
     ahead: Ahead,
+    traced: Traced,
     /// The last read that had to wait.
     missed: Option<Instant>,
     fetched_bytes: u64,
@@ -115,6 +116,30 @@ impl Queue {
             run.push(waiters);
         }
         Some((first, run))
+    }
+}
+
+/// Blocks of a trace, a bit each.
+#[derive(Debug, Default)]
+pub(crate) struct Traced(Vec<u64>);
+
+impl Traced {
+    pub(crate) fn add(&mut self, blocks: Range<u64>) {
+        let words = blocks.end.div_ceil(64) as usize;
+        if self.0.len() < words {
+            self.0.resize(words, 0);
+        }
+        for block in blocks {
+            self.0[(block / 64) as usize] |= 1 << (block % 64);
+        }
+    }
+
+    /// Whether all of some blocks are among them.
+    fn has_all(&self, mut blocks: Range<u64>) -> bool {
+        blocks.all(|block| {
+            let word = self.0.get((block / 64) as usize);
+            word.is_some_and(|word| word & (1 << (block % 64)) != 0)
+        })
     }
 }
 
@@ -220,10 +245,22 @@ impl Blocks {
 
     /// Notes a read of the guest, and asks for what will follow it.
     pub(crate) fn note_read(self: &Arc<Self>, bytes: &Range<u64>) {
-        let next = self.lock().ahead.note(bytes);
+        let next = {
+            let mut state = self.lock();
+            // What follows in a trace is being fetched, and other blocks that follow are not read.
+            match state.traced.has_all(self.blocks_of(bytes)) {
+                true => None,
+                false => state.ahead.note(bytes),
+            }
+        };
         if let Some(next) = next {
             self.ask(self.blocks_of(&next), Urgency::Ahead);
         }
+    }
+
+    /// Says which blocks a trace has that is being replayed.
+    pub(crate) fn expect(&self, traced: Traced) {
+        self.lock().traced = traced;
     }
 
     /// All blocks of a range, if they are in memory.
@@ -455,6 +492,7 @@ impl State {
             requests: [0; 4],
             memory: Memory::new(bounds.memory_bytes),
             ahead: Ahead::new(block_bytes, bounds.ahead_bytes),
+            traced: Traced::default(),
             missed: None,
             fetched_bytes: 0,
         }

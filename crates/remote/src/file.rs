@@ -357,7 +357,12 @@ impl BlockFile for RemoteFile {
             copy(&self.blocks, &parts, numbers.start, offset, &mut target);
             return Pending::ready((Ok(()), target));
         }
-        bring(Arc::clone(&self.blocks), offset, target)
+        match &self.blocks.cache {
+            Some(cache) if cowslip_queue::has_queue() => {
+                read_present(Arc::clone(&self.blocks), Arc::clone(cache), offset, target)
+            }
+            _ => bring(Arc::clone(&self.blocks), offset, target),
+        }
     }
 
     fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
@@ -433,6 +438,25 @@ fn read_cache(
     }
     let (to, result) = pending();
     cowslip_queue::spawn(async move { to.complete(read.await) });
+    result
+}
+
+/// Reads blocks that the cache may have; what it has not comes from the server.
+fn read_present(
+    blocks: Arc<Blocks>,
+    cache: Arc<CacheFile>,
+    offset: u64,
+    mut target: IoVecMut,
+) -> Pending<(io::Result<()>, IoVecMut)> {
+    let numbers = blocks.blocks_of(&(offset..offset + target.len() as u64));
+    let (to, result) = pending();
+    cowslip_queue::spawn(async move {
+        if let Some(parts) = cache.present(numbers.clone()).await {
+            copy(&blocks, &parts, numbers.start, offset, &mut target);
+            return to.complete((Ok(()), target));
+        }
+        to.complete(bring(blocks, offset, target).await);
+    });
     result
 }
 

@@ -5,11 +5,17 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use crate::blocks::{Blocks, Urgency};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+
+use crate::blocks::{Blocks, Traced, Urgency};
+use crate::cache::CacheFile;
 use crate::runtime;
 
 /// Blocks of a trace that are asked for and have not come.
 const TRACE_BYTES: u64 = 2 << 20;
+/// Bytes of it that are asked for at a time.
+const PIECE_BYTES: u64 = 256 << 10;
 /// Quiet after which the background goes on.
 const QUIET: Duration = Duration::from_millis(200);
 /// Bytes that the background fetches at a time.
@@ -70,30 +76,67 @@ fn replay_now(blocks: &Arc<Blocks>, ranges: Vec<Range<u64>>) {
     let Ok(entered) = runtime::enter() else {
         return;
     };
+    let mut traced = Traced::default();
+    for range in &ranges {
+        traced.add(blocks.blocks_of(range));
+    }
+    blocks.expect(traced);
     let blocks = Arc::downgrade(blocks);
     entered.spawn(async move {
-        for range in ranges {
-            let Some(numbers) = blocks.upgrade().map(|blocks| blocks.blocks_of(&range)) else {
-                return;
-            };
-            let mut at = numbers.start;
-            while at < numbers.end {
-                let Some(blocks) = live(&blocks) else {
-                    return;
-                };
-                let most = (TRACE_BYTES / blocks.block_bytes()).max(1);
-                let end = numbers.end.min(at + most);
-                let absent = (at..end).find(|block| !cache.is_verified(*block));
-                // A failure is the guest's to see, if it comes to read this.
-                if let Some(first) = absent
-                    && blocks.read(first..end, Urgency::Trace).await.is_err()
-                {
-                    return;
-                }
-                at = end;
-            }
+        let replayed = replay_all(&blocks, &cache, ranges).await;
+        // A failure is the guest's to see, if it comes to read this. What was not fetched follows
+        // its reads again.
+        if (replayed.is_err() || cache.is_off())
+            && let Some(blocks) = blocks.upgrade()
+        {
+            blocks.expect(Traced::default());
         }
     });
+}
+
+/// Asks for the next ranges while the ones before are on their way, so that the way is never idle.
+async fn replay_all(
+    blocks: &Weak<Blocks>,
+    cache: &CacheFile,
+    ranges: Vec<Range<u64>>,
+) -> Result<(), Arc<str>> {
+    let mut under_way = FuturesUnordered::new();
+    let mut waiting = 0;
+    for range in ranges {
+        let Some(all) = live(blocks) else {
+            return Ok(());
+        };
+        let unit = (PIECE_BYTES / all.block_bytes()).max(1);
+        let numbers = all.blocks_of(&range);
+        for start in numbers.clone().step_by(unit as usize) {
+            let end = numbers.end.min(start + unit);
+            let Some(first) = (start..end).find(|block| !cache.is_verified(*block)) else {
+                continue;
+            };
+            let range = all.range_of(first..end);
+            let bytes = range.end - range.start;
+            while waiting > 0
+                && waiting + bytes > TRACE_BYTES
+                && let Some(done) = under_way.next().await
+            {
+                waiting -= done?;
+            }
+            let all = Arc::clone(&all);
+            waiting += bytes;
+            under_way.push(async move {
+                all.read(first..end, Urgency::Trace).await?;
+                Ok::<u64, Arc<str>>(bytes)
+            });
+            // Begins it, and ends those that have ended.
+            while let Some(done) = under_way.next().now_or_never().flatten() {
+                waiting -= done?;
+            }
+        }
+    }
+    while let Some(done) = under_way.next().await {
+        done?;
+    }
+    Ok(())
 }
 
 fn fill_now(blocks: &Arc<Blocks>, rate: u64) {

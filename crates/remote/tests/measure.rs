@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cowslip_block::file::BlockFile;
 use cowslip_block::random::Random;
 use cowslip_remote::Defaults;
 use cowslip_testbed::web::{WebLink, WebServer};
 
-use crate::support::{MIB, block_on, open, read, read_async, server_of};
+use crate::support::{MIB, block_on, open, read_async, server_of};
 
 const IMAGE: usize = 256 * MIB;
 const READ: usize = 32 << 10;
@@ -34,13 +35,15 @@ fn start(server: &WebServer, options: &str, bytes: &[u8]) -> (Duration, u64) {
     server.forget();
     let begun = Instant::now();
     let file = open(server, options).unwrap();
-    for at in reads() {
-        let found = read(&file, at, READ).unwrap();
-        assert!(found == bytes[at as usize..at as usize + READ]);
-        std::thread::sleep(Duration::from_micros(300));
-    }
+    block_on(async {
+        for at in reads() {
+            let found = read_async(&file, at, READ).await.unwrap();
+            assert!(found == bytes[at as usize..at as usize + READ]);
+            std::thread::sleep(Duration::from_micros(300));
+        }
+    });
     let taken = begun.elapsed();
-    drop(file);
+    block_on(file.close()).unwrap();
     (taken, server.sent())
 }
 

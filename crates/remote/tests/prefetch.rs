@@ -27,19 +27,50 @@ fn a_trace_is_fetched_in_its_order_and_once() {
     )
     .unwrap();
     server.forget();
-    let trace = [20, 3, 4, 9].map(|block| block * BLOCK as u64..(block * BLOCK as u64) + 4096);
+    let blocks = [20, 3, 4, 9, 30, 1, 12, 17, 25, 6, 28];
+    let trace = blocks.map(|block| block * BLOCK as u64..(block * BLOCK as u64) + 4096);
     file.prefetch([&trace[..], &trace[..]].concat());
-    wait_for("the trace is fetched", || server.sent() >= 4 * BLOCK as u64);
-    let starts = server
-        .requests()
-        .into_iter()
-        .map(|r| r.range.unwrap().start / BLOCK as u64);
-    assert_eq!(starts.collect::<Vec<_>>(), [20, 3, 4, 9]);
-    for block in [20, 3, 4, 9] {
-        let at = block * BLOCK;
+    let all = (blocks.len() * BLOCK) as u64;
+    wait_for("the trace is fetched", || server.sent() >= all);
+    let requests = server.requests().into_iter();
+    let starts = requests.map(|request| request.range.unwrap().start / BLOCK as u64);
+    // A few at a time, neighbours together.
+    for (place, block) in starts.enumerate() {
+        let meant = blocks.iter().position(|it| *it == block).unwrap();
+        assert!(
+            place.abs_diff(meant) <= 3,
+            "{block} comes as number {place}"
+        );
+    }
+    for block in blocks {
+        let at = block as usize * BLOCK;
         assert!(read(&file, at as u64, BLOCK).unwrap() == bytes[at..at + BLOCK]);
     }
-    assert_eq!(server.sent(), 4 * BLOCK as u64);
+    assert_eq!(server.sent(), all, "once");
+}
+
+/// A trace says all that is fetched: reads in sequence add nothing to it.
+#[test]
+fn reads_of_a_trace_are_not_read_ahead_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, bytes) = server_of(4 * MIB);
+    let options = format!("cache-dir={},readahead=1M", dir.path().display());
+    let file = open(&server, &options).unwrap();
+    server.limit(WebLink {
+        latency: Duration::from_millis(2),
+        bytes_per_second: 50_000_000,
+    });
+    server.forget();
+    let runs = [5, 40, 20].map(|block| block * BLOCK..(block + 6) * BLOCK);
+    let trace = runs.clone().map(|run| run.start as u64..run.end as u64);
+    file.prefetch(trace.to_vec());
+    for run in runs {
+        for at in run.step_by(32 << 10) {
+            assert!(read(&file, at as u64, 32 << 10).unwrap() == bytes[at..at + (32 << 10)]);
+        }
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(server.sent(), 18 * BLOCK as u64);
 }
 
 #[test]

@@ -484,7 +484,7 @@ fn left_of_unfinished(path: &Path) -> u64 {
     }
 }
 
-/// What is not there is removed.
+/// The outcome of a removal: a file that is not there is removed.
 fn removed(outcome: io::Result<()>) -> io::Result<()> {
     match outcome {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -12,15 +12,18 @@ use bytes::Bytes;
 use cowslip_block::error::system_words;
 use cowslip_block::file::MemoryAlignment;
 use cowslip_queue::file::Route;
-use cowslip_queue::{IoVecMut, Pending, lock};
+use cowslip_queue::{BufMut, IoVecMut, Pending, lock};
 
 use super::directory::{BLOCKS_AT, CacheDirectory};
-use super::index::{Entry, Index, Medium, sum_of};
+use super::index::{self, Entry, Index, Medium, sum_of};
 use crate::url::ObjectUrl;
 use crate::version::Version;
 
 /// Blocks that are read from the cache at a time.
 const LOOKED_AT: u64 = 16;
+/// Bytes that the queue of a caller reads and compares at a time, or one block: more is for threads
+/// that serve nobody else.
+const PRESENT_MAX: u64 = 512 << 10;
 /// The pause before a block is looked at again that another process fetches.
 const BUSY_PAUSE: Duration = Duration::from_millis(3);
 /// Blocks that are marked as durable together, and the time after which fewer are.
@@ -32,8 +35,9 @@ const MARKED_AFTER: Duration = Duration::from_secs(5);
 pub(crate) struct CacheFile {
     directory: CacheDirectory,
     files: Arc<Files>,
-    /// The data file again, for reads by the queue of the caller.
+    /// The files again, for reads by the queue of the caller.
     reader: Arc<cowslip_queue::File>,
+    index_reader: Arc<cowslip_queue::File>,
     block_bytes: u64,
     bytes: u64,
     /// Blocks that were compared with their sums by this process, a bit each.
@@ -83,15 +87,12 @@ impl CacheFile {
         block_bits: u32,
     ) -> io::Result<CacheFile> {
         let (index, data) = directory.files_of(url, version, block_bits)?;
-        let fd = OwnedFd::from(data.try_clone()?);
-        let alignment = MemoryAlignment {
-            start_bytes: 1,
-            len_bytes: 1,
-        };
+        let (reader, index_reader) = (reader_of(&data)?, reader_of(&index.medium)?);
         let words = index.head.blocks().div_ceil(64);
         Ok(CacheFile {
             directory: directory.clone(),
-            reader: cowslip_queue::File::new(fd, Route::Ring, alignment),
+            reader,
+            index_reader,
             block_bytes: 1 << block_bits,
             bytes: version.bytes,
             verified: (0..words).map(|_| AtomicU64::new(0)).collect(),
@@ -137,6 +138,46 @@ impl CacheFile {
         self.reader.read_at(offset, target)
     }
 
+    /// The bytes of blocks that are there, compared with their sums, by the queue of the caller:
+    /// of a second start this is what the guest waits for. Nothing where one is absent, damaged or
+    /// cannot be read, which is for [`CacheFile::look`].
+    pub(crate) async fn present(&self, blocks: Range<u64>) -> Option<Vec<Bytes>> {
+        let count = blocks.end - blocks.start;
+        if (count > 1 && count * self.block_bytes > PRESENT_MAX) || self.is_off() {
+            return None;
+        }
+        let table = bytes_at(&self.index_reader, index::range_of(&blocks)).await?;
+        let mut entries = Vec::with_capacity(count as usize);
+        for (block, entry) in blocks.clone().zip(table.as_chunks().0) {
+            match Entry::decode(entry, block) {
+                Entry::Absent => return None,
+                Entry::Present(sum) => entries.push((block, sum, true)),
+                Entry::Durable(sum) => entries.push((block, sum, false)),
+            }
+        }
+        let end = (blocks.end * self.block_bytes).min(self.bytes);
+        let mut data = bytes_at(&self.reader, blocks.start * self.block_bytes..end).await?;
+        let mut found = Vec::with_capacity(entries.len());
+        for (block, sum, may_be_lost) in entries {
+            let len = data.len().min(self.block_bytes as usize);
+            let bytes = data.split_to(len);
+            if sum_of(&bytes) != sum {
+                return None;
+            }
+            self.note_found(block, may_be_lost);
+            found.push(bytes);
+        }
+        Some(found)
+    }
+
+    /// A block has its sum.
+    fn note_found(&self, block: u64, may_be_lost: bool) {
+        if may_be_lost && !self.is_verified(block) {
+            self.marks().blocks.push(block);
+        }
+        self.verify(block);
+    }
+
     /// Whether nothing is stored any more.
     pub(crate) fn is_off(&self) -> bool {
         self.is_off.load(Ordering::Acquire)
@@ -172,10 +213,7 @@ impl CacheFile {
             };
             let bytes = self.read_block(block)?;
             if sum_of(&bytes) == sum {
-                if !self.is_verified(block) && matches!(entry, Entry::Present(_)) {
-                    self.marks().blocks.push(block);
-                }
-                self.verify(block);
+                self.note_found(block, matches!(entry, Entry::Present(_)));
                 found.push(bytes);
                 continue;
             }
@@ -341,6 +379,21 @@ impl CacheFile {
     }
 }
 
+/// A file again, for reads by the queue of a caller.
+fn reader_of(file: &File) -> io::Result<Arc<cowslip_queue::File>> {
+    let fd = OwnedFd::from(file.try_clone()?);
+    let alignment = MemoryAlignment::NONE;
+    Ok(cowslip_queue::File::new(fd, Route::Ring, alignment))
+}
+
+/// Bytes of a file; nothing where they cannot be read.
+async fn bytes_at(file: &Arc<cowslip_queue::File>, range: Range<u64>) -> Option<Bytes> {
+    let target = BufMut::for_overwrite((range.end - range.start) as usize);
+    let (outcome, target) = file.read_at(range.start, target).await;
+    outcome.ok()?;
+    Some(Bytes::from(target.to_vec()))
+}
+
 impl Files {
     fn mark_durable(&self, blocks: &[u64]) -> io::Result<()> {
         self.index.mark_durable(&self.data, blocks)
@@ -352,9 +405,9 @@ impl Drop for CacheFile {
         drop(self.files.index.medium.set_modified(SystemTime::now()));
         let blocks = std::mem::take(&mut self.marks().blocks);
         if !blocks.is_empty() {
-            // The dropping thread may be one that serves a guest, and flushes take their time. Where
-            // it fails, or the process ends before, the blocks are fetched again after the next
-            // start of the host.
+            // The dropping thread may be one that serves a guest, and flushes take their time.
+            // Where it fails, or the process ends before, the blocks are fetched again after the
+            // next start of the host.
             let files = Arc::clone(&self.files);
             drop(cowslip_queue::blocking(move || {
                 drop(files.mark_durable(&blocks));
@@ -368,12 +421,8 @@ impl CacheFile {
     /// Has all reads of data fail: the file is a directory from now on.
     pub(crate) fn break_data(&mut self) {
         let directory = || File::open("/").unwrap();
-        let alignment = MemoryAlignment {
-            start_bytes: 1,
-            len_bytes: 1,
-        };
-        let reader = cowslip_queue::File::new(directory().into(), Route::Ring, alignment);
-        self.reader = reader;
+        let fd = directory().into();
+        self.reader = cowslip_queue::File::new(fd, Route::Ring, MemoryAlignment::NONE);
         Arc::get_mut(&mut self.files).unwrap().data = directory();
     }
 }

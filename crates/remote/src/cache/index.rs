@@ -24,6 +24,7 @@
 //! they are used.
 
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use crate::version::Version;
@@ -188,7 +189,7 @@ impl Entry {
         bytes
     }
 
-    fn decode(bytes: &[u8; ENTRY_BYTES as usize], block: u64) -> Entry {
+    pub(crate) fn decode(bytes: &[u8; ENTRY_BYTES as usize], block: u64) -> Entry {
         let [sum @ .., _, _, _, _, _, _, _, _] = *bytes;
         let sum = u64::from_le_bytes(sum);
         let [_, _, _, _, _, _, _, _, state @ .., _, _, _, _] = *bytes;
@@ -207,6 +208,11 @@ fn entry_sum(block: u64, bytes: &[u8; ENTRY_BYTES as usize]) -> u32 {
     summed[..8].copy_from_slice(&block.to_le_bytes());
     summed[8..].copy_from_slice(&bytes[..12]);
     crc_fast::crc32_iscsi(&summed)
+}
+
+/// Where the entries of blocks are.
+pub(crate) fn range_of(blocks: &Range<u64>) -> Range<u64> {
+    HEAD_BYTES + blocks.start * ENTRY_BYTES..HEAD_BYTES + blocks.end * ENTRY_BYTES
 }
 
 /// The checksum of a block's bytes.
