@@ -26,7 +26,7 @@ pub fn passphrase(name: &str) -> Passphrase {
     Passphrase::new(name.as_bytes().to_vec())
 }
 
-/// What new keys are made of: the same numbers in every run.
+/// The material of new keys: the same numbers in every run.
 pub fn means() -> KeyMaterial {
     let random = Mutex::new(Random(1));
     let random = move |bytes: &mut [u8]| {

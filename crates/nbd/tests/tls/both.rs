@@ -1,4 +1,4 @@
-//! What holds for TLS by certificates and by keys.
+//! Checks of TLS that hold by certificates and by keys.
 
 use std::io::Read;
 use std::net::Shutdown;
@@ -15,7 +15,7 @@ use cowslip_queue::{Backend, Buf, BufMut, IoVec, SharedMemory};
 use super::{Between, DISK_BYTES, Watched, connect_tls, go, options, pattern};
 use crate::support::*;
 
-/// What a client writes is read back, by rings and by threads.
+/// Reads back, by rings and by threads, the bytes that a client has written.
 pub(crate) fn written_is_read_back(server: &dyn Fn() -> ServerTls, client: &dyn Fn() -> ClientTls) {
     for (server_side, client_side) in [
         (Backend::Uring, Backend::Threads),
@@ -116,7 +116,7 @@ pub(crate) fn endless(claimed: [u8; 3]) -> Vec<u8> {
     endless
 }
 
-/// What is no handshake, and `more` of that, ends the connection.
+/// Ends connections by bytes that are no handshake, and by `more` of those.
 pub(crate) fn garbage_ends_the_connection(watched: &Watched, more: &[Vec<u8>]) {
     let garbage = [
         vec![0; 100],
