@@ -3,11 +3,8 @@
 
 use std::ops::Range;
 
-use crate::disk::SimDisk;
 use crate::disk::content::Content;
-use crate::prepare::{DATA, TOP};
 use crate::rng::Rng;
-use crate::trace::About;
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// Tables longer than this are not looked through.
@@ -184,19 +181,6 @@ pub fn trail(content: &Content, guest: u64) -> Vec<(String, Range<u64>)> {
         trail.extend(count_of(&shape, content, host));
     }
     trail
-}
-
-/// Returns the places that a record must cover when the guest byte at `guest` is wrong.
-pub fn places(disk: &SimDisk, guest: u64) -> Vec<About> {
-    let mut places = vec![About::Guest(guest..guest + 1)];
-    if let Some(content) = disk.content(TOP) {
-        let trail = trail(&content, guest).into_iter();
-        places.extend(trail.map(|(_, range)| About::Host(TOP.to_string(), range)));
-    }
-    if disk.content(DATA).is_some() {
-        places.push(About::Host(DATA.to_string(), guest..guest + 1));
-    }
-    places
 }
 
 /// Leaves the image as a program that keeps counts lazily leaves it when it dies: the dirty bit is

@@ -16,7 +16,7 @@ use crate::disk::Pace;
 use crate::disk::structure::{Structure, Structures};
 use crate::model::SECTOR_BYTES;
 use crate::rng::Rng;
-use crate::stories::{small_counts, tables, usual, whole};
+use crate::shapes::{small_counts, tables, usual, whole};
 
 /// A barrier, by what has to be durable before what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -29,17 +29,17 @@ use crate::disk::content::Content;
 use crate::disk::{Losses, Pace, SimDisk, regular};
 use crate::drive::{attempt_watched, block_on};
 use crate::inspect::inspect;
-use crate::prepare::{self, TOP};
+use crate::names::TOP;
+use crate::prepare;
 use crate::rng::Rng;
-use crate::run::Totals;
 use crate::second_reader::Layer;
+use crate::seeds;
 use crate::subject::SimGate;
+use crate::totals::Totals;
 use crate::trace::Trace;
 
 use bitmaps::{Ended, Followed};
 
-/// Seeds from here on are about chains.
-pub const FIRST_SEED: u64 = 1 << 42;
 /// Runs in a soak that demands coverage.
 const RUNS: u64 = 100;
 /// Percent of the flushes of a deed, beside those of roots and those that change snapshots, at
@@ -105,7 +105,7 @@ impl Attendant for Cancels {
 /// Seeds for some runs.
 pub(crate) fn seeds(attempt: u64) -> Vec<u64> {
     (0..RUNS)
-        .map(|run| FIRST_SEED + attempt * RUNS + run)
+        .map(|run| seeds::CHAINS + attempt * RUNS + run)
         .collect()
 }
 

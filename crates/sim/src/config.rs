@@ -9,10 +9,11 @@ use cowslip::qcow2::create::Preallocation;
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::disk::{Allocates, Lie, Pace};
 use crate::model::{Grain, Granules, SECTOR_BYTES};
-use crate::prepare::{BOTTOM, DATA, TOP};
-use crate::profile::{self, Prepared, Profile};
+use crate::names::{BOTTOM, DATA, TOP};
+use crate::profile::{self, Profile};
 use crate::raw;
 use crate::rng::Rng;
+use crate::seeds;
 
 mod draws;
 
@@ -247,6 +248,19 @@ impl Part {
         ("devices", Part::Devices),
         ("looks", Part::Looks),
     ];
+}
+
+/// Changes of the image before the run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// The allocation policy that is stored in the image.
+    pub stored_policy: AllocPolicy,
+    /// Much of the disk is written.
+    pub filled: bool,
+    /// Snapshots of what is written.
+    pub snapshots: u32,
+    /// Autoclear bits that nobody knows are set.
+    pub autoclear: bool,
 }
 
 /// Configuration of a run.
@@ -741,7 +755,7 @@ impl Config {
     }
 
     fn shape(&mut self, seed: u64) {
-        if seed >= raw::FIRST_SEED && self.kind == Kind::Qcow2 {
+        if seed >= seeds::RAW && self.kind == Kind::Qcow2 {
             return raw::shape(self, seed);
         }
         if self.kind == Kind::Qcow2 {

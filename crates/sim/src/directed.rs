@@ -6,18 +6,16 @@ use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::probe::Stage;
 
 use crate::barriers::Barrier;
-use crate::config::{Config, Data, Ending, Layout};
+use crate::config::{Config, Data, Ending, Layout, Prepared};
 use crate::coverage::{
     Coverage, FAULTS, FEATURES, Feature, Phase, Point, SITUATIONS, Situation, excused, points,
 };
 use crate::disk::fault::{Duration, Fault, Verb};
 use crate::disk::{Allocates, Pace};
 use crate::model::{Grain, SECTOR_BYTES};
-use crate::profile::Prepared;
 use crate::rng::Rng;
+use crate::seeds;
 
-/// Seeds from here on are directed.
-pub const FIRST_SEED: u64 = 1 << 40;
 const CELLS: usize = Stage::ALL.len() * SITUATIONS.len() * FEATURES.len();
 /// Seeds between two attempts at one goal.
 const STRIDE: u64 = 512;
@@ -58,8 +56,8 @@ impl Goal {
 
     /// The goal of a directed seed; none if another run stands for it.
     pub fn of(seed: u64) -> Option<Goal> {
-        let directed = FIRST_SEED..crate::stories::FIRST_SEED;
-        let number = directed.contains(&seed).then(|| seed - FIRST_SEED)? % STRIDE;
+        let directed = seeds::DIRECTED..seeds::STORIES;
+        let number = directed.contains(&seed).then(|| seed - seeds::DIRECTED)? % STRIDE;
         Goal::all().get(number as usize).copied()
     }
 
@@ -74,7 +72,7 @@ impl Goal {
 
 /// The seed of an attempt at the goal of this number.
 pub fn seed(goal: usize, attempt: u64) -> u64 {
-    FIRST_SEED + attempt * STRIDE + goal as u64
+    seeds::DIRECTED + attempt * STRIDE + goal as u64
 }
 
 /// Seeds for an attempt at what `coverage` lacks; in the first attempt, seeds for every goal, the
@@ -495,7 +493,7 @@ mod tests {
             }
         }
         assert_eq!(Goal::of(0), None);
-        assert_eq!(Goal::of(FIRST_SEED - 1), None);
+        assert_eq!(Goal::of(seeds::DIRECTED - 1), None);
     }
 
     #[test]

@@ -10,7 +10,6 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use crate::anatomy;
 use crate::barriers::Barrier;
 use crate::bitmaps::Bitmaps;
 use crate::config::{Config, Kind};
@@ -19,9 +18,11 @@ use crate::disk::structure::Structures;
 use crate::disk::{Losses, SimDisk};
 use crate::inspect::{self, inspect};
 use crate::model::{Granules, Model, Survival, Violation};
-use crate::prepare::{self, Baseline, Keys, Lag, TOP};
+use crate::names::TOP;
+use crate::places;
+use crate::possible::{adopt_snapshot, keep_possible};
+use crate::prepare::{self, Baseline, Keys, Lag};
 use crate::profile::Profile;
-use crate::recovery::{adopt_snapshot, keep_possible};
 use crate::remembered::Snapshots;
 use crate::rng::Rng;
 use crate::second_reader::Layer;
@@ -281,7 +282,7 @@ impl Looker<'_> {
             });
             adopted.map_err(|violation: Violation| {
                 let at = violation.offset;
-                self.trace.focus(|| anatomy::places(left, at));
+                self.trace.focus(|| places::of(left, at));
                 violation.to_string()
             })?;
         }

@@ -3,11 +3,10 @@
 //! other, a quarter tells stories, after every sixteenth comes one about chains, half way between
 //! these one about raw disks, and after every eighth one about graphs.
 
-use crate::chains;
 use crate::directed::{self, Goal};
 use crate::graph;
-use crate::raw;
 use crate::rng::Rng;
+use crate::seeds;
 use crate::stories;
 
 /// Runs by their numbers.
@@ -37,8 +36,8 @@ impl Mixture {
     /// The seeds of a run: its own, and now and then one about chains, raw disks or graphs.
     pub fn seeds(&self, run: u64) -> impl Iterator<Item = u64> + use<> {
         let more = match run % 16 {
-            15 => Some(chains::FIRST_SEED + run / 16),
-            7 => Some(raw::FIRST_SEED + run / 16),
+            15 => Some(seeds::CHAINS + run / 16),
+            7 => Some(seeds::RAW + run / 16),
             3 | 11 => Some(graph::FIRST_SEED + run / 8),
             _ => None,
         };
@@ -81,7 +80,7 @@ mod tests {
         let stories: Vec<Story> = seeds.iter().filter_map(|seed| Story::of(*seed)).collect();
         assert_eq!(stories.len() as u64, count / 4);
         assert!(Story::all().all(|story| stories.contains(&story)));
-        for first in [chains::FIRST_SEED, raw::FIRST_SEED] {
+        for first in [seeds::CHAINS, seeds::RAW] {
             let others = seeds
                 .iter()
                 .filter(|seed| (first..first + count).contains(seed));

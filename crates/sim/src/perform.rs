@@ -6,7 +6,8 @@ use std::rc::Rc;
 use crate::config::Kind;
 use crate::coverage::Coverage;
 use crate::graph::{self, Figures};
-use crate::run::{self, Changes, Report, Totals};
+use crate::run::{self, Changes, Report};
+use crate::totals::Totals;
 use crate::trace::Trace;
 
 /// Performs the run of a seed. A panic of the engine is a finding like any other.

@@ -18,24 +18,17 @@ use cowslip_queue::BufMut;
 
 use crate::anatomy;
 use crate::cipher::{self, Cipher};
-use crate::config::{Config, Data, Encryption, Kind, Layout, Room, Round};
+use crate::config::{Config, Data, Encryption, Kind, Layout, Prepared, Room, Round};
 use crate::disk::content::{Content, PAGE_BYTES};
 use crate::disk::{SimDisk, device, regular};
 use crate::drive::block_on;
 use crate::inspect::{self, Findings, inspect};
 use crate::model::{self, Granules, Model, WriteId, ZERO};
-use crate::profile::Prepared;
+use crate::names::{DATA, TOP};
 use crate::rng::Rng;
 use crate::second_reader::Layer;
 use crate::snapshots;
 use crate::subject::{Plain, SimGate, Subject};
-
-/// The name of the image under test.
-pub const TOP: &str = "top.img";
-/// The name of its data file.
-pub const DATA: &str = "top.data";
-/// The name of the lowest image of the chain below.
-pub const BOTTOM: &str = "below0.img";
 
 /// The content of the windows of a disk before the run.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 //! and taken again, several writes in one cluster, tables and counts that do not fit into their
 //! cache, and clusters that snapshots share. Uniformly drawn runs almost never see these.
 
-use cowslip::image::{AllocPolicy, DiscardPolicy, WritePolicy};
+use cowslip::image::{DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 
 use crate::config::{Below, Config, Data, Ending, Layout, Round};
@@ -31,19 +31,6 @@ pub enum Profile {
     Directed(Goal),
     /// A story that the seed names.
     Story(Story),
-}
-
-/// Changes of the image before the run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Prepared {
-    /// The allocation policy that is stored in the image.
-    pub stored_policy: AllocPolicy,
-    /// Much of the disk is written.
-    pub filled: bool,
-    /// Snapshots of what is written.
-    pub snapshots: u32,
-    /// Autoclear bits that nobody knows are set.
-    pub autoclear: bool,
 }
 
 impl Profile {

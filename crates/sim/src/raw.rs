@@ -13,9 +13,6 @@ use crate::config::{Config, Encryption, Kind, Part, Room};
 use crate::model::{Grain, SECTOR_BYTES};
 use crate::rng::Rng;
 
-/// Seeds from here on are about such disks.
-pub const FIRST_SEED: u64 = 5 << 40;
-
 /// Shapes the configuration of a seed.
 pub(crate) fn shape(config: &mut Config, seed: u64) {
     let rng = &mut Rng::derived(seed, "raw", 0);
@@ -55,17 +52,18 @@ pub(crate) fn shape(config: &mut Config, seed: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::seeds;
 
     #[test]
     fn seeds_from_there_on_are_about_raw_disks() {
         let draw = |seed| Config::draw(seed, Kind::Qcow2);
-        let configs: Vec<Config> = (FIRST_SEED..FIRST_SEED + 60).map(draw).collect();
+        let configs: Vec<Config> = (seeds::RAW..seeds::RAW + 60).map(draw).collect();
         assert!(configs.iter().all(|config| config.kind == Kind::Raw));
         let encrypted = |config: &&Config| config.encryption != Encryption::None;
         let count = configs.iter().filter(encrypted).count();
         assert!((30..60).contains(&count), "{count} are encrypted");
         let fixed = configs.iter().filter(|config| config.room == Room::Fixed);
         assert!(fixed.count() > 15, "some are devices");
-        assert_eq!(draw(FIRST_SEED - 1).kind, Kind::Qcow2);
+        assert_eq!(draw(seeds::RAW - 1).kind, Kind::Qcow2);
     }
 }

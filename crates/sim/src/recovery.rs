@@ -13,8 +13,11 @@ use crate::disk::Losses;
 use crate::disk::fault::{Duration, EIO, Fault, Verb};
 use crate::drive::{Stop, attempt, attempt_watched, block_on};
 use crate::inspect::inspect;
-use crate::model::{self, Grain, Granules, Model, Survival, Violation, WriteId};
-use crate::prepare::{self, TOP};
+use crate::model::{Model, Survival};
+use crate::names::TOP;
+use crate::places;
+use crate::possible::{adopt_snapshot, keep_possible};
+use crate::prepare;
 use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::run::{Run, Work};
@@ -361,7 +364,7 @@ impl Run<'_> {
                     keep_possible(&mut disks, |disk| disk.adopt(&granules, &buf, survival));
                 adopted.map_err(|violation| {
                     self.trace
-                        .focus(|| anatomy::places(&self.disk, violation.offset));
+                        .focus(|| places::of(&self.disk, violation.offset));
                     violation.to_string()
                 })?;
             }
@@ -482,48 +485,4 @@ impl Run<'_> {
 enum Place {
     Disk,
     VmState,
-}
-
-/// Settles which of the possible contents a part of a snapshot has, from now on.
-///
-/// # Errors
-/// Describes content that it has and may not have.
-pub(crate) fn adopt_snapshot(
-    grain: &Grain,
-    (granules, contents): (Granules, &mut [Vec<WriteId>]),
-    bytes: &[u8],
-) -> Result<(), String> {
-    let base = grain.start(granules.start);
-    for (granule, possible) in granules.zip(contents) {
-        let at = grain.start(granule);
-        let part = (at - base) as usize..(grain.start(granule + 1) - base) as usize;
-        let found = model::recognise(granule, &bytes[part]);
-        match model::explained(found, |write| possible.contains(&write)) {
-            Some(write) => *possible = vec![write],
-            None => return Err(format!("{found:?} at {at:#x}; possible: {possible:?}")),
-        }
-    }
-    Ok(())
-}
-
-/// Drops what cannot be.
-///
-/// # Errors
-/// If nothing is left: why the first of them cannot be.
-pub(crate) fn keep_possible(
-    disks: &mut Vec<Model>,
-    mut check: impl FnMut(&mut Model) -> Result<(), Violation>,
-) -> Result<(), Violation> {
-    let mut first = None;
-    disks.retain_mut(|disk| match check(disk) {
-        Ok(()) => true,
-        Err(violation) => {
-            first.get_or_insert(violation);
-            false
-        }
-    });
-    match first {
-        Some(violation) if disks.is_empty() => Err(violation),
-        _ => Ok(()),
-    }
 }

@@ -19,13 +19,15 @@ use crate::executor::{Executor, Kind as TaskKind};
 use crate::inspect;
 use crate::look::{Known, Looker, Looks};
 use crate::model::{Model, Survival, WriteId, ZERO};
+use crate::names;
 use crate::prepare;
 use crate::profile::Profile;
-use crate::raw;
 use crate::remembered::Snapshots;
 use crate::rng::Rng;
+use crate::seeds;
 use crate::session::{Resizing, Session, perform};
 use crate::subject::Subject;
+use crate::totals::Totals;
 use crate::trace::Trace;
 use crate::workload::{self, Request, Verb};
 
@@ -67,41 +69,6 @@ impl Changes {
     }
 }
 
-/// Totals of a run.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Totals {
-    /// Runs.
-    pub runs: u64,
-    /// Requests that were answered.
-    pub requests: u64,
-    /// Operations of the disk.
-    pub operations: u64,
-    /// Power failures, dead processes and what came back from them.
-    pub crashes: u64,
-    /// Crashes with eight requests or more in flight.
-    pub busy_crashes: u64,
-    /// Crashes while the image recovered from the one before.
-    pub recovery_crashes: u64,
-    /// Sessions that were closed in order.
-    pub closes: u64,
-    /// Operations that failed as asked.
-    pub faults: u64,
-}
-
-impl Totals {
-    /// Adds those of another run.
-    pub fn add(&mut self, other: &Totals) {
-        self.runs += other.runs;
-        self.requests += other.requests;
-        self.operations += other.operations;
-        self.crashes += other.crashes;
-        self.busy_crashes += other.busy_crashes;
-        self.recovery_crashes += other.recovery_crashes;
-        self.closes += other.closes;
-        self.faults += other.faults;
-    }
-}
-
 /// A run's end.
 #[derive(Debug)]
 pub struct Report {
@@ -128,7 +95,7 @@ pub fn run(seed: u64, kind: Kind, changes: &Changes, trace: Trace) -> Report {
     let coverage = Rc::new(RefCell::new(Coverage::default()));
     let progress = Rc::new(Cell::new((0, 0)));
     let attempt = || {
-        if (chains::FIRST_SEED..raw::FIRST_SEED).contains(&seed) && kind == Kind::Qcow2 {
+        if (seeds::CHAINS..seeds::RAW).contains(&seed) && kind == Kind::Qcow2 {
             let mut done = Totals::default();
             let outcome = chains::run(seed, &trace, &mut done);
             totals.set(done);
@@ -637,7 +604,7 @@ impl<'a> Run<'a> {
         self.model.crash();
         self.bitmaps.crash();
         self.totals.crashes += 1;
-        if !self.disk.has_outlived_at_risk(prepare::TOP) {
+        if !self.disk.has_outlived_at_risk(names::TOP) {
             self.snapshots.covered();
         }
         let rng = Rng::new(self.rng.bits());
@@ -719,7 +686,7 @@ fn sight(subject: &Subject, disk: &SimDisk, recovering: bool) -> Option<Sight> {
     };
     Some(Sight {
         observed: image.observe()?,
-        hole_at_risk: [prepare::TOP, prepare::DATA]
+        hole_at_risk: [names::TOP, names::DATA]
             .iter()
             .any(|name| disk.has_hole_at_risk(name)),
         recovering,
@@ -772,7 +739,7 @@ fn unprotected(subject: &Subject, disk: &SimDisk) -> Result<(), String> {
     if image.observe().is_none() {
         return Ok(());
     }
-    let content = disk.content(prepare::TOP).expect("the run has made it");
+    let content = disk.content(names::TOP).expect("the run has made it");
     let cluster = 1 << content.number(20, 4);
     for (what, range) in inspect::metadata(&content) {
         let mut clusters = range.clone().step_by(cluster);

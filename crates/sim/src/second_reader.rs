@@ -5,7 +5,7 @@
 use crate::cipher::Cipher;
 use crate::disk::SimDisk;
 use crate::disk::content::Content;
-use crate::prepare::DATA;
+use crate::names::DATA;
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const COPIED: u64 = 1 << 63;

@@ -12,11 +12,11 @@ use cowslip::qcow2::create::Preallocation;
 use cowslip::{Error, Job};
 use cowslip_queue::BufMut;
 
-use crate::anatomy;
 use crate::bitmaps::{self, Bitmaps};
 use crate::config::{Config, Ending, PREALLOCATED_BYTES_MAX, Room, Round};
 use crate::disk::SimDisk;
 use crate::model::{self, Model, Outcome, Until, Violation, WriteId, ZERO};
+use crate::places;
 use crate::remembered::{Snapshots, What};
 use crate::rng::Rng;
 use crate::subject::Subject;
@@ -97,7 +97,7 @@ impl Session {
     /// A read has delivered what it may not have.
     fn violated(&self, id: WriteId, violation: &Violation) {
         let at = violation.offset;
-        self.trace.focus(|| anatomy::places(&self.disk, at));
+        self.trace.focus(|| places::of(&self.disk, at));
         self.fail(format!("request {id}: {violation}"));
     }
 

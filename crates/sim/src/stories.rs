@@ -3,26 +3,20 @@
 //! loses power in them is out for trouble: it likes to keep what came last and to lose what that
 //! builds on.
 
-use cowslip::image::{DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::probe::Stage;
 
-use crate::chains;
-use crate::config::{Below, Config, Data, Ending, Layout, Round};
+use crate::config::{Below, Config, Data, Ending, Layout, Prepared, Round};
 use crate::coverage::{Phase, Situation, Target};
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::disk::{Moment, Pace};
-use crate::model::{Grain, SECTOR_BYTES};
-use crate::profile::Prepared;
+use crate::model::Grain;
 use crate::rng::Rng;
+use crate::seeds;
+use crate::shapes::{small_counts, tables, usual, whole};
 
 mod later;
 
-/// First seed of the stories.
-pub const FIRST_SEED: u64 = 1 << 41;
-/// First seed of the stories of [`Story::LATER`]: they came later, and the seeds before stay
-/// what they are.
-pub const LATER_SEED: u64 = 3 << 40;
 /// Runs of each story in a soak.
 const RUNS: u64 = 10;
 
@@ -85,7 +79,7 @@ pub enum Story {
 }
 
 impl Story {
-    /// The stories with seeds from [`FIRST_SEED`] on.
+    /// The stories with seeds from [`seeds::STORIES`] on.
     pub const ALL: [Story; 13] = [
         Story::BlocksAdded,
         Story::CountsFail,
@@ -102,7 +96,7 @@ impl Story {
         Story::BitmapsCutShort,
     ];
 
-    /// The stories with seeds from [`LATER_SEED`] on.
+    /// The stories with seeds from [`seeds::LATER_STORIES`] on.
     pub const LATER: [Story; 9] = [
         Story::BitmapsUnderWrites,
         Story::BitmapsInPieces,
@@ -123,8 +117,8 @@ impl Story {
     /// Returns the story of a seed, if it has one.
     pub fn of(seed: u64) -> Option<Story> {
         let (stories, number) = match seed {
-            LATER_SEED..chains::FIRST_SEED => (&Story::LATER[..], seed - LATER_SEED),
-            FIRST_SEED..LATER_SEED => (&Story::ALL[..], seed - FIRST_SEED),
+            seeds::LATER_STORIES..seeds::CHAINS => (&Story::LATER[..], seed - seeds::LATER_STORIES),
+            seeds::STORIES..seeds::LATER_STORIES => (&Story::ALL[..], seed - seeds::STORIES),
             _ => return None,
         };
         Some(stories[(number % stories.len() as u64) as usize])
@@ -210,9 +204,9 @@ impl Story {
 /// The seeds of stories, one of either kind after the other.
 pub(crate) fn seed(number: u64) -> u64 {
     let first = if number.is_multiple_of(2) {
-        FIRST_SEED
+        seeds::STORIES
     } else {
-        LATER_SEED
+        seeds::LATER_STORIES
     };
     first + number / 2
 }
@@ -223,8 +217,8 @@ pub(crate) fn seeds(attempt: u64) -> Vec<u64> {
         let count = RUNS * stories as u64;
         (0..count).map(move |run| first + attempt * count + run)
     };
-    let later = of(LATER_SEED, Story::LATER.len());
-    of(FIRST_SEED, Story::ALL.len()).chain(later).collect()
+    let later = of(seeds::LATER_STORIES, Story::LATER.len());
+    of(seeds::STORIES, Story::ALL.len()).chain(later).collect()
 }
 
 /// Shapes a drawn qcow2 configuration.
@@ -573,33 +567,6 @@ fn erasures_fail(config: &mut Config, round: &mut Round, errno: i32, rng: &mut R
     });
 }
 
-/// Requests without anything special, and no end but that which the story has.
-pub(crate) fn usual(round: &mut Round, rng: &mut Rng) {
-    round.requests = 200;
-    round.depth = rng.pick(&[8, 16, 24]);
-    round.hot_percent = 0;
-    round.whole_percent = rng.pick(&[20, 50, 80]);
-    round.span_clusters = 0;
-    round.companions = 0;
-    round.narrow_bytes = 0;
-    round.narrow_requests = 8;
-    round.narrow_whole_percent = 30;
-    round.fua_percent = 0;
-    round.weights = [10, 45, 8, 8, 12, 0];
-    round.barrier = None;
-    round.faults.clear();
-    round.slow_tasks = false;
-    round.after_fault = None;
-    round.discard = DiscardPolicy::Unmap;
-    round.write_policy = WritePolicy::Writeback;
-    round.resizes = false;
-    round.grows_at = None;
-    round.shrinks_at = None;
-    round.maintained = rng.chance(30);
-    round.cache_bytes = 1 << 20;
-    round.ending = Ending::Crash(100_000);
-}
-
 fn fails(verb: Verb, errno: i32, after: u64) -> Fault {
     Fault {
         verb,
@@ -610,30 +577,6 @@ fn fails(verb: Verb, errno: i32, after: u64) -> Fault {
     }
 }
 
-/// Blocks and slices that count 64 clusters each, and a disk that needs many of them.
-pub(crate) fn small_counts(config: &mut Config, rng: &mut Rng) {
-    config.layout.cluster_bits = 9;
-    config.layout.refcount_bits = 64;
-    whole(config, rng.between(24, 48) * 64);
-}
-
-/// Makes a disk of `clusters` clusters, all of it in use.
-pub(crate) fn whole(config: &mut Config, clusters: u64) {
-    config.size = clusters * config.layout.cluster_bytes();
-    config.created_bytes = config.size;
-    config.windows = std::iter::once(0..config.size / SECTOR_BYTES).collect();
-}
-
-/// Makes a disk of `count` tables, a few clusters of each of which are in use.
-pub(crate) fn tables(config: &mut Config, count: u64) {
-    let step = config.layout.table_coverage_bytes();
-    config.size = count * step;
-    config.created_bytes = config.size;
-    let used = 4 * config.layout.cluster_bytes() / SECTOR_BYTES;
-    let starts = (0..count).map(|table| table * step / SECTOR_BYTES);
-    config.windows = starts.map(|start| start..start + used).collect();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -642,11 +585,11 @@ mod tests {
 
     #[test]
     fn seeds_from_there_on_are_one_story_after_the_other() {
-        assert_eq!(Story::of(FIRST_SEED - 1), None);
-        assert_eq!(Story::of(chains::FIRST_SEED), None);
+        assert_eq!(Story::of(seeds::STORIES - 1), None);
+        assert_eq!(Story::of(seeds::CHAINS), None);
         let kinds = [
-            (FIRST_SEED, &Story::ALL[..]),
-            (LATER_SEED, &Story::LATER[..]),
+            (seeds::STORIES, &Story::ALL[..]),
+            (seeds::LATER_STORIES, &Story::LATER[..]),
         ];
         for (first, stories) in kinds {
             for (number, story) in (0..).zip(stories) {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::coverage::Coverage;
-use crate::run::{Report, Totals};
+use crate::run::Report;
+use crate::totals::Totals;
 
 /// The sum of many runs.
 #[derive(Clone, Debug, Default)]

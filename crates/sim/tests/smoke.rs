@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cowslip_sim::chains;
 use cowslip_sim::config::{Config, Ending, Kind};
 use cowslip_sim::disk::Lie;
 use cowslip_sim::graph;
 use cowslip_sim::mixture::Mixture;
 use cowslip_sim::perform::run;
 use cowslip_sim::run::Changes;
+use cowslip_sim::seeds;
 use cowslip_sim::shrink;
 use cowslip_sim::soak::Soak;
 use cowslip_sim::stories::{self, Story};
@@ -79,14 +79,14 @@ fn later_stories_pass() {
     let count = 8 * Story::LATER.len() as u64;
     pass(
         Kind::Qcow2,
-        stories::LATER_SEED..stories::LATER_SEED + count,
+        seeds::LATER_STORIES..seeds::LATER_STORIES + count,
     );
 }
 
 /// Overlays that are rebased and committed, with power failures in between.
 #[test]
 fn chains_pass() {
-    pass(Kind::Qcow2, chains::FIRST_SEED..chains::FIRST_SEED + 40);
+    pass(Kind::Qcow2, seeds::CHAINS..seeds::CHAINS + 40);
 }
 
 /// Chains that change under their guests, with power failures in between.

@@ -11,10 +11,10 @@ use std::fmt;
 
 use crate::rng::Rng;
 
-use super::Losses;
 use super::content::Content;
 use super::effect::{Effect, SPACE_ATOM_BYTES};
 use super::structure::Structure;
+use super::terms::Losses;
 
 /// Fate of one effect.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use super::crash::{Crash, Fate};
 use super::effect::{Effect, SPACE_ATOM_BYTES};
 use super::fault::{Faults, Verb};
 use super::structure::{Map, Structure, Structures};
-use super::{Lie, Losses, Pace};
+use super::terms::{Lie, Losses, Pace};
 
 /// An effect that is in the volatile content and that no flush has covered.
 #[derive(Debug)]

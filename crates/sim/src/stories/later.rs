@@ -3,11 +3,11 @@
 
 use cowslip::image::{AllocPolicy, CopyOnRead, WritePolicy, ZeroMethod};
 
-use super::{small_counts, tables, whole};
 use crate::config::{Below, Config, Data, Ending, Round};
 use crate::disk::Pace;
 use crate::model::{Grain, SECTOR_BYTES};
 use crate::rng::Rng;
+use crate::shapes::{small_counts, tables, whole};
 use crate::stories::Story;
 
 /// Shapes a configuration whose usual round this is.

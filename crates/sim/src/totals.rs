@@ -1,0 +1,36 @@
+//! Numbers of the things that runs were made of.
+
+/// Totals of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Runs.
+    pub runs: u64,
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Operations of the disk.
+    pub operations: u64,
+    /// Power failures, dead processes and what came back from them.
+    pub crashes: u64,
+    /// Crashes with eight requests or more in flight.
+    pub busy_crashes: u64,
+    /// Crashes while the image recovered from the one before.
+    pub recovery_crashes: u64,
+    /// Sessions that were closed in order.
+    pub closes: u64,
+    /// Operations that failed as asked.
+    pub faults: u64,
+}
+
+impl Totals {
+    /// Adds those of another run.
+    pub fn add(&mut self, other: &Totals) {
+        self.runs += other.runs;
+        self.requests += other.requests;
+        self.operations += other.operations;
+        self.crashes += other.crashes;
+        self.busy_crashes += other.busy_crashes;
+        self.recovery_crashes += other.recovery_crashes;
+        self.closes += other.closes;
+        self.faults += other.faults;
+    }
+}
