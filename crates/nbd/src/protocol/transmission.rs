@@ -28,8 +28,6 @@ pub const EXTENDED_CHUNK_BYTES: usize = 32;
 pub const OFFSET_DATA_BYTES: usize = 8;
 /// Bytes of a hole chunk's payload.
 pub const OFFSET_HOLE_BYTES: usize = 12;
-/// Bytes of an error chunk's payload before the message.
-pub const ERROR_BYTES: usize = 6;
 
 /// Fills an array from its parts, in order.
 fn join<const N: usize>(parts: &[&[u8]]) -> [u8; N] {

@@ -109,14 +109,6 @@ impl Schema {
         }
     }
 
-    /// Checks a value of a type that is declared.
-    ///
-    /// # Errors
-    /// As for the arguments of a command.
-    pub fn check_value(&self, kind: &Type, value: &mut Value) -> Result {
-        self.check(kind, value, &mut Path::new(Form::Json))
-    }
-
     pub(super) fn check_json(&self, kind: &str, members: &mut Map<String, Value>) -> Result {
         self.check_object(kind, members, &mut Path::new(Form::Json))
     }
