@@ -27,7 +27,7 @@ use crate::mailbox::{Mailbox, Scheduled};
 use crate::patience::Patience;
 use crate::pool;
 use crate::sys;
-use crate::timer::Timers;
+use crate::timers::Timers;
 
 /// Polls in one turn before the driver is visited although tasks are ready: tasks that wake each
 /// other for ever may not starve the I/O. Large enough that a full ring of completions is one turn.

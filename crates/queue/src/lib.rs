@@ -81,6 +81,7 @@ mod spin;
 mod sys;
 mod threads;
 mod timer;
+mod timers;
 mod uring;
 mod watch;
 mod watched;

@@ -76,6 +76,8 @@ mod sys;
 mod threads;
 #[path = "../../../../queue/src/timer.rs"]
 mod timer;
+#[path = "../../../../queue/src/timers.rs"]
+mod timers;
 #[path = "../../../../queue/src/uring.rs"]
 mod uring;
 #[path = "../../../../queue/src/watch.rs"]
