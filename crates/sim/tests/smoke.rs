@@ -12,7 +12,7 @@ use cowslip_sim::run::Changes;
 use cowslip_sim::seeds;
 use cowslip_sim::shrink;
 use cowslip_sim::soak::Soak;
-use cowslip_sim::stories::{self, Story};
+use cowslip_sim::stories::Story;
 use cowslip_sim::trace::Trace;
 
 fn pass(kind: Kind, seeds: std::ops::Range<u64>) {
