@@ -1,18 +1,24 @@
 //! Compaction in place: of images of all shapes against a model, cut short at every write, by a
 //! crash, by the job's being cancelled, and by a full disk, and beside requests.
 
+mod shared;
+
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
+use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
 use cowslip::image::{Durability, OpenOptions};
 use cowslip::job::{Attendant, Moment};
+use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::check::Severity;
 use cowslip::qcow2::compact::{CompactOptions, Compaction};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::{Buf, BufMut, Error, Image, Job, Result};
+use cowslip::{Buf, BufMut, Error, Image, IoVec, Job, Result};
+use cowslip_queue::Pending;
 
 use crate::snapshots::{Model, Random, SHAPES, checked_clean, made, open, read};
 use crate::support::crash::{Recorder, each_crash};
@@ -210,6 +216,17 @@ impl Attendant for Attended {
     }
 }
 
+/// A job that is cancelled when it has asked so often whether it may go on.
+fn cancelled_at(left: usize) -> (Job, Arc<CancelAt>) {
+    let attendant = Arc::new(CancelAt {
+        left: AtomicUsize::new(left),
+        job: std::sync::OnceLock::new(),
+    });
+    let job = Job::attended(Attended(attendant.clone()));
+    attendant.job.set(job.clone()).unwrap();
+    (job, attendant)
+}
+
 #[test]
 fn a_compaction_that_is_cancelled_gives_back_what_it_has_emptied() {
     let create_options = &shapes()[0];
@@ -218,12 +235,7 @@ fn a_compaction_that_is_cancelled_gives_back_what_it_has_emptied() {
     for left in 1.. {
         let file = Arc::new(MemoryFile::new("image", start.clone(), 1));
         let image = open(file.clone());
-        let attendant = Arc::new(CancelAt {
-            left: AtomicUsize::new(left),
-            job: std::sync::OnceLock::new(),
-        });
-        let job = Job::attended(Attended(attendant.clone()));
-        attendant.job.set(job.clone()).unwrap();
+        let (job, _attendant) = cancelled_at(left);
         let outcome = block_on(image.compact(&thrifty(4096), &job));
         assert!(read(&image) == disk, "{left}");
         // The session goes on.

@@ -168,7 +168,7 @@ impl Model {
         self.disk = content;
     }
 
-    fn delete(&mut self, image: &Image, position: usize) {
+    pub(crate) fn delete(&mut self, image: &Image, position: usize) {
         let (id, _) = self.snapshots.remove(position);
         block_on(image.delete_snapshot(&by_id(&id), &Job::default())).unwrap();
     }

@@ -16,6 +16,7 @@
 pub mod bitmap;
 pub mod inspect;
 pub mod mend;
+pub mod moved;
 pub mod snapshot;
 
 use super::geometry::{Geometry, HOST_OFFSET_END, HostOffset, SubclusterMask};

@@ -647,7 +647,7 @@ impl Qcow2 {
 }
 
 /// Writes of single 8-byte entries of a table, neighbours joined.
-fn entry_writes(table: u64, entries: &[(u64, u64)]) -> Vec<(u64, Vec<Buf>)> {
+pub(in crate::qcow2) fn entry_writes(table: u64, entries: &[(u64, u64)]) -> Vec<(u64, Vec<Buf>)> {
     let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
     for (index, entry) in entries {
         let offset = table + 8 * index;

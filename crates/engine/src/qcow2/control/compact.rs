@@ -19,8 +19,12 @@ mod data;
 mod ends;
 #[doc(hidden)]
 pub mod plan;
+mod roots;
+mod still;
 #[doc(hidden)]
 pub mod survey;
+#[doc(hidden)]
+pub mod units;
 
 use cowslip_boxed::boxed;
 
@@ -31,7 +35,8 @@ use crate::qcow2::{Counts, Qcow2};
 use crate::{Error, Result};
 
 use plan::{Move, Outline, Room, batches, outline};
-use survey::{Kind, Survey, walk};
+use survey::{Kind, Survey, walk_behind};
+use units::{Unit, Units, moves_in_turn, moves_later};
 
 /// Additional space that a compaction may take, unless it is said otherwise.
 pub const BUDGET_BYTES: u64 = 64 << 20;
@@ -102,6 +107,8 @@ pub struct Compaction {
 struct Round {
     outline: Outline,
     batches: Vec<Vec<Move>>,
+    /// What moves after these, while nothing else is under way, or in the turn.
+    later: Vec<Vec<Unit>>,
     /// It moves as many clusters as a round may: more may be left.
     is_full: bool,
 }
@@ -123,7 +130,7 @@ impl Drop for GivesBack<'_> {
 }
 
 fn moves(kind: Kind) -> bool {
-    kind == Kind::Data
+    kind == Kind::Data || moves_later(kind)
 }
 
 fn word(kind: Kind) -> &'static str {
@@ -131,11 +138,13 @@ fn word(kind: Kind) -> &'static str {
         Kind::Free | Kind::Uncounted | Kind::Leaked => "nothing",
         Kind::Data => "data",
         Kind::Shared => "snapshots",
-        Kind::Compressed => "compressed clusters",
+        Kind::Compressed | Kind::Spanned => "compressed clusters",
         Kind::Table => "L2 tables",
         Kind::Block => "refcount blocks",
-        Kind::Bits => "bitmaps",
-        Kind::Structure => "tables",
+        Kind::Bits | Kind::BitmapTable | Kind::Directory => "bitmaps",
+        Kind::SnapshotL1 | Kind::ActiveL1 | Kind::Snapshots | Kind::Counts | Kind::Structure => {
+            "tables"
+        }
         Kind::Fixed => "headers",
     }
 }
@@ -234,6 +243,14 @@ impl Qcow2 {
                 done.moved_bytes += moved?;
                 released?;
             }
+            for batch in &round.later {
+                job.enter(Stage::Tables);
+                let end = round.outline.end;
+                done.moved_bytes += match moves_in_turn(batch) {
+                    true => self.move_roots(batch, end, job).await?,
+                    false => self.move_still(batch, end, job).await?,
+                };
+            }
             let moved = done.moved_bytes - before;
             let wanted = round.outline.moving << self.geometry().cluster_bits();
             let is_done = moved >= wanted && !self.is_used_behind(round.outline.end);
@@ -321,7 +338,10 @@ impl Qcow2 {
         }
         let outline = self.outline_of(survey, options);
         let mut moving: Vec<(GuestCluster, HostCluster)> = Vec::new();
-        walk(&self.file, &self.header(), job, &mut |found| {
+        let mut units = Units::behind(outline.end, ROUND_CLUSTERS_MAX);
+        let some = (Some((survey, outline.end)), job);
+        walk_behind(&self.file, &self.header(), some, &mut |found| {
+            units.note(survey, found);
             let from = HostCluster(found.clusters.start);
             if found.kind == Kind::Data
                 && from.0 >= outline.end
@@ -336,12 +356,14 @@ impl Qcow2 {
         let geometry = self.geometry();
         let budget = options.budget_bytes >> geometry.cluster_bits();
         let budget = budget.clamp(1, BATCH_CLUSTERS_MAX);
-        let is_full = moving.len() == ROUND_CLUSTERS_MAX;
+        units.note_blocks(survey);
+        let is_full = moving.len() == ROUND_CLUSTERS_MAX || units.is_full();
         let mut room = Room::before(survey, outline.end);
         let batches = batches(geometry, moving, &mut room, budget);
         Ok(Round {
             outline,
             batches,
+            later: units.batches(geometry, budget),
             is_full,
         })
     }

@@ -217,6 +217,16 @@ impl Bitmaps {
         &self.directory
     }
 
+    /// The table of a bitmap is at another place, on disk, too.
+    pub fn table_moved(&mut self, from: u64, to: u64) {
+        let listed = self.list.iter_mut().map(|bitmap| &mut bitmap.entry);
+        for entry in listed.chain(&mut self.directory) {
+            if entry.fixed.table_offset == from {
+                entry.fixed.table_offset = to;
+            }
+        }
+    }
+
     /// Returns whether memory has changes that have to be written to disk.
     pub fn is_to_be_stored(&self) -> bool {
         let is_loaded = |bitmap: &Bitmap| matches!(bitmap.bits, Bits::Loaded { .. });

@@ -297,7 +297,7 @@ impl Qcow2 {
 
     /// Returns whether bytes that were read are a hole of the file, which another hole may replace:
     /// space that was preallocated without any stays without.
-    async fn is_hole(&self, (offset, len): (u64, u64), bytes: &[u8]) -> bool {
+    pub(super) async fn is_hole(&self, (offset, len): (u64, u64), bytes: &[u8]) -> bool {
         if self.data.is_encrypted() || !self.file.capabilities().punches_holes || !is_zero(bytes) {
             return false;
         }

@@ -42,16 +42,29 @@ pub enum Kind {
     Data,
     /// A cluster that several entries refer to, or a snapshot's.
     Shared,
-    /// Compressed clusters.
+    /// Compressed clusters, none of which ends elsewhere.
     Compressed,
+    /// Compressed clusters, one of which lies in another cluster, too.
+    Spanned,
     /// An L2 table.
     Table,
+    /// The L1 table of a snapshot, in one cluster.
+    SnapshotL1,
     /// A refcount block.
     Block,
     /// Bits of a bitmap.
     Bits,
-    /// A part of a structure that is in one piece: an L1 table, the refcount table, the table of
-    /// snapshots, the directory of bitmaps or the table of one.
+    /// The L1 table of the disk, in one cluster.
+    ActiveL1,
+    /// The table of snapshots, in one cluster.
+    Snapshots,
+    /// The refcount table, in one cluster.
+    Counts,
+    /// The table of a bitmap, in one cluster.
+    BitmapTable,
+    /// The directory of bitmaps, in one cluster.
+    Directory,
+    /// A part of one of these where it has several clusters.
     Structure,
     /// Clusters that never move: the header, and the header of the keys.
     Fixed,
@@ -76,7 +89,7 @@ pub struct Reference {
     pub kind: Kind,
     /// The clusters of the file.
     pub clusters: Range<u64>,
-    /// Where the word is; 0 for what the header refers to.
+    /// Where the word is, of an entry the first one; 0 for what the header refers to.
     pub at: u64,
     /// How often it counts: a table that several L1 entries share has its references several times.
     pub times: u64,
@@ -110,6 +123,8 @@ pub struct Survey {
     pub extents: u64,
     /// Clusters of the disk that have space of their own.
     pub data_clusters: u64,
+    /// L2 tables by their offset, and the last cluster that each refers to.
+    pub reach: BTreeMap<u64, u64>,
 }
 
 /// The references to an L2 table.
@@ -134,6 +149,10 @@ fn is_data(kind: Kind) -> bool {
     matches!(kind, Kind::Data | Kind::Shared)
 }
 
+fn is_compressed(kind: Kind) -> bool {
+    matches!(kind, Kind::Compressed | Kind::Spanned)
+}
+
 fn too_large(name: &str) -> Error {
     Error::Unsupported {
         file: name.to_string(),
@@ -149,6 +168,8 @@ struct Walk<'a> {
     job: &'a Job,
     tables: BTreeMap<u64, Table>,
     memory: Memory,
+    /// Of L2 tables only those are read that refer to clusters behind an end.
+    behind: Option<(&'a Survey, u64)>,
 }
 
 /// Visits all references, tables before what they refer to.
@@ -162,6 +183,21 @@ pub async fn walk(
     job: &Job,
     visit: &mut Visit<'_>,
 ) -> Result<()> {
+    walk_behind(file, header, (None, job), visit).await
+}
+
+/// Visits all references as [`walk`] does, but those of L2 tables that refer, by a survey of what
+/// has not changed since, to nothing behind an end in clusters.
+///
+/// # Errors
+/// As [`walk`].
+#[boxed]
+pub async fn walk_behind(
+    file: &AlignedFile,
+    header: &Header,
+    (behind, job): (Option<(&Survey, u64)>, &Job),
+    visit: &mut Visit<'_>,
+) -> Result<()> {
     let mut walk = Walk {
         header,
         geometry: header.geometry(),
@@ -169,30 +205,31 @@ pub async fn walk(
         job,
         tables: BTreeMap::new(),
         memory: Memory::new(MEMORY_BYTES_MAX),
+        behind,
     };
     walk.region(Kind::Fixed, (0, walk.geometry.cluster_bytes()), 0, visit)?;
     if let Some(keys) = header.extensions.crypto_header {
         walk.region(Kind::Fixed, (keys.offset, keys.length), 0, visit)?;
     }
     let l1 = (header.l1_table_offset, header.l1_bytes());
-    walk.region(Kind::Structure, l1, 0, visit)?;
+    walk.region(walk.if_in_one(Kind::ActiveL1, l1), l1, 0, visit)?;
     walk.l1(l1, Owner::Active, visit).await?;
     let list = read_list(file, header).await?;
     let list_bytes = list.encode().len() as u64;
     let table = (header.snapshots_offset, list_bytes);
-    walk.region(Kind::Structure, table, 0, visit)?;
+    walk.region(walk.if_in_one(Kind::Snapshots, table), table, 0, visit)?;
     let mut at = header.snapshots_offset;
     for position in 0..list.len() as usize {
         let entry = &list.entry(position).fixed;
         let l1 = (entry.l1_offset, u64::from(entry.l1_size) * 8);
-        walk.region(Kind::Structure, l1, at, visit)?;
+        walk.region(walk.if_in_one(Kind::SnapshotL1, l1), l1, at, visit)?;
         walk.l1(l1, Owner::Snapshot, visit).await?;
         at += entry.entry_bytes();
     }
     walk.l2_tables(visit).await?;
     walk.bitmaps(file, visit).await?;
     let table = (header.refcount_table_offset, header.refcount_table_bytes());
-    walk.region(Kind::Structure, table, 0, visit)
+    walk.region(walk.if_in_one(Kind::Counts, table), table, 0, visit)
 }
 
 impl Walk<'_> {
@@ -214,6 +251,14 @@ impl Walk<'_> {
             times: 1,
             guest: GuestCluster(0),
         })
+    }
+
+    /// The kind of a structure that may move if it lies in one cluster.
+    fn if_in_one(&self, kind: Kind, (_, bytes): (u64, u64)) -> Kind {
+        match bytes <= self.geometry.cluster_bytes() {
+            true => kind,
+            false => Kind::Structure,
+        }
     }
 
     /// The clusters that hold these bytes.
@@ -271,7 +316,12 @@ impl Walk<'_> {
             return Ok(());
         }
         let entry_bytes = self.geometry.l2_entry_bytes();
-        let wanted: Vec<(u64, u64)> = tables.keys().map(|&offset| (offset, offset)).collect();
+        let is_wanted = |offset: &&u64| match self.behind {
+            Some((survey, end)) => survey.reach.get(*offset).is_some_and(|&last| last >= end),
+            None => true,
+        };
+        let wanted = tables.keys().filter(is_wanted);
+        let wanted: Vec<(u64, u64)> = wanted.map(|&offset| (offset, offset)).collect();
         let wanted = wanted.into_iter();
         let mut reads = pin!(self.reader.tables(wanted, self.geometry.cluster_bytes()));
         while let Some(read) = reads.next().await {
@@ -281,7 +331,8 @@ impl Walk<'_> {
             let is_own = table.active == 1 && table.snapshots == 0;
             let words = bytes.chunks_exact(entry_bytes as usize);
             for (index, words) in (0..).zip(words) {
-                let (kind, clusters) = match format.inspect_l2(big_endian(&words[..8]), 0).claim {
+                let (kind, (start, len)) = match format.inspect_l2(big_endian(&words[..8]), 0).claim
+                {
                     ClaimedSpace::Nothing => continue,
                     ClaimedSpace::Cluster { offset, copied } => {
                         let kind = match copied && is_own {
@@ -292,10 +343,15 @@ impl Walk<'_> {
                     }
                     ClaimedSpace::Compressed { start, len } => (Kind::Compressed, (start, len)),
                 };
+                let clusters = self.touched(start, len);
+                let kind = match clusters.end - clusters.start {
+                    1 => kind,
+                    _ => Kind::Spanned,
+                };
                 let guest = table.l1_index * self.geometry.l2_entries() + index;
                 visit(&Reference {
                     kind,
-                    clusters: self.touched(clusters.0, clusters.1),
+                    clusters,
                     at: offset + index * entry_bytes,
                     times: table.active + table.snapshots,
                     guest: GuestCluster(guest),
@@ -312,7 +368,7 @@ impl Walk<'_> {
         };
         let directory = extension.bitmap_directory_offset;
         let place = (directory, extension.bitmap_directory_size);
-        self.region(Kind::Structure, place, 0, visit)?;
+        self.region(self.if_in_one(Kind::Directory, place), place, 0, visit)?;
         let mut at = directory;
         for bitmap in read_directory(file, self.header).await? {
             let (offset, bytes) = (bitmap.fixed.table_offset, bitmap.fixed.table_bytes());
@@ -321,7 +377,8 @@ impl Walk<'_> {
                 .table_flaw(&self.geometry, self.header.size)
                 .is_none();
             if is_sound {
-                self.region(Kind::Structure, (offset, bytes), at, visit)?;
+                let kind = self.if_in_one(Kind::BitmapTable, (offset, bytes));
+                self.region(kind, (offset, bytes), at, visit)?;
                 self.bitmap_table((offset, bytes), visit).await?;
             }
             at += bitmap.fixed.entry_bytes();
@@ -365,6 +422,7 @@ impl Survey {
             blocks: Vec::new(),
             extents: 0,
             data_clusters: 0,
+            reach: BTreeMap::new(),
         };
         let mut references = Counts::new(u64::MAX);
         let mut next = None;
@@ -391,12 +449,19 @@ impl Survey {
     }
 
     fn note(&mut self, found: &Reference) {
+        if is_data(found.kind) || is_compressed(found.kind) {
+            let table = found.at & !(self.geometry.cluster_bytes() - 1);
+            let last = self.reach.entry(table).or_default();
+            *last = (*last).max(found.clusters.end - 1);
+        }
         let end = found.clusters.end.min(self.kinds.len() as u64);
         for cluster in found.clusters.start.min(end)..end {
             let kind = &mut self.kinds[cluster as usize];
             *kind = match *kind {
                 Kind::Free => found.kind,
                 Kind::Data | Kind::Shared if is_data(found.kind) => Kind::Shared,
+                Kind::Compressed if found.kind == Kind::Spanned => Kind::Spanned,
+                Kind::Spanned if is_compressed(found.kind) => Kind::Spanned,
                 // What is of two kinds stays where it is.
                 other if other != found.kind => Kind::Fixed,
                 other => other,

@@ -119,7 +119,12 @@ impl Qcow2 {
     }
 
     /// Writes the sectors of a structure that change.
-    pub(super) async fn write_changes(&self, offset: u64, old: &[u8], new: &[u8]) -> Result<()> {
+    pub(in crate::qcow2::control) async fn write_changes(
+        &self,
+        offset: u64,
+        old: &[u8],
+        new: &[u8],
+    ) -> Result<()> {
         for run in changed_sectors(old, new) {
             let data = vec![Buf::copy_of(&new[run.clone()])];
             let at = offset + run.start as u64;

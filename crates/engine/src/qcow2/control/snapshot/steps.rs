@@ -227,7 +227,7 @@ impl Qcow2 {
     }
 
     /// The L1 table of a snapshot.
-    pub(super) async fn snapshot_l1(&self, entry: &Entry) -> Result<Vec<u64>> {
+    pub(in crate::qcow2::control) async fn snapshot_l1(&self, entry: &Entry) -> Result<Vec<u64>> {
         let bytes = u64::from(entry.fixed.l1_size) * 8;
         let mut l1 = Vec::with_capacity(entry.fixed.l1_size as usize);
         let reader = Reader::new(self.file.block_file()).await?;

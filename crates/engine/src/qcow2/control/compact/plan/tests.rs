@@ -1,6 +1,6 @@
 //! The plan beside a naive one, on random files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
@@ -65,6 +65,7 @@ fn random_survey(random: &mut Random) -> Survey {
         blocks,
         extents: 0,
         data_clusters: 0,
+        reach: BTreeMap::new(),
     }
 }
 
