@@ -50,12 +50,7 @@ impl Qcow2 {
         let mut freed = Vec::new();
         for Excess { clusters, by } in std::mem::take(&mut survey.excess) {
             for cluster in clusters {
-                if counts
-                    .refcounts
-                    .add(HostCluster(cluster), -(by as i64))
-                    .await?
-                    == 0
-                {
+                if self.lower_leak(counts, HostCluster(cluster), by).await? == 0 {
                     survey.kinds[cluster as usize] = Kind::Free;
                     freed.push(HostCluster(cluster));
                 }
@@ -73,6 +68,17 @@ impl Qcow2 {
             self.mark_dirty(false).await?;
         }
         Ok(())
+    }
+
+    /// Lowers a count by more than a change of it can say, if need be; the new count.
+    async fn lower_leak(&self, counts: &mut Counts, cluster: HostCluster, by: u64) -> Result<u64> {
+        let (mut left, mut count) = (by, 0);
+        while left > 0 {
+            let step = left.min(i64::MAX as u64);
+            count = counts.refcounts.add(cluster, -(step as i64)).await?;
+            left -= step;
+        }
+        Ok(count)
     }
 
     /// The cycles that give up what has moved, and the space of it.
