@@ -193,6 +193,72 @@ fn space_that_was_never_written_stays_a_hole() {
     qemu(dir, "qemu-img", "compare a.raw a.qcow2");
 }
 
+/// The guest has written zeroes, and bytes of the backing file, compressed and not; QEMU compares.
+#[test]
+fn clusters_that_need_no_space_lose_it() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    for options in [
+        "cluster_size=64k",
+        "cluster_size=4k,compat=0.10",
+        "cluster_size=64k,extended_l2=on",
+    ] {
+        let holder = scratch();
+        let dir = holder.path();
+        succeeds(dir, "create -q -f qcow2 base.qcow2 24M");
+        qemu_io(dir, "base.qcow2", &["write -P 99 0 12M".to_string()]);
+        let line = format!("create -q -f qcow2 -o {options} -b base.qcow2 -F qcow2 a.qcow2");
+        succeeds(dir, &line);
+        let writes = [
+            "write -P 99 0 4M",
+            "write -c -P 99 4M 64k",
+            "write -P 0 5M 4M",
+            "write -P 0 14M 2M",
+            // Halves of clusters: one like the base, one not.
+            "write -P 98 10M 32k",
+            "write -P 99 10272k 32k",
+            "write -P 7 11M 1M",
+        ];
+        qemu_io(dir, "a.qcow2", &writes.map(String::from));
+        qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
+        let done = "compact --json --zeroes --dedupe-backing a.qcow2";
+        let done = json(&succeeds(dir, done));
+        let redundant = done["redundant-bytes"].as_u64().unwrap();
+        // Version 2 has no flag for zeroes above other data.
+        let zero = match options.ends_with("0.10") {
+            true => 2 << 20,
+            false => 6 << 20,
+        };
+        // Clusters that are as small, or have subclusters, can lose a half.
+        let unit = match options {
+            "cluster_size=64k" => 0,
+            _ => 32 << 10,
+        };
+        assert_eq!(redundant, (4 << 20) + (64 << 10) + zero + unit, "{options}");
+        qemu(dir, "qemu-img", "check a.qcow2");
+        qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+        let map = json(&qemu(dir, "qemu-img", "map --output=json a.qcow2"));
+        let own = |extent: &&Value| extent["depth"] == 0 && extent["data"] == true;
+        let own = map.as_array().unwrap().iter().filter(own);
+        let own: u64 = own.map(|it| it["length"].as_u64().unwrap()).sum();
+        let kept = (1 << 20) + (if unit > 0 { 32 << 10 } else { 64 << 10 });
+        let zero = (6 << 20) - zero;
+        assert_eq!(own, kept + zero, "{options}: {map}");
+        let again = json(&succeeds(
+            dir,
+            "compact --json --zeroes --dedupe-backing a.qcow2",
+        ));
+        assert_eq!(again["redundant-bytes"], 0, "{options}");
+    }
+    let holder = scratch();
+    let dir = holder.path();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 1M");
+    let refused = ours(dir, "compact --dedupe-backing a.qcow2");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("there is no backing file"), "{said}");
+}
+
 fn free_bytes(dir: &Path) -> u64 {
     let free = rustix::fs::statvfs(dir).unwrap();
     free.f_bavail * free.f_frsize
@@ -226,6 +292,35 @@ fn a_full_file_system_gets_its_space_back() {
     assert!(free_bytes(dir) >= left / 2 + size * 2 / 5);
     qemu(dir, "qemu-img", "check a.qcow2");
     qemu(dir, "qemu-img", &format!("compare {raw} a.qcow2"));
+}
+
+/// A disk is shrunk, and its file with it, on a file system that has no room for a second one.
+#[test]
+fn a_disk_is_shrunk_on_a_full_file_system() {
+    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
+        return;
+    }
+    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q"], 160 << 20) else {
+        return;
+    };
+    let dir = mounted.at.as_path();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 96M");
+    // The end of the disk lies at the beginning of the file.
+    let write = |at: u64| format!("write -P {} {at}M 1M", at + 1);
+    let all: Vec<String> = (0..96).rev().map(write).collect();
+    qemu_io(dir, "a.qcow2", &all);
+    let left = 2 << 20;
+    let filler = std::fs::File::create(dir.join("filler")).unwrap();
+    let bytes = free_bytes(dir).saturating_sub(left);
+    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+    succeeds(dir, "resize -q --shrink a.qcow2 40M");
+    succeeds(dir, "compact -q --budget 1M a.qcow2");
+    assert!(length(dir, "a.qcow2") < 41 << 20);
+    assert!(free_bytes(dir) > 54 << 20, "{}", free_bytes(dir));
+    qemu(dir, "qemu-img", "check a.qcow2");
+    let read = |at: u64| format!("read -P {} {at}M 1M", at + 1);
+    let reads: Vec<String> = (0..40).map(read).collect();
+    qemu_io(dir, "a.qcow2", &reads);
 }
 
 #[test]

@@ -32,7 +32,8 @@ Clusters move from the end of the file into free ones before it; the file is cut
 what is free before becomes holes. No second file is needed, and at most --budget of additional space at a time. \
 Interrupted or cancelled, the command gives back what it has emptied by then; killed, or after a power failure, the image \
 is sound but for leaks, which the next compaction frees. Clusters that snapshots share, compressed ones, tables and \
-bitmaps stay where they are; --plan says what holds the end of the file. See docs/compaction.md.")]
+bitmaps stay where they are; --plan says what holds the end of the file. --plan compares no data: it does not count \
+what --zeroes and --dedupe-backing would give back. See docs/compaction.md.")]
 pub struct Args {
     /// The image's format
     #[arg(short, long, value_name = "FMT")]
@@ -49,6 +50,12 @@ pub struct Args {
     /// Length of the file that suffices; without it, as short as possible
     #[arg(long, value_name = "SIZE")]
     target_size: Option<String>,
+    /// Before that, take the space of clusters that hold zeroes, preallocated ones too
+    #[arg(long)]
+    zeroes: bool,
+    /// Before that, take the space of clusters that hold what the backing file shows there
+    #[arg(long)]
+    dedupe_backing: bool,
     #[command(flatten)]
     change: ChangeArgs,
     /// The image file
@@ -73,8 +80,11 @@ fn compacted(args: &Args, program: &Program) -> Result<(), CommandError> {
             true => Access::Read,
             false => Access::Write,
         },
-        // Nothing of the layers below is looked at.
-        backing: BackingChoice::None,
+        backing: match args.dedupe_backing {
+            true => BackingChoice::AsNamed,
+            // Nothing of the layers below is looked at.
+            false => BackingChoice::None,
+        },
         policy: args.change.trust.backing_policy,
         ..open::settings()
     };
@@ -119,6 +129,8 @@ fn wanted(args: &Args) -> Result<CompactOptions, CommandError> {
     Ok(CompactOptions {
         budget_bytes,
         target_bytes: target_bytes.transpose()?,
+        zeroes: args.zeroes,
+        dedupe_backing: args.dedupe_backing,
     })
 }
 
@@ -138,22 +150,30 @@ async fn carry_out(
     (options, job): (&CompactOptions, &Job),
 ) -> Result<Done, Error> {
     let plan = image.compaction_plan(options, job).await?;
-    if let Some(target) = options.target_bytes
-        && plan.file_bytes_after > target
-        && plan.file_bytes > target
-    {
-        let least = plan.file_bytes_after;
-        return Err(Error::Invalid(format!(
-            "the file cannot be shorter than {least} bytes ({}); --target-size is {target}",
-            size::human(least)
-        )));
-    }
+    reaches(&plan, options)?;
     match args.plan {
         true => {
             let rate = read_rate(image).await?;
             Ok(Done::Planned { plan, rate })
         }
         false => image.compact(options, job).await.map(Done::Compacted),
+    }
+}
+
+/// Refuses a length of the file that cannot be reached.
+///
+/// # Errors
+/// `Invalid`: the shortest length is in its words.
+pub fn reaches(plan: &CompactionPlan, options: &CompactOptions) -> Result<(), Error> {
+    match options.target_bytes {
+        Some(target) if plan.file_bytes_after > target && plan.file_bytes > target => {
+            let least = plan.file_bytes_after;
+            Err(Error::Invalid(format!(
+                "the file cannot be shorter than {least} bytes ({}); the target size is {target}",
+                size::human(least)
+            )))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -196,12 +216,19 @@ impl Done {
                 }
                 words
             }
-            Done::Compacted(done) => format!(
-                "'{filename}' has {} instead of {}: {} moved.\n",
-                size::human(done.file_bytes),
-                size::human(done.file_bytes_before),
-                size::human(done.moved_bytes),
-            ),
+            Done::Compacted(done) => {
+                let mut words = format!(
+                    "'{filename}' has {} instead of {}: {} moved.\n",
+                    size::human(done.file_bytes),
+                    size::human(done.file_bytes_before),
+                    size::human(done.moved_bytes),
+                );
+                if done.redundant_bytes > 0 {
+                    let redundant = size::human(done.redundant_bytes);
+                    words += &format!("{redundant} of the disk needed no space of their own.\n");
+                }
+                words
+            }
         }
     }
 
@@ -226,6 +253,7 @@ impl Done {
                 "file-length": done.file_bytes,
                 "moved-bytes": done.moved_bytes,
                 "leaked-bytes": done.leaked_bytes,
+                "redundant-bytes": done.redundant_bytes,
             }),
         }
     }

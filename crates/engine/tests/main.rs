@@ -33,6 +33,7 @@ mod limits;
 mod measured;
 mod model;
 mod portable;
+mod redundant;
 mod repair_noise;
 mod repair_qemu;
 mod requests;

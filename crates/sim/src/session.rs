@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use cowslip::errno::ENOSPC;
 use cowslip::image::{DetectZeroes, Durability, Space, WritePolicy, ZeroOptions};
 use cowslip::job::{Attendant, Progress};
+use cowslip::qcow2::compact::CompactOptions;
 use cowslip::qcow2::create::Preallocation;
 use cowslip::{Error, Job};
 use cowslip_queue::BufMut;
@@ -294,8 +295,14 @@ async fn compact(subject: &Subject, session: &Session, id: WriteId) {
         session.disk.fail_power_after(rng.between(1, 100));
     }
     let job = job_cancelled_after(rng.chance(20).then(|| rng.between(1, 10)));
-    let budget_bytes = rng.pick(&[1, 8 << 10, 64 << 10, 1 << 20]);
-    match subject.compact(budget_bytes, &job).await {
+    let options = CompactOptions {
+        budget_bytes: rng.pick(&[1, 8 << 10, 64 << 10, 1 << 20]),
+        target_bytes: None,
+        zeroes: rng.chance(40),
+        // Refused where there is no layer below.
+        dedupe_backing: subject.has_below() && rng.chance(60),
+    };
+    match subject.compact(&options, &job).await {
         Ok(()) => session.record(id, 0..0, || "done: compacted".to_string()),
         Err(Error::Cancelled) if job.is_cancelled() => {}
         // A raw image; a request that was broken off.

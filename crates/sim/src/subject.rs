@@ -270,17 +270,21 @@ impl Subject {
         }
     }
 
-    /// Compacts the file, with a budget in bytes.
+    /// Returns whether there are layers below.
+    pub fn has_below(&self) -> bool {
+        match self {
+            Subject::Image(image) => image.layers().len() > 1,
+            Subject::Plain(_) => false,
+        }
+    }
+
+    /// Compacts the file.
     ///
     /// # Errors
     /// The subject's.
-    pub async fn compact(&self, budget_bytes: u64, job: &Job) -> Result<()> {
-        let options = CompactOptions {
-            budget_bytes,
-            ..CompactOptions::default()
-        };
+    pub async fn compact(&self, options: &CompactOptions, job: &Job) -> Result<()> {
         match self {
-            Subject::Image(image) => image.compact(&options, job).await.map(drop),
+            Subject::Image(image) => image.compact(options, job).await.map(drop),
             Subject::Plain(_) => Ok(()),
         }
     }

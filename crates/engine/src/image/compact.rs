@@ -23,9 +23,10 @@ impl Image {
     }
 
     /// Gives back the space of the file that holds nothing: moves clusters from its end into free
-    /// ones before it, frees leaks, cuts the file and punches what is free in it. Requests go on
-    /// beside the moves; those that change something wait at the beginning and at the end. There is
-    /// one compaction at a time, another one waits.
+    /// ones before it, frees leaks, cuts the file and punches what is free in it; before that, what
+    /// is redundant loses its space, if the options say so: the guest reads what it did. Requests
+    /// go on beside the moves; those that change something wait at the beginning and at the end.
+    /// There is one compaction at a time, another one waits.
     ///
     /// # Errors
     /// As [`Image::compaction_plan`], no space, and [`Error::Latched`](crate::Error::Latched) after
@@ -34,7 +35,11 @@ impl Image {
     pub async fn compact(&self, options: &CompactOptions, job: &Job) -> Result<Compaction> {
         self.validate_write(0, 0)?;
         let image = self.with_space()?;
-        let compacted = image.compact(options, job).await;
+        if options.dedupe_backing {
+            // What they hold takes the place of bytes that may be durable here.
+            self.below.flush_what_was_left().await?;
+        }
+        let compacted = image.compact(&self.below, options, job).await;
         image.mark_corrupt_on_error(compacted).await
     }
 

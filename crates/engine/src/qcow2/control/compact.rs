@@ -9,6 +9,7 @@
 //! | step | requests | a crash in it leaves |
 //! | --- | --- | --- |
 //! | the image is checked and surveyed, leaks are freed | changes wait | leaks |
+//! | redundant clusters lose their entries (`redundant.rs`), if that is asked for | go on | leaks; each entry refers to its space, or to nothing |
 //! | moves, in batches of at most the budget, each with a cycle | go on | leaks; each entry refers to the old place or the new one |
 //! | refcount blocks that count nothing go, the file is cut, holes are punched | changes wait | a longer file |
 //!
@@ -19,6 +20,7 @@ mod data;
 mod ends;
 #[doc(hidden)]
 pub mod plan;
+mod redundant;
 mod roots;
 mod still;
 #[doc(hidden)]
@@ -28,6 +30,7 @@ pub mod units;
 
 use cowslip_boxed::boxed;
 
+use crate::backing::Backing;
 use crate::job::{Job, Stage};
 use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::geometry::{GuestCluster, HostCluster};
@@ -55,6 +58,10 @@ pub struct CompactOptions {
     pub budget_bytes: u64,
     /// Length of the file in bytes that suffices; `None` for the shortest.
     pub target_bytes: Option<u64>,
+    /// Clusters that hold zeroes lose their space.
+    pub zeroes: bool,
+    /// Clusters that hold what the layers below show there lose their space.
+    pub dedupe_backing: bool,
 }
 
 impl Default for CompactOptions {
@@ -62,6 +69,8 @@ impl Default for CompactOptions {
         CompactOptions {
             budget_bytes: BUDGET_BYTES,
             target_bytes: None,
+            zeroes: false,
+            dedupe_backing: false,
         }
     }
 }
@@ -101,6 +110,8 @@ pub struct Compaction {
     pub moved_bytes: u64,
     /// Bytes of leaks that were freed.
     pub leaked_bytes: u64,
+    /// Bytes of the disk that needed no space of their own, and have lost it.
+    pub redundant_bytes: u64,
 }
 
 /// The work of one round.
@@ -197,9 +208,14 @@ impl Qcow2 {
         .await
     }
 
-    /// Compacts the file; requests go on.
+    /// Compacts the file; requests go on. The layers below are durable.
     #[boxed]
-    pub(crate) async fn compact(&self, options: &CompactOptions, job: &Job) -> Result<Compaction> {
+    pub(crate) async fn compact(
+        &self,
+        below: &dyn Backing,
+        options: &CompactOptions,
+        job: &Job,
+    ) -> Result<Compaction> {
         self.ready_for_changes().await?;
         let _alone = self.compaction.take().await;
         let mut done = Compaction {
@@ -207,7 +223,11 @@ impl Qcow2 {
             ..Compaction::default()
         };
         let gives_back = GivesBack::begin(self);
-        let outcome = self.rounds(options, job, &mut done).await;
+        let outcome = async {
+            done.redundant_bytes = self.drop_redundant(below, options, job).await?;
+            self.rounds(options, job, &mut done).await
+        };
+        let outcome = outcome.await;
         let ended = match &outcome {
             Err(error) if !matches!(error, Error::Cancelled) && !is_no_space(error) => Ok(()),
             _ if self.is_latched() => Ok(()),

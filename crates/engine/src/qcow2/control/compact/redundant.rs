@@ -1,0 +1,534 @@
+//! Clusters of the disk that need no space: those that read as zeroes, or as the layers below do.
+//!
+//! A group of clusters at a time is leased and read, so that no guest changes it meanwhile; what is
+//! redundant loses its entry's reference, as after a discard, and its space goes to the quarantine.
+//! The guest sees no change, so persistent bitmaps do not follow. The layers below are durable
+//! before an entry relies on them (`Image::compact`), and do not change while the image is open.
+//!
+//! | the cluster | is |
+//! | --- | --- |
+//! | with a count of 1, or compressed | looked at, subcluster by subcluster |
+//! | shared with a snapshot, or in a table that is | left: it would give no space back |
+//! | beyond the end of the disk | left |
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cowslip_boxed::boxed;
+use cowslip_queue::BufMut;
+
+use super::CompactOptions;
+use crate::backing::Backing;
+use crate::file::Event;
+use crate::job::{Cost, Job, Pieces, Stage};
+use crate::qcow2::entry::{EntryFormat, L2Entry, Standard};
+use crate::qcow2::geometry::{GuestCluster, SubclusterMask};
+use crate::qcow2::map::{Run, map_cluster};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
+use crate::qcow2::path::admit::{Blocked, LeaseGuard, QueuePlace};
+use crate::qcow2::plan::{Freed, WriteOrdering};
+use crate::qcow2::space::punch;
+use crate::qcow2::{Qcow2, State};
+use crate::zero::is_zero;
+use crate::{Error, Result};
+
+/// Bytes of the disk that are looked at together, at most: a guest's write there waits for that.
+const GROUP_BYTES: u64 = 1 << 20;
+/// Clusters that lose their space before a cycle makes that durable.
+const DROPPED_CLUSTERS_MAX: u64 = 1 << 14;
+
+/// The way in which clusters that hold zeroes lose their space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Zeroes {
+    /// Not at all.
+    Stay,
+    /// There is no layer below: without an entry they read as zeroes.
+    Unmapped,
+    /// Their entries say that they read as zeroes.
+    Flagged,
+}
+
+/// The way in which redundant clusters lose their space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ways {
+    zeroes: Zeroes,
+    /// Data that equals that of the layers below is left to them.
+    like_below: bool,
+    /// Subclusters can lose their space alone.
+    in_parts: bool,
+}
+
+/// Subclusters of a cluster that were compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Redundant {
+    zero: SubclusterMask,
+    like_below: SubclusterMask,
+}
+
+/// Clusters of one slice that follow on each other.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    first: GuestCluster,
+    clusters: u64,
+}
+
+/// The fate of a group.
+enum Looked<'a> {
+    /// There is nothing to look at.
+    Stays,
+    /// These clusters, under a lease on all of the group.
+    Holds(Vec<(GuestCluster, L2Entry)>, LeaseGuard<'a>),
+    /// It has to wait.
+    Waits(Blocked),
+}
+
+/// Finds the groups of a disk.
+struct Groups<'a> {
+    image: &'a Qcow2,
+    ways: Ways,
+    at: GuestCluster,
+    /// Bytes that were passed over since the last group.
+    passed: u64,
+    dropped: &'a AtomicU64,
+    /// Clusters that had been dropped at the last cycle.
+    written: u64,
+}
+
+impl Pieces for Groups<'_> {
+    type Piece = Group;
+
+    async fn next(&mut self) -> Result<Option<(Group, Cost)>> {
+        let geometry = self.image.geometry();
+        self.write_back().await?;
+        loop {
+            let end = geometry.clusters_for(self.image.size());
+            if self.at.0 >= end {
+                return Ok(None);
+            }
+            let slice = geometry.slice_of(self.at);
+            let pin = match self.image.has_own_table(self.at) {
+                true => Some(self.image.load(slice).await?),
+                false => None,
+            };
+            let behind = ((slice + 1) * geometry.slice_entries()).min(end);
+            let found = match &pin {
+                Some(pin) if pin.slice.is_some() => self.image.group(self.at, behind, self.ways)?,
+                Some(_) | None => None,
+            };
+            let next = found.map_or(behind, |group| group.first.0 + group.clusters);
+            self.passed += (next - self.at.0) << geometry.cluster_bits();
+            self.at = GuestCluster(next);
+            if let Some(group) = found {
+                let cost = Cost {
+                    moved_bytes: group.clusters << geometry.cluster_bits(),
+                    done_bytes: std::mem::take(&mut self.passed),
+                };
+                return Ok(Some((group, cost)));
+            }
+        }
+    }
+}
+
+impl Groups<'_> {
+    /// A cycle, if many clusters wait for one.
+    async fn write_back(&mut self) -> Result<()> {
+        let dropped = self.dropped.load(Ordering::Relaxed);
+        let is_due = dropped - self.written >= DROPPED_CLUSTERS_MAX
+            || self.image.lock().mapping.tables.wants_writeback();
+        match is_due {
+            true => {
+                self.written = dropped;
+                self.image.write_back().await
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+impl Qcow2 {
+    /// Has all redundant clusters lose their space. Returns the bytes of the disk that needed it.
+    #[boxed]
+    pub(super) async fn drop_redundant(
+        &self,
+        below: &dyn Backing,
+        options: &CompactOptions,
+        job: &Job,
+    ) -> Result<u64> {
+        if !(options.zeroes || options.dedupe_backing) {
+            return Ok(0);
+        }
+        if self.format.data_file {
+            return Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "dropping clusters whose data is in a data file".into(),
+            });
+        }
+        if options.dedupe_backing && !below.is_there() {
+            let name = self.name();
+            return Err(Error::Invalid(format!("{name}: there is no backing file")));
+        }
+        self.refuse_unsound_now(job).await?;
+        job.enter(Stage::Copy);
+        job.expect(self.size());
+        let (bytes, clusters) = (AtomicU64::new(0), AtomicU64::new(0));
+        let mut groups = Groups {
+            image: self,
+            ways: self.ways(below, options),
+            at: GuestCluster(0),
+            passed: 0,
+            dropped: &clusters,
+            written: 0,
+        };
+        let (ways, dropped) = (groups.ways, (&bytes, &clusters));
+        let outcome = job.run_each(&mut groups, |group| async move {
+            let (bytes, clusters) = self.drop_group(group, (below, ways)).await?;
+            dropped.0.fetch_add(bytes, Ordering::Relaxed);
+            dropped.1.fetch_add(clusters, Ordering::Relaxed);
+            Ok(())
+        });
+        outcome.await?;
+        job.done(groups.passed);
+        Ok(bytes.load(Ordering::Relaxed))
+    }
+
+    /// Refuses an image whose tables cannot be relied on, as it is now.
+    #[boxed]
+    async fn refuse_unsound_now(&self, job: &Job) -> Result<()> {
+        let _drained = self.drain().await;
+        let mut counts = self.turn.take().await;
+        self.latch_if_cancelled(async {
+            self.settle_space(&mut counts).await?;
+            self.refuse_unsound("nothing was dropped", job).await
+        })
+        .await
+    }
+
+    fn ways(&self, below: &dyn Backing, options: &CompactOptions) -> Ways {
+        // It may have been opened without the layers below.
+        let names_below = self.lock().committed.header.backing_file.is_some();
+        Ways {
+            zeroes: match (options.zeroes, below.is_there() || names_below) {
+                (false, _) => Zeroes::Stay,
+                (true, false) => Zeroes::Unmapped,
+                (true, true) if self.format.version >= 3 => Zeroes::Flagged,
+                (true, true) => Zeroes::Stay,
+            },
+            like_below: options.dedupe_backing,
+            in_parts: self.file.capabilities().punches_holes,
+        }
+    }
+
+    /// Returns whether the table that maps a cluster is there, sound, and no snapshot's.
+    fn has_own_table(&self, cluster: GuestCluster) -> bool {
+        let l1_index = self.geometry().l1_index(cluster);
+        let state = self.lock();
+        let table = state.mapping.tables.table(l1_index);
+        let is_own = matches!(table, Ok(Some(table)) if table.copied);
+        is_own && !state.mapping.is_bad_table(l1_index)
+    }
+
+    /// The entry of a cluster whose slice is in memory, if it may be redundant.
+    fn candidate(
+        &self,
+        state: &mut State,
+        cluster: GuestCluster,
+        ways: Ways,
+    ) -> Result<Option<L2Entry>> {
+        let entry = state.mapping.tables.entry(cluster);
+        let entry = entry.map_err(|error| self.corrupt_entry(state, cluster, error))?;
+        let may_be = match &entry {
+            L2Entry::Standard(entry) if entry.allocated == 0 => {
+                entry.host.is_some() && entry.copied && ways.zeroes != Zeroes::Stay
+            }
+            L2Entry::Standard(entry) => entry.copied,
+            L2Entry::Compressed(_) => true,
+        };
+        if may_be {
+            self.refuse_misplaced(state, &entry)?;
+        }
+        Ok(may_be.then_some(entry))
+    }
+
+    /// The first group from a cluster on, before `end`. The slice is in memory.
+    fn group(&self, from: GuestCluster, end: u64, ways: Ways) -> Result<Option<Group>> {
+        let most = (GROUP_BYTES >> self.geometry().cluster_bits()).max(1);
+        let mut state = self.lock();
+        let mut found: Option<Group> = None;
+        for cluster in (from.0..end).map(GuestCluster) {
+            match (self.candidate(&mut state, cluster, ways)?, &mut found) {
+                (None, None) => {}
+                (Some(_), None) => {
+                    found = Some(Group {
+                        first: cluster,
+                        clusters: 1,
+                    });
+                }
+                (Some(_), Some(group)) if group.clusters < most => group.clusters += 1,
+                (_, Some(_)) => break,
+            }
+        }
+        Ok(found)
+    }
+
+    /// Has what is redundant of a group lose its space: bytes of the disk, and clusters.
+    async fn drop_group(
+        &self,
+        group: Group,
+        (below, ways): (&dyn Backing, Ways),
+    ) -> Result<(u64, u64)> {
+        let slice = self.geometry().slice_of(group.first);
+        let mut place = QueuePlace {
+            image: self,
+            ticket: None,
+        };
+        let (entries, stay) = loop {
+            let pin = self.load(slice).await?;
+            if pin.slice.is_none() {
+                return Ok((0, 0));
+            }
+            let looked = self.look_at(group, ways, &mut place);
+            drop(pin);
+            match looked? {
+                Looked::Stays => return Ok((0, 0)),
+                Looked::Holds(entries, stay) => break (entries, stay),
+                Looked::Waits(need) => drop(self.satisfy(need, &mut place).await?),
+            }
+        };
+        let compared = self.compare(&entries, (below, ways)).await;
+        let mut state = self.lock();
+        let state = &mut *state;
+        let (mut bytes, mut clusters) = (0, 0);
+        for ((cluster, entry), found) in entries.iter().zip(compared.iter().flatten()) {
+            if let Some((new, freed)) = without(&self.format, entry, *found, ways) {
+                let is_whole = !matches!(freed, Freed::Subclusters(..));
+                bytes += match freed {
+                    Freed::Subclusters(_, parts) => {
+                        u64::from(parts.count_ones()) << self.geometry().subcluster_bits()
+                    }
+                    Freed::Cluster(_) | Freed::Compressed(_) => self.geometry().cluster_bytes(),
+                };
+                clusters += u64::from(is_whole);
+                self.let_go(state, *cluster, (new, freed));
+            }
+        }
+        stay.end(state);
+        for (cluster, _) in &entries {
+            // Its slice was pinned until now.
+            if let Ok(entry) = state.mapping.tables.entry(*cluster) {
+                self.show_directly(state, *cluster, &entry);
+            }
+        }
+        state.wake_maintenance_if_dirty();
+        compared.map(|_| (bytes, clusters))
+    }
+
+    /// The clusters of a group that may be redundant, and a lease on all of it. Its slice is in
+    /// memory.
+    fn look_at<'a>(
+        &'a self,
+        group: Group,
+        ways: Ways,
+        place: &mut QueuePlace<'_>,
+    ) -> Result<Looked<'a>> {
+        let geometry = self.geometry();
+        let slice = geometry.slice_of(group.first);
+        let l1_index = geometry.l1_index(group.first);
+        let mut state = self.lock();
+        let state = &mut *state;
+        self.unlatched(state)?;
+        let waits = state.health.changes_held_back();
+        if let Some(waiting) = waits.or_else(|| state.mapping.copy_under_way(l1_index)) {
+            return Ok(Looked::Waits(Blocked::Other(waiting)));
+        }
+        let table = state.mapping.tables.table(l1_index);
+        let is_own = matches!(table, Ok(Some(table)) if table.copied);
+        if !is_own || state.mapping.is_bad_table(l1_index) {
+            return Ok(Looked::Stays);
+        }
+        let start = geometry.guest_offset(group.first).0;
+        let want = LeaseRequest {
+            range: start..start + (group.clusters << geometry.cluster_bits()),
+            kind: LeaseKind::Exclusive,
+        };
+        let wants = std::slice::from_ref(&want);
+        if let Some(obstacle) = state.mapping.obstacle(slice, wants, place.ticket).cloned() {
+            let (ticket, waiting) = state.mapping.leases.wait(slice, obstacle, place.ticket);
+            return Ok(Looked::Waits(Blocked::Lease(ticket, waiting)));
+        }
+        if let Some(ticket) = place.ticket.take() {
+            state.mapping.leases.release(ticket);
+        }
+        // The disk may have become smaller.
+        let end = geometry.clusters_for(self.size());
+        let mut entries = Vec::new();
+        for cluster in group.first.0..(group.first.0 + group.clusters).min(end) {
+            let cluster = GuestCluster(cluster);
+            if let Some(entry) = self.candidate(state, cluster, ways)? {
+                entries.push((cluster, entry));
+            }
+        }
+        if entries.is_empty() {
+            return Ok(Looked::Stays);
+        }
+        let stay = LeaseGuard::new(self, state, (slice, want));
+        Ok(Looked::Holds(entries, stay))
+    }
+
+    /// Compares the data of clusters with zeroes and with the layers below. Reads by the entries,
+    /// without waiting for an epoch: the lease has one, which a standstill would wait for.
+    async fn compare(
+        &self,
+        entries: &[(GuestCluster, L2Entry)],
+        (below, ways): (&dyn Backing, Ways),
+    ) -> Result<Vec<Redundant>> {
+        self.file.reach(Event::CowRead).await;
+        let mut found = vec![Redundant::default(); entries.len()];
+        for (part, runs) in self.data_of(entries) {
+            let len = (part.end - part.start) as usize;
+            let buf = BufMut::for_overwrite(len);
+            let own = self
+                .read_runs(&runs, (part.start, buf.into()), below)
+                .await?;
+            let own = BufMut::from(own);
+            let lower = match ways.like_below {
+                true => Some(self.read_below(part.clone(), below).await?),
+                false => None,
+            };
+            for ((cluster, _), found) in entries.iter().zip(&mut found) {
+                for (subcluster, range) in self.subclusters_in(*cluster, &part) {
+                    let range =
+                        (range.start - part.start) as usize..(range.end - part.start) as usize;
+                    let bytes = &own[range.clone()];
+                    if ways.zeroes != Zeroes::Stay && is_zero(bytes) {
+                        found.zero |= 1 << subcluster;
+                    }
+                    if lower.as_ref().is_some_and(|lower| lower[range] == *bytes) {
+                        found.like_below |= 1 << subcluster;
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The visible data of clusters: parts of the disk in order, neighbours joined, and their runs.
+    fn data_of(&self, entries: &[(GuestCluster, L2Entry)]) -> Vec<(Range<u64>, Vec<Run>)> {
+        let geometry = self.geometry();
+        let mut parts: Vec<(Range<u64>, Vec<Run>)> = Vec::new();
+        for (cluster, entry) in entries {
+            let start = geometry.guest_offset(*cluster).0;
+            let visible = 0..geometry
+                .cluster_bytes()
+                .min(self.size().saturating_sub(start));
+            let data = match entry {
+                L2Entry::Standard(entry) => entry.allocated,
+                L2Entry::Compressed(_) => geometry.all_subclusters(),
+            };
+            for part in geometry.parts_in(&visible, data) {
+                let part = start + part.start..start + part.end;
+                match parts.last() {
+                    Some((last, _)) if last.end == part.start => {}
+                    _ => parts.push((part.start..part.start, Vec::new())),
+                }
+                if let Some((range, runs)) = parts.last_mut() {
+                    range.end = part.end;
+                    map_cluster(&self.format, entry, start, part, runs);
+                }
+            }
+        }
+        parts
+    }
+
+    /// The subclusters of a cluster that begin in a part of the disk, and their bytes there.
+    fn subclusters_in(
+        &self,
+        cluster: GuestCluster,
+        part: &Range<u64>,
+    ) -> impl Iterator<Item = (u32, Range<u64>)> {
+        let (unit, count) = (
+            self.geometry().subcluster_bytes(),
+            self.geometry().subclusters(),
+        );
+        let (start, part) = (self.geometry().guest_offset(cluster).0, part.clone());
+        let subclusters = (0..count).map(move |index| {
+            let at = start + u64::from(index) * unit;
+            (index, at.max(part.start)..(at + unit).min(part.end))
+        });
+        subclusters.filter(|(_, range)| range.start < range.end)
+    }
+
+    /// Changes an entry, and gives up what it refers to no longer, as a discard does.
+    fn let_go(&self, state: &mut State, cluster: GuestCluster, (new, freed): (L2Entry, Freed)) {
+        let geometry = self.geometry();
+        state
+            .mapping
+            .tables
+            .set_entry(cluster, &new, WriteOrdering::Nothing);
+        let mut unused = 0;
+        if let L2Entry::Standard(new) = new {
+            // Data written there under an earlier mapping must not become visible again.
+            state.mapping.joint.no_longer_fresh(cluster, !new.allocated);
+            unused = !(new.allocated | state.mapping.joint.attempted(cluster));
+        }
+        let freed = match freed {
+            Freed::Subclusters(host, parts) => {
+                Freed::Subclusters(host, punch::with_neighbours(geometry, parts, unused))
+            }
+            freed => {
+                freed
+                    .clusters(geometry)
+                    .for_each(|host| state.space.fresh.set(host, 0));
+                freed
+            }
+        };
+        state.give_up(geometry, freed);
+    }
+}
+
+/// The entry of a cluster without what is redundant, and the space that it frees; `None` if that is
+/// none.
+fn without(
+    format: &EntryFormat,
+    entry: &L2Entry,
+    found: Redundant,
+    ways: Ways,
+) -> Option<(L2Entry, Freed)> {
+    let all = format.geometry.all_subclusters();
+    let flagged = match ways.zeroes {
+        Zeroes::Flagged => found.zero & !found.like_below,
+        Zeroes::Stay | Zeroes::Unmapped => 0,
+    };
+    let redundant = found.zero | found.like_below;
+    let entry = match entry {
+        L2Entry::Standard(entry) => entry,
+        L2Entry::Compressed(place) => {
+            let new = Standard {
+                zeroes: flagged,
+                ..Standard::UNALLOCATED
+            };
+            // What lies beyond the end of the disk was not compared.
+            return (redundant == all)
+                .then_some((L2Entry::Standard(new), Freed::Compressed(*place)));
+        }
+    };
+    let host = entry.host?;
+    let new = Standard {
+        allocated: entry.allocated & !redundant,
+        zeroes: entry.zeroes | (flagged & entry.allocated),
+        ..*entry
+    };
+    if new.allocated == 0 {
+        let new = Standard {
+            host: None,
+            copied: false,
+            ..new
+        };
+        return Some((L2Entry::Standard(new), Freed::Cluster(host)));
+    }
+    let dropped = entry.allocated & redundant;
+    (dropped != 0 && ways.in_parts)
+        .then_some((L2Entry::Standard(new), Freed::Subclusters(host, dropped)))
+}
+
+#[cfg(test)]
+mod tests;
