@@ -65,9 +65,38 @@ struct Shown {
     /// The last reported percentage.
     reported: Mutex<f64>,
     asked: Arc<AtomicBool>,
-    /// Bytes a second, and when the next may be moved.
-    rate: Option<(u64, Mutex<Instant>)>,
+    pace: Option<Pace>,
     begun: Instant,
+}
+
+/// A number of bytes a second.
+pub struct Pace {
+    rate: u64,
+    /// When the next bytes may be moved.
+    next: Mutex<Instant>,
+}
+
+impl Pace {
+    /// A pace of `rate` bytes a second, which is not 0.
+    pub fn new(rate: u64) -> Pace {
+        Pace {
+            rate,
+            next: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Counts bytes that may be moved now, or returns how long to wait before asking again.
+    pub fn wait(&self, bytes: u64) -> Option<Duration> {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let early = next.saturating_duration_since(now);
+        if early > Duration::ZERO {
+            return Some(early.min(WAIT_MAX));
+        }
+        let begun = (*next).max(now.checked_sub(BURST).unwrap_or(now));
+        *next = begun + Duration::from_secs_f64(bytes as f64 / self.rate as f64);
+        None
+    }
 }
 
 /// How fast a job has been so far, and when it will end if that goes on.
@@ -128,11 +157,11 @@ impl JobArgs {
                 return Err(CommandError::new(text));
             }
         };
-        let rate = match &self.rate_limit {
+        let pace = match &self.rate_limit {
             None => None,
             Some(text) => match options::size("rate-limit", text)? {
                 0 => return Err(CommandError::new("--rate-limit must be above 0")),
-                rate => Some((rate, Mutex::new(Instant::now()))),
+                rate => Some(Pace::new(rate)),
             },
         };
         let asked = Arc::new(AtomicBool::new(false));
@@ -143,7 +172,7 @@ impl JobArgs {
             show,
             reported: Mutex::new(-1.0),
             asked,
-            rate,
+            pace,
             begun: Instant::now(),
         }))
     }
@@ -223,19 +252,10 @@ impl Attendant for Shown {
     }
 
     fn pace(&self, bytes: u64) -> Option<Moment> {
-        let (rate, next) = self.rate.as_ref()?;
-        let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        let early = next.saturating_duration_since(now);
-        if early > Duration::ZERO {
-            let wait = early.min(WAIT_MAX);
-            return Some(Box::pin(cowslip_queue::blocking(move || {
-                std::thread::sleep(wait);
-            })));
-        }
-        let begun = (*next).max(now.checked_sub(BURST).unwrap_or(now));
-        *next = begun + Duration::from_secs_f64(bytes as f64 / *rate as f64);
-        None
+        let wait = self.pace.as_ref()?.wait(bytes)?;
+        Some(Box::pin(cowslip_queue::blocking(move || {
+            std::thread::sleep(wait);
+        })))
     }
 }
 
@@ -300,13 +320,13 @@ mod tests {
             show: Show::Nothing,
             reported: Mutex::new(0.0),
             asked: Arc::default(),
-            rate: Some((1 << 20, Mutex::new(Instant::now()))),
+            pace: Some(Pace::new(1 << 20)),
             begun: Instant::now(),
         };
         assert!(shown.pace(1 << 20).is_none());
         // A second's worth is on its way: the next piece has to wait.
         assert!(shown.pace(1).is_some());
-        let next = *shown.rate.as_ref().unwrap().1.lock().unwrap();
+        let next = *shown.pace.as_ref().unwrap().next.lock().unwrap();
         assert!(next.saturating_duration_since(Instant::now()) > Duration::from_millis(500));
     }
 }

@@ -259,6 +259,38 @@ fn clusters_that_need_no_space_lose_it() {
     assert!(said.contains("there is no backing file"), "{said}");
 }
 
+/// A server compacts the file while its clients leave it alone, and ends in order.
+#[test]
+fn a_server_compacts_the_file_that_nobody_uses() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let holder = scratch();
+    let dir = holder.path();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
+    age(dir, "a.qcow2", 24);
+    qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
+    let before = length(dir, "a.qcow2");
+    let serve = "serve --socket s.sock --compact-background 64M/s a.qcow2";
+    let mut server = cowslip();
+    server.current_dir(dir).args(serve.split(' '));
+    let mut server = server.spawn().unwrap();
+    let begun = std::time::Instant::now();
+    while length(dir, "a.qcow2") + (6 << 20) > before {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "nothing comes back"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+    let refused = ours(dir, "serve --socket s.sock --compact-background 0 a.qcow2");
+    assert_eq!(refused.status.code(), Some(1));
+}
+
 fn free_bytes(dir: &Path) -> u64 {
     let free = rustix::fs::statvfs(dir).unwrap();
     free.f_bavail * free.f_frsize

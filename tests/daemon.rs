@@ -15,6 +15,7 @@ use crate::support::{
 };
 
 mod checkpoint;
+mod compaction;
 mod guest;
 mod restarted;
 

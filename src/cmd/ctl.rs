@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const NO_DAEMON: u8 = 2;
 
 /// Verbs that are short for commands, and texts about them.
-const SHORT: [(&str, &str, &str); 8] = [
+const SHORT: [(&str, &str, &str); 9] = [
     ("jobs", "query-jobs", "All jobs, as a table."),
     ("nodes", "query-named-block-nodes", "All nodes, as a table."),
     ("exports", "query-block-exports", "All exports, as a table."),
@@ -65,6 +65,11 @@ const SHORT: [(&str, &str, &str); 8] = [
         "checkpoint-delete",
         "x-cowslip-checkpoint-delete",
         "Removes a checkpoint.",
+    ),
+    (
+        "compact",
+        "x-cowslip-compact",
+        "Gives back the space of an image's file that holds nothing, while the disk is in use.",
     ),
 ];
 const EVENTS: &str = "events";
@@ -241,7 +246,7 @@ impl Request {
         let is_about_a_job = name.starts_with("job-") || name.starts_with("block-job-");
         let jobs: Vec<String> = match name {
             "block-commit" | "block-stream" | "blockdev-mirror" | "blockdev-backup"
-            | "blockdev-create" => {
+            | "blockdev-create" | "x-cowslip-compact" => {
                 let job = text(&self.arguments, ["job-id", "device", ""]);
                 job.into_iter().collect()
             }

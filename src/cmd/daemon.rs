@@ -11,6 +11,7 @@
 //! | `job.rs`, `jobs.rs` | jobs, and the commands that control them |
 //! | `fault.rs`, `fleece.rs` | errors that jobs meet, and policies for them; copies of what changes |
 //! | `copies.rs`, `backups.rs`, `create.rs` | the work of jobs: copies of disks in use, new images |
+//! | `compaction.rs` | the job that gives back the space of an image's file that holds nothing |
 //! | `bitmap.rs`, `bitmaps.rs`, `contexts.rs` | dirty bitmaps, in memory and in images; as NBD shows them |
 //! | `queries.rs`, `shown.rs` | descriptions; the image that a node has at the moment |
 //! | `passed.rs` | files that clients have passed, by names |
@@ -47,6 +48,7 @@ mod bitmap;
 mod bitmaps;
 mod changing;
 mod checkpoint;
+mod compaction;
 mod contexts;
 mod copies;
 mod create;
@@ -222,6 +224,7 @@ impl Daemon {
             "x-cowslip-checkpoint-create" => self.checkpoint_create(given).await,
             "x-cowslip-checkpoint-end" => self.checkpoint_end(given).await,
             "x-cowslip-checkpoint-delete" => self.checkpoint_delete(given).await,
+            "x-cowslip-compact" => self.compact(given).await,
             "x-cowslip-query-checkpoints" => self.query_checkpoints().await,
             "blockdev-snapshot-internal-sync" => self.internal_snapshot(given).await,
             "blockdev-snapshot-delete-internal-sync" => self.delete_internal_snapshot(given).await,

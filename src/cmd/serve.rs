@@ -12,6 +12,7 @@ use cowslip_nbd::server::Lifetime;
 use crate::error::CommandError;
 use crate::output::Program;
 
+mod compaction;
 mod detach;
 mod fuse;
 mod handover;

@@ -69,6 +69,14 @@ pub struct Statistics {
     pub flushes: Counted,
 }
 
+impl Statistics {
+    /// Requests of all kinds that have ended.
+    pub fn requests(&self) -> u64 {
+        let kinds = [&self.reads, &self.writes, &self.discards, &self.flushes];
+        kinds.iter().map(|kind| kind.requests + kind.failed).sum()
+    }
+}
+
 /// A kind of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -157,6 +157,10 @@ const FILES: &[(&str, &str)] = &[
         "checkpoints.schema",
         include_str!("../schema/checkpoints.schema"),
     ),
+    (
+        "compaction.schema",
+        include_str!("../schema/compaction.schema"),
+    ),
     ("queries.schema", include_str!("../schema/queries.schema")),
     ("exports.schema", include_str!("../schema/exports.schema")),
     ("objects.schema", include_str!("../schema/objects.schema")),

@@ -140,7 +140,7 @@ impl Maker<'_> {
             }
             Type::Named(name) => match self.schema.declared(name).unwrap() {
                 Declared::Enum(values) => {
-                    let is_theirs = |name: &str| !OUR_DRIVERS.contains(&name);
+                    let is_theirs = |name: &str| !is_our_value(name);
                     let theirs = values.iter().filter(|value| is_theirs(&value.name));
                     let theirs: Vec<_> = theirs.cloned().collect();
                     self.draw.pick(&theirs).name.into()
@@ -197,8 +197,15 @@ fn is_of_form(desc: &str) -> bool {
         || desc.contains("' expects int")
 }
 
-/// The beginning of the names of commands that QEMU does not have.
+/// The beginning of the names of commands that QEMU does not have, and of their jobs.
 const OUR_COMMANDS: &str = "x-cowslip-";
+/// The beginning of the names of events that QEMU does not have.
+const OUR_EVENTS: &str = "X_COWSLIP_";
+
+/// Whether a value of an enumeration is ours.
+fn is_our_value(name: &str) -> bool {
+    OUR_DRIVERS.contains(&name) || name.starts_with(OUR_COMMANDS)
+}
 
 #[test]
 fn drawn_requests_are_judged_alike() {
@@ -321,8 +328,7 @@ impl Comparison<'_> {
             "enum" => {
                 for value in list(our, "members") {
                     let name = value["name"].as_str().unwrap_or_default();
-                    let is_ours = OUR_DRIVERS.contains(&name);
-                    if !is_ours && !list(their, "members").contains(value) {
+                    if !is_our_value(name) && !list(their, "members").contains(value) {
                         self.differ(place, &format!("{value} is not there"));
                     }
                 }
@@ -404,7 +410,8 @@ fn qemus_schema_has_what_ours_declares() {
         let is_entry = ["command", "event"]
             .iter()
             .any(|kind| entry["meta-type"] == *kind);
-        let is_ours = OF_MACHINES.contains(&name) || name.starts_with(OUR_COMMANDS);
+        let has_our_name = name.starts_with(OUR_COMMANDS) || name.starts_with(OUR_EVENTS);
+        let is_ours = OF_MACHINES.contains(&name) || has_our_name;
         if !is_entry || is_ours {
             continue;
         }

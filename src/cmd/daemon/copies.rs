@@ -136,7 +136,7 @@ impl Daemon {
     }
 
     /// Undoes [`super::nodes::Nodes::enter`] if the job could not be started.
-    async fn or_leave(
+    pub(super) async fn or_leave(
         &self,
         started: Result<(), QmpError>,
         node: &Rc<Node>,

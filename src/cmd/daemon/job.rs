@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cowslip::job::{Attendant, Job as Work, Moment, Side, Verdict};
-use cowslip_graph::{Mirror, View};
+use cowslip_graph::{Mirror, Quiet, View};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
@@ -78,6 +78,8 @@ pub(super) struct Pace {
     /// Bytes a second; 0 is no limit.
     pub(super) speed: AtomicU64,
     pub(super) is_paused: AtomicBool,
+    /// The disks whose clients go first.
+    quiet: Option<Quiet>,
     /// When the next bytes may be moved.
     next: Mutex<Instant>,
     pub(super) faults: Faults,
@@ -109,6 +111,9 @@ impl Pace {
         if self.is_paused.load(Ordering::Acquire) {
             return Some(WAIT_MAX);
         }
+        if let Some(wait) = self.quiet.as_ref().and_then(Quiet::wait) {
+            return Some(wait.min(WAIT_MAX));
+        }
         let mut next = self.next();
         let now = Instant::now();
         let early = next.saturating_duration_since(now);
@@ -139,7 +144,7 @@ impl Pace {
 pub struct Job {
     /// Its ID.
     pub id: String,
-    /// Its kind: `commit`, `stream`, `mirror`, `backup` or `create`.
+    /// Its kind: `commit`, `stream`, `mirror`, `backup`, `create` or `x-cowslip-compact`.
     pub kind: &'static str,
     /// Its progress, for what does the work.
     pub work: Work,
@@ -169,9 +174,24 @@ pub struct JobOptions {
     policies: Policies,
     finalizes_itself: bool,
     dismisses_itself: bool,
+    quiet: Option<Quiet>,
 }
 
 impl JobOptions {
+    /// Has the job wait while clients use these disks; then it moves no more than `speed` bytes a
+    /// second, unless it was given another limit.
+    #[must_use]
+    pub fn behind(self, quiet: Quiet, speed: u64) -> JobOptions {
+        JobOptions {
+            speed: match self.speed {
+                0 => speed,
+                given => given,
+            },
+            quiet: Some(quiet),
+            ..self
+        }
+    }
+
     /// The ID of the job.
     pub fn id(&self) -> &str {
         &self.id
@@ -189,6 +209,7 @@ impl JobOptions {
             policies: Policies::of(given)?,
             finalizes_itself: given.switch("auto-finalize")?.unwrap_or(true),
             dismisses_itself: given.switch("auto-dismiss")?.unwrap_or(device.is_some()),
+            quiet: None,
         })
     }
 }
@@ -260,6 +281,7 @@ impl Job {
         let pace = Arc::new(Pace {
             speed: AtomicU64::new(options.speed),
             is_paused: AtomicBool::new(false),
+            quiet: options.quiet,
             next: Mutex::new(Instant::now()),
             faults: Faults::new(options.policies),
         });

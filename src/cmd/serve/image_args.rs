@@ -65,6 +65,10 @@ pub struct ImageArgs {
     /// Most bytes of the file that --record writes; a million requests take 2 to 8 MB
     #[arg(long, value_name = "SIZE", default_value = "256M", requires = "record")]
     record_limit: String,
+    /// While clients leave the disk alone, give back the space of the image's file that holds
+    /// nothing, moving no more than this in a second: 20M, for one
+    #[arg(long, value_name = "RATE", conflicts_with = "read_only")]
+    compact_background: Option<String>,
     /// Confine the server with Landlock and seccomp once its files are open: auto (as far as the
     /// kernel supports them), on (refuse to serve unless both are in force), off
     #[arg(long, default_value = "auto", value_name = "MODE")]
@@ -113,6 +117,13 @@ impl ImageArgs {
         if let Some(path) = self.record {
             let file_bytes = options::size("record-limit", &self.record_limit)?;
             service.record = Some(Record { path, file_bytes });
+        }
+        if let Some(rate) = &self.compact_background {
+            let rate = rate.strip_suffix("/s").unwrap_or(rate);
+            service.compact_rate = match options::size("compact-background", rate)? {
+                0 => return Err(CommandError::new("--compact-background must be above 0")),
+                rate => Some(rate),
+            };
         }
         if self.verbose {
             service.verbosity = Verbosity::Everything;

@@ -16,9 +16,11 @@ use cowslip::error::system_words;
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::{CacheStatistics, Format};
 use cowslip::{Disk, Image};
+use cowslip_graph::LiveDisk;
 use cowslip_nodes::KeptFiles;
 use cowslip_queue::{Backend, Event, Queue, Signal, Signals};
 
+use super::compaction::Compacting;
 use super::detach::{self, Daemonize, Detached, Role};
 use super::handover::{self, Desk, Door, ImageName, Taken, Terms};
 use super::log::{Log, Severity, Verbosity};
@@ -53,6 +55,8 @@ pub struct Service {
     pub pid_file: Option<PathBuf>,
     /// A trace of the requests.
     pub record: Option<Record>,
+    /// Bytes a second that compactions move while clients leave the disk alone, if there are any.
+    pub compact_rate: Option<u64>,
     /// The sandbox.
     pub sandbox: sandbox::Mode,
     /// Whether it takes over from another server, and lets another one take over.
@@ -97,6 +101,7 @@ impl Service {
             poll: default_poll(),
             pid_file: None,
             record: None,
+            compact_rate: None,
             sandbox: sandbox::Mode::Auto,
             handover: Handover::Never,
         }
@@ -233,6 +238,7 @@ impl Service {
         let terms = self.terms(transports)?;
         let resized = Event::new().map_err(|error| failed(&error))?;
         let mut served = self.served(&image, (resized.clone(), log.clone()), transports.len())?;
+        let live = self.watched(&mut served);
         let recording = self.begin_recording(&served).await?;
         recorded(&mut served, recording.as_ref());
         let door = handover::door_path(transports).filter(|_| self.handover != Handover::Never);
@@ -275,6 +281,7 @@ impl Service {
         Ok(Prepared {
             image,
             endpoints,
+            live,
             door,
             desk,
             detached,
@@ -297,6 +304,7 @@ impl Service {
         let Prepared {
             mut image,
             mut endpoints,
+            mut live,
             door,
             desk,
             detached,
@@ -314,10 +322,14 @@ impl Service {
         detached.report_ready().map_err(|error| failed(&error))?;
         let names = loop {
             control.serve(&image, &endpoints);
+            let compacting = self.begin_compacting(&image, (live.take(), log.clone()));
             desk.serve(&image, endpoints.iter().map(|it| it.rester()).collect());
             let maintained = Arc::clone(&image);
             cowslip_queue::spawn(async move { maintained.maintain().await });
             let (names, resting) = outcomes(endpoints).await;
+            if let Some(compacting) = compacting {
+                compacting.end().await;
+            }
             let Some(way) = door.as_ref().filter(|_| !resting.is_empty()) else {
                 break (names, resting);
             };
@@ -336,6 +348,7 @@ impl Service {
             image = Arc::new(self.open(&settings).await?);
             let parts = (resized.clone(), log.clone());
             let mut served = self.served(&image, parts, resting.len())?;
+            live = self.watched(&mut served);
             recorded(&mut served, recording.as_ref());
             endpoints = Vec::new();
             for endpoint in resting {
@@ -436,6 +449,24 @@ impl Service {
         })
     }
 
+    /// Has it be known when clients use the disk, if something waits until they do not.
+    fn watched(&self, served: &mut Served) -> Option<Arc<LiveDisk>> {
+        self.compact_rate?;
+        let live = LiveDisk::new(served.disk.name(), Arc::clone(&served.disk));
+        served.disk = live.clone();
+        Some(live)
+    }
+
+    /// Begins compactions while clients leave the disk alone, if there are to be any.
+    fn begin_compacting(
+        &self,
+        image: &Arc<Image>,
+        (live, log): (Option<Arc<LiveDisk>>, Log),
+    ) -> Option<Compacting> {
+        let (rate, live) = (self.compact_rate?, live?);
+        Some(Compacting::begin(image, &live, (rate, log)))
+    }
+
     /// Begins the trace of the disk that clients see, if there is to be one.
     async fn begin_recording(&self, served: &Served) -> Result<Option<Recording>, CommandError> {
         let Some(record) = &self.record else {
@@ -491,6 +522,8 @@ async fn finish_recording(recording: Option<Recording>) {
 struct Prepared {
     image: Arc<Image>,
     endpoints: Vec<Box<dyn Endpoint>>,
+    /// The disk that clients see, if it matters when they use it.
+    live: Option<Arc<LiveDisk>>,
     door: Option<Door>,
     desk: Rc<Desk>,
     detached: Detached,

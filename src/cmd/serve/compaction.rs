@@ -1,0 +1,123 @@
+//! `--compact-background`: the image's file is compacted while clients leave the disk alone.
+//!
+//! Moves wait while a request is under way, and until none has come for [`IDLE`]; then they keep
+//! the rate. After a compaction another one begins when clients have changed something, and
+//! [`PAUSE`] has passed.
+
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use cowslip::job::{Attendant, Job, Moment};
+use cowslip::qcow2::compact::CompactOptions;
+use cowslip::{Error, Image};
+use cowslip_graph::{LiveDisk, Quiet, Turn};
+
+use super::log::{Log, Severity};
+use crate::job::Pace;
+use crate::size;
+
+/// Time for which clients have to leave the disk alone before anything moves.
+pub const IDLE: Duration = Duration::from_millis(500);
+/// Shortest time between two compactions: each reads all tables.
+const PAUSE: Duration = Duration::from_secs(600);
+/// Time between two looks at whether another one is due.
+const LOOK: Duration = Duration::from_secs(1);
+/// Longest wait before it is asked whether the work is to end.
+const WAIT_MAX: Duration = Duration::from_millis(50);
+
+/// Compactions beside clients, until [`Compacting::end`].
+pub struct Compacting {
+    job: Job,
+    /// Held by a compaction.
+    turn: Rc<Turn<()>>,
+}
+
+/// Lets clients go first, then keeps the pace.
+struct Behind {
+    quiet: Quiet,
+    pace: Pace,
+}
+
+impl Attendant for Behind {
+    fn pace(&self, bytes: u64) -> Option<Moment> {
+        let wait = self.quiet.wait().or_else(|| self.pace.wait(bytes))?;
+        Some(Box::pin(cowslip_queue::blocking(move || {
+            std::thread::sleep(wait.min(WAIT_MAX));
+        })))
+    }
+}
+
+impl Compacting {
+    /// Begins to compact an image beside the clients of a disk, at `rate` bytes a second.
+    pub fn begin(image: &Arc<Image>, disk: &Arc<LiveDisk>, (rate, log): (u64, Log)) -> Compacting {
+        let job = Job::attended(Behind {
+            quiet: Quiet::new(vec![Arc::clone(disk)], IDLE),
+            pace: Pace::new(rate),
+        });
+        let compacting = Compacting {
+            job: job.clone(),
+            turn: Rc::new(Turn::new(())),
+        };
+        let (image, disk) = (Arc::downgrade(image), Arc::clone(disk));
+        let turn = Rc::clone(&compacting.turn);
+        cowslip_queue::spawn(async move {
+            let mut before: Option<(u64, Instant)> = None;
+            loop {
+                let guard = turn.take().await;
+                let changes = changes_of(&disk);
+                let is_due = before.is_none_or(|(changes_then, ended)| {
+                    changes != changes_then && ended.elapsed() >= PAUSE
+                });
+                if job.is_cancelled() || (is_due && !compact(&image, &job, &log).await) {
+                    return;
+                }
+                if is_due {
+                    before = Some((changes, Instant::now()));
+                }
+                drop(guard);
+                cowslip_queue::sleep(LOOK).await;
+            }
+        });
+        compacting
+    }
+
+    /// Ends it: what was moved is given back.
+    pub async fn end(self) {
+        self.job.cancel();
+        drop(self.turn.take().await);
+    }
+}
+
+/// Requests that may have changed something.
+fn changes_of(disk: &LiveDisk) -> u64 {
+    let statistics = disk.statistics();
+    statistics.writes.requests + statistics.discards.requests
+}
+
+/// Compacts an image once. Returns whether it can be done again.
+async fn compact(image: &Weak<Image>, job: &Job, log: &Log) -> bool {
+    let Some(image) = image.upgrade() else {
+        return false;
+    };
+    match image.compact(&CompactOptions::default(), job).await {
+        Ok(done) => {
+            log.report(Severity::Usual, || {
+                format!(
+                    "compacted: the file has {} instead of {}, {} moved",
+                    size::human(done.file_bytes),
+                    size::human(done.file_bytes_before),
+                    size::human(done.moved_bytes),
+                )
+            });
+            true
+        }
+        Err(Error::Cancelled) => false,
+        Err(error) => {
+            log.report(Severity::Failure, || {
+                format!("cannot be compacted: {error}")
+            });
+            false
+        }
+    }
+}
