@@ -15,6 +15,7 @@ mod all;
 mod allocate;
 mod cell;
 mod check;
+mod compact;
 mod conditions;
 mod convert;
 mod deadline;

@@ -24,7 +24,7 @@ const SERIES_CHARTS_MAX: usize = 24;
 const GROUPS_IN_ONE: usize = 12;
 
 /// Titles of the sections of tables, by the names of these.
-const TITLES: [(&str, &str); 14] = [
+const TITLES: [(&str, &str); 15] = [
     (
         "subclusters",
         "Random first writes, by cluster size (subclusters)",
@@ -55,6 +55,10 @@ const TITLES: [(&str, &str); 14] = [
         "Several threads on a file that keeps nothing (threads)",
     ),
     ("check", "Checks of images (check)"),
+    (
+        "compact",
+        "Space of dead clusters, in place and by a copy (compact)",
+    ),
     ("convert", "Conversions (convert)"),
     ("guest", "Inside a Linux guest (guest)"),
 ];

@@ -27,8 +27,8 @@ use crate::scale::Scale;
 use crate::sheet::Sheet;
 use crate::stage::{self, Stage};
 use crate::{
-    check, convert, discard, flush, fragmentation, guest, metadata, preallocation, served, steady,
-    subclusters, threads, transports,
+    check, compact, convert, discard, flush, fragmentation, guest, metadata, preallocation, served,
+    steady, subclusters, threads, transports,
 };
 
 /// Allocation policies, and how new clusters come to read as zeroes.
@@ -72,6 +72,8 @@ pub enum Table {
     Threads(Options),
     /// `check` beside qemu-img's, on images in and out of the page cache
     Check(Options),
+    /// `compact` in place beside qemu-img's conversion to a copy: input, output, additional space
+    Compact(Options),
     /// `convert` beside qemu-img's and nbdcopy
     Convert(Options),
     /// Random first writes and overwrites in a Linux guest: our NBD export beside QEMU's own driver
@@ -94,7 +96,7 @@ pub struct Options {
     places: PlaceOptions,
     /// Size of the disks, for convert of the data, for check of the largest disk; if not given 4G,
     /// for discard 8G, for metadata and check 8T, for fragmentation, guest, vhost-user, fuse,
-    /// threads and convert 1G
+    /// threads, compact and convert 1G
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
     /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for guest 2000, for
@@ -283,6 +285,7 @@ impl Table {
             Table::Fuse(options) => (options, &transports::FUSE),
             Table::Threads(options) => (options, &threads::TABLE),
             Table::Check(options) => (options, &check::TABLE),
+            Table::Compact(options) => (options, &compact::TABLE),
             Table::Convert(options) => (options, &convert::TABLE),
             Table::Guest(options) => (&options.table, &guest::TABLE),
         }
