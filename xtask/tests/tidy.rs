@@ -480,6 +480,14 @@ const WRITERS: &[(&str, &str)] = &[
         "the guest's data, at its new place",
     ),
     (
+        "qcow2/control/compact/still.rs",
+        "a copy that nothing refers to yet",
+    ),
+    (
+        "qcow2/control/compact/roots.rs",
+        "a copy that nothing refers to yet; the root itself goes by `write_root`",
+    ),
+    (
         "qcow2/commit/writeback.rs",
         "`write_all`; cycles, which write again what they could not; the hint",
     ),

@@ -1,5 +1,5 @@
-//! What snapshots share, their tables, and compressed clusters move as well: in images of several
-//! shapes, cut short at every write, and beside requests that change what was to move.
+//! Clusters that snapshots share, their tables, and compressed clusters move as well: in images of
+//! several shapes, cut short at every write, and beside requests that change these clusters.
 
 use super::*;
 

@@ -118,7 +118,7 @@ pub struct Compaction {
 struct Round {
     outline: Outline,
     batches: Vec<Vec<Move>>,
-    /// What moves after these, while nothing else is under way, or in the turn.
+    /// Clusters that move after these, while nothing else is under way, or in the turn.
     later: Vec<Vec<Unit>>,
     /// It moves as many clusters as a round may: more may be left.
     is_full: bool,

@@ -1,7 +1,8 @@
 //! Moves of what several words refer to, and of tables, while nothing else is under way.
 //!
 //! Every reference is one word: of an L2 table, of an L1 table, of the table of snapshots, or of
-//! that of a bitmap. So all of these move in one way, some clusters at a time, and requests go on between.
+//! that of a bitmap. So all of these move in one way, some clusters at a time, and requests go on
+//! between.
 //!
 //! | step, with a barrier after each | a crash in it leaves |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! What moves while nothing else is under way: clusters, and the words that refer to them. Pure.
+//! Clusters that move while nothing else is under way, and the words that refer to them. Pure.
 
 use std::collections::BTreeMap;
 
@@ -51,8 +51,8 @@ pub struct Unit {
     pub kind: Kind,
     /// Where it is.
     pub from: HostCluster,
-    /// Where the words are that refer to it, but for L1 and L2 tables, refcount blocks, and what the
-    /// header names.
+    /// Where the words are that refer to it, but for L1 and L2 tables, refcount blocks, and what
+    /// the header names.
     pub words: SmallVec<[u64; 2]>,
 }
 
