@@ -586,6 +586,7 @@ impl<'a> Run<'a> {
         if let (false, Some((verb, moment))) = (self.disk.has_power(), self.disk.last_event()) {
             self.coverage.borrow_mut().point((phase, verb, moment));
         }
+        self.totals.guest_crashes += 1;
         self.totals.busy_crashes += u64::from(in_flight >= 8);
         self.totals.recovery_crashes += u64::from(recovering);
         if let Some(sight) = subject.and_then(|subject| sight(subject, &self.disk, recovering)) {

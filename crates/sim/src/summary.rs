@@ -44,11 +44,12 @@ impl Summary {
             totals.operations as f64 / seconds,
         );
         text += &format!(
-            "{} crashes ({:.1}/s; {:.0} crash-recovery checks an hour), {} % with 8 or more requests \
-             in flight, {} in a recovery\n",
+            "{} crashes ({:.1}/s; {:.0} crash-recovery checks an hour), {} beside guests, {} % of them \
+             with 8 or more requests in flight, {} in a recovery\n",
             totals.crashes,
             totals.crashes as f64 / seconds,
             totals.crashes as f64 / seconds * 3600.0,
+            totals.guest_crashes,
             self.busy_percent(),
             totals.recovery_crashes,
         );
@@ -59,9 +60,9 @@ impl Summary {
         text
     }
 
-    /// The share of crashes with eight requests or more in flight.
+    /// The share of guests' crashes with eight requests or more in flight.
     pub fn busy_percent(&self) -> u64 {
-        self.totals.busy_crashes * 100 / self.totals.crashes.max(1)
+        self.totals.busy_crashes * 100 / self.totals.guest_crashes.max(1)
     }
 
     /// Lists gaps that a run of sufficient size must not have.
@@ -69,7 +70,7 @@ impl Summary {
         let mut gaps = self.coverage.gaps();
         if self.busy_percent() < 33 {
             gaps.push(format!(
-                "only {} % of the crashes had 8 or more requests in flight",
+                "only {} % of guests' crashes had 8 or more requests in flight",
                 self.busy_percent()
             ));
         }
@@ -81,13 +82,14 @@ impl Summary {
         let totals = &self.totals;
         let seconds = took.as_secs_f64().max(1e-6);
         format!(
-            "{{\"runs\":{},\"requests\":{},\"operations\":{},\"crashes\":{},\"busy_crashes\":{},\
-             \"recovery_crashes\":{},\"closes\":{},\"faults\":{},\"failed\":{},\"seconds\":{seconds:.3},\
+            "{{\"runs\":{},\"requests\":{},\"operations\":{},\"crashes\":{},\"guest_crashes\":{},\
+             \"busy_crashes\":{},\"recovery_crashes\":{},\"closes\":{},\"faults\":{},\"failed\":{},\"seconds\":{seconds:.3},\
              \"operations_per_second\":{:.0},\"checks_per_hour\":{:.0},{}}}",
             totals.runs,
             totals.requests,
             totals.operations,
             totals.crashes,
+            totals.guest_crashes,
             totals.busy_crashes,
             totals.recovery_crashes,
             totals.closes,
