@@ -1,12 +1,25 @@
 """The native part; the package's own modules are to be imported instead."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, final
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
+
+__all__ = [
+    "Image",
+    "Job",
+    "Queue",
+    "Server",
+    "VERSION",
+    "check",
+    "commit",
+    "convert",
+    "create",
+]
 
 VERSION: str
 
+@final
 class Job:
     def __new__(cls) -> Self: ...
     def cancel(self) -> None: ...
@@ -14,6 +27,7 @@ class Job:
     def cancelled(self) -> bool: ...
     def progress(self) -> tuple[str, int, int]: ...
 
+@disjoint_base
 class Image:
     def __new__(cls, name: str, options: Mapping[str, Any]) -> Self: ...
     @property
@@ -51,6 +65,7 @@ class Image:
     def dirty_fields(self, name: str, start: int, max: int) -> list[tuple[int, bool]]: ...
     def close(self) -> None: ...
 
+@final
 class Queue:
     def __new__(cls) -> Self: ...
     def fileno(self) -> int: ...
@@ -66,6 +81,7 @@ class Queue:
     def cancel(self, token: int) -> bool: ...
     def close(self) -> None: ...
 
+@disjoint_base
 class Server:
     def __new__(cls, image: Image, socket: str) -> Self: ...
     @property

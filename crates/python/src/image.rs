@@ -16,8 +16,9 @@ use crate::job::NativeJob;
 use crate::options::{Opening, preallocation};
 use crate::{memory, run};
 
-/// Bytes that `pread` reads at a time: its memory beside that of the result.
-const READ_BYTES: usize = 4 << 20;
+/// Bytes that `pread` reads at a time: its memory beside that of the result, which a processor's
+/// cache has room for.
+const READ_BYTES: usize = 256 << 10;
 
 /// An open image; `cowslip.Image` derives from it.
 #[pyclass(frozen, subclass, name = "Image", module = "cowslip._cowslip")]
@@ -133,9 +134,11 @@ impl NativeImage {
         // The memory of the result is asked for first: it may be refused, ours may not.
         PyBytes::new_with(py, length, |bytes| {
             let mut at = offset;
+            let mut buf = BufMut::for_overwrite(length.min(READ_BYTES));
             for piece in bytes.chunks_mut(READ_BYTES) {
-                let read = run(py, image.read(at, BufMut::for_overwrite(piece.len())))?;
-                piece.copy_from_slice(&read);
+                buf.truncate(piece.len());
+                buf = run(py, image.read(at, buf))?;
+                piece.copy_from_slice(&buf);
                 at += piece.len() as u64;
             }
             Ok(())
