@@ -1,5 +1,6 @@
 //! `cargo xtask install`: the command and the library with all that belongs to them, as packages
-//! have it: programs, manual pages, completions, the unit for systemd, the header, pkg-config.
+//! have it: programs, links of QEMU's names, manual pages, completions, the unit for systemd, the
+//! header, pkg-config.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -23,14 +24,23 @@ pub struct Args {
     /// Profile to build
     #[arg(long, default_value = "release")]
     profile: String,
+    /// Directory of what is built already: `cowslip`, `libcowslip_capi.a`
+    #[arg(long, conflicts_with = "profile")]
+    built: Option<PathBuf>,
 }
 
+/// Names of QEMU's programs that the command takes.
+pub const QEMU_NAMES: [&str; 4] = ["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"];
+/// Where links of these names are, below the prefix: ahead in a `PATH` or for alternatives, not in
+/// the way of QEMU's own.
+pub const QEMU_LINKS: &str = "lib/cowslip/qemu";
+
 /// The directory below `destdir` that has the prefix.
-struct Tree(PathBuf);
+pub struct Tree(pub PathBuf);
 
 impl Tree {
     /// Makes the directory and writes a file of this mode.
-    fn write(&self, path: &str, mode: u32, bytes: &[u8]) -> Result<PathBuf, String> {
+    pub fn write(&self, path: &str, mode: u32, bytes: &[u8]) -> Result<PathBuf, String> {
         let path = self.directory_of(path)?;
         fs::write(&path, bytes).map_err(|e| format!("{}: {e}", path.display()))?;
         let permissions = fs::Permissions::from_mode(mode);
@@ -38,48 +48,61 @@ impl Tree {
         Ok(path)
     }
 
-    fn copy(&self, from: &Path, path: &str, mode: u32) -> Result<PathBuf, String> {
+    pub fn copy(&self, from: &Path, path: &str, mode: u32) -> Result<PathBuf, String> {
         let bytes = fs::read(from).map_err(|e| format!("{}: {e}", from.display()))?;
         self.write(path, mode, &bytes)
     }
 
     /// The path of a file, in a directory that exists.
-    fn directory_of(&self, path: &str) -> Result<PathBuf, String> {
+    pub fn directory_of(&self, path: &str) -> Result<PathBuf, String> {
         let path = self.0.join(path);
         let directory = path.parent().ok_or("a file is in a directory")?;
         fs::create_dir_all(directory).map_err(|e| format!("{}: {e}", directory.display()))?;
         Ok(path)
     }
+
+    /// Makes a symbolic link, in place of one of an installation before.
+    pub fn link(&self, target: &str, path: &str) -> Result<(), String> {
+        let path = self.directory_of(path)?;
+        drop(fs::remove_file(&path));
+        symlink(target, &path).map_err(|e| format!("{}: {e}", path.display()))
+    }
 }
 
 /// Builds and installs.
 pub fn run(args: &Args) -> Result<(), String> {
-    let mut build = run::cargo();
-    build.args(["build", "--profile", &args.profile]);
-    build.args(["--package", "cowslip-cli", "--bin", "cowslip"]);
-    run::run(&mut build)?;
-    let mut build = run::cargo();
-    build.args([
-        "build",
-        "--profile",
-        &args.profile,
-        "--package",
-        "cowslip-capi",
-    ]);
-    run::run(&mut build)?;
+    let built = match &args.built {
+        Some(built) => built.clone(),
+        None => build(&args.profile, &[])?,
+    };
+    let tree = Tree(args.destdir.join(args.prefix.trim_start_matches('/')));
+    command(&tree, &built)?;
+    links(&tree)?;
+    shared_library(&tree, &built, &args.libdir)?;
+    development(&tree, &built, (&args.prefix, &args.libdir))
+}
+
+/// Builds the command, the library and `more` packages; returns the directory that they are in.
+pub fn build(profile: &str, more: &[&str]) -> Result<PathBuf, String> {
+    let mut command = run::cargo();
+    command.args(["build", "--profile", profile]);
+    command.args(["--package", "cowslip-cli", "--bin", "cowslip"]);
+    run::run(&mut command)?;
+    for package in [&["cowslip-capi"], more].concat() {
+        let mut library = run::cargo();
+        library.args(["build", "--profile", profile, "--package", package]);
+        run::run(&mut library)?;
+    }
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let built = match args.profile.as_str() {
+    let directory = match profile {
         "dev" => "debug",
         other => other,
     };
-    let built = run::root().join(target).join(built);
-    let tree = Tree(args.destdir.join(args.prefix.trim_start_matches('/')));
-    command(&tree, &built)?;
-    library(&tree, &built, args)
+    Ok(run::root().join(target).join(directory))
 }
 
 /// The command, and what is made by it.
-fn command(tree: &Tree, built: &Path) -> Result<(), String> {
+pub fn command(tree: &Tree, built: &Path) -> Result<(), String> {
     let program = tree.copy(&built.join("cowslip"), "bin/cowslip", 0o755)?;
     let pages = tree.directory_of("share/man/man1/cowslip.1")?;
     let pages = pages.parent().ok_or("a page is in a directory")?;
@@ -99,26 +122,42 @@ fn command(tree: &Tree, built: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The library for C.
-fn library(tree: &Tree, built: &Path, args: &Args) -> Result<(), String> {
+/// Links of QEMU's names, in a directory of their own.
+pub fn links(tree: &Tree) -> Result<(), String> {
+    for name in QEMU_NAMES {
+        tree.link("../../../bin/cowslip", &format!("{QEMU_LINKS}/{name}"))?;
+    }
+    Ok(())
+}
+
+/// The library for C, for programs that are linked with it.
+pub fn shared_library(tree: &Tree, built: &Path, libdir: &str) -> Result<PathBuf, String> {
+    let archive = built.join("libcowslip_capi.a");
+    let shared = tree.directory_of(&format!("{libdir}/libcowslip.so.0"))?;
+    let mut link = Command::new(run::root().join("crates/capi/link-shared.sh"));
+    run::run(link.arg(&archive).arg(&shared))?;
+    let permissions = fs::Permissions::from_mode(0o644);
+    fs::set_permissions(&shared, permissions).map_err(|e| format!("{}: {e}", shared.display()))?;
+    Ok(shared)
+}
+
+/// The library for C, for building programs; the prefix is where it will be found.
+pub fn development(
+    tree: &Tree,
+    built: &Path,
+    (prefix, libdir): (&str, &str),
+) -> Result<(), String> {
     let sources = run::root().join("crates/capi");
     let archive = built.join("libcowslip_capi.a");
-    let libdir = &args.libdir;
     tree.copy(&archive, &format!("{libdir}/libcowslip.a"), 0o644)?;
-    let shared = tree.directory_of(&format!("{libdir}/libcowslip.so.0"))?;
-    let mut link = Command::new(sources.join("link-shared.sh"));
-    run::run(link.arg(&archive).arg(&shared))?;
-    let name = tree.directory_of(&format!("{libdir}/libcowslip.so"))?;
-    // From an installation before.
-    drop(fs::remove_file(&name));
-    symlink("libcowslip.so.0", &name).map_err(|e| format!("{}: {e}", name.display()))?;
+    tree.link("libcowslip.so.0", &format!("{libdir}/libcowslip.so"))?;
     let header = sources.join("include/cowslip.h");
     tree.copy(&header, "include/cowslip.h", 0o644)?;
     let template = sources.join("cowslip.pc.in");
     let template = fs::read_to_string(&template).map_err(|e| format!("cowslip.pc.in: {e}"))?;
     let text = template
-        .replace("@prefix@", &args.prefix)
-        .replace("@libdir@", &format!("{}/{libdir}", args.prefix))
+        .replace("@prefix@", prefix)
+        .replace("@libdir@", &format!("{prefix}/{libdir}"))
         .replace("@version@", env!("CARGO_PKG_VERSION"));
     tree.write(
         &format!("{libdir}/pkgconfig/cowslip.pc"),

@@ -7,6 +7,7 @@
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
 //! - `install` installs the command and the library for C, for packages too;
+//! - `deb` makes Debian packages of them, and of the module for Python;
 //! - `manual` writes the manual as static pages;
 //! - `package` makes the packages of the crates that are published, and says what could not be
 //!   checked;
@@ -22,6 +23,7 @@ use clap::{Parser, Subcommand};
 
 mod apt;
 mod bench;
+mod deb;
 mod fuzz;
 mod install;
 mod iotests;
@@ -71,6 +73,8 @@ enum Command {
     Iotests(iotests::Args),
     /// Installs the command and the library for C, with manual pages, completions and units
     Install(install::Args),
+    /// Makes Debian packages of the command, the libraries for C and Python, and QEMU's names
+    Deb(deb::Args),
     /// Writes the manual as static pages, with the reference of the command, and checks its links
     Manual(manual::Args),
     /// Makes the packages of all crates that are published, without a network
@@ -94,6 +98,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Iotests(args) => iotests::run(&args),
         Command::Install(args) => install::run(&args),
+        Command::Deb(args) => deb::run(&args),
         Command::Manual(args) => manual::run(&args),
         Command::Package(args) => package::run(&args),
         Command::Mistakes(args) => mistakes::run(&args),
