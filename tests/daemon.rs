@@ -14,6 +14,7 @@ use crate::support::{
     cowslip, number_from_environment, outcome, peers_are_installed, qemu_img, run,
 };
 
+mod atomic;
 mod checkpoint;
 mod compaction;
 mod guest;
@@ -502,7 +503,7 @@ fn what_would_change_a_disk_under_another_use_is_refused() {
     daemon.quit();
 }
 
-/// A backup takes the marks out of its bitmap before its job has an ID.
+/// The ID of a job is refused before the marks are taken out of its bitmap.
 #[test]
 fn a_backup_that_cannot_begin_leaves_its_bitmap_as_it_was() {
     let dir = crate::support::scratch();

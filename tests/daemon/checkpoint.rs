@@ -310,8 +310,13 @@ fn a_target_over_a_disk_shows_it_as_it_was() {
         "{error}"
     );
     let before = model.versions();
+    // A bitmap of the target begins at the same moment.
     let backup = json!({"device": "n0", "target": "f", "sync": "none", "job-id": "j"});
-    daemon.done("blockdev-backup", backup);
+    let actions = json!([
+        {"type": "block-dirty-bitmap-add", "data": {"node": "f", "name": "b"}},
+        {"type": "blockdev-backup", "data": backup},
+    ]);
+    daemon.done("transaction", json!({"actions": actions}));
     daemon.done("block-export-add", export);
     let shown = exported(dir, "f");
     model.check_moment(&shown, &before);

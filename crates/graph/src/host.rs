@@ -54,6 +54,9 @@ pub trait Host {
     /// Holds back the requests to a disk, and to those above it.
     fn hold(&self, node: &Self::Node) -> impl Future<Output = Vec<Drained>>;
 
+    /// Holds back the requests to the disks above one, but not those to itself.
+    fn hold_above(&self, node: &Self::Node) -> impl Future<Output = Vec<Drained>>;
+
     /// Counts a user that writes: the image is open for writing until [`Host::leave`].
     ///
     /// # Errors

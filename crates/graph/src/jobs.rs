@@ -206,11 +206,10 @@ async fn switch<H: Host>(
     part: &Committed<NodeOf<H>>,
 ) -> std::result::Result<(), H::Error> {
     let clients = host.hold_clients(&part.top).await;
-    let drained = mirror.finish(job).await.map_err(H::failed)?;
-    let held = Held {
-        clients,
-        disks: vec![drained],
-    };
+    // Disks may have come to lie above the top since the job began: their chains change, too.
+    let mut disks = host.hold_above(&part.top).await;
+    disks.push(mirror.finish(job).await.map_err(H::failed)?);
+    let held = Held { clients, disks };
     give_to_base(host, (&part.top, &part.base), part.layers, held).await
 }
 

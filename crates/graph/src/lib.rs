@@ -39,7 +39,7 @@ pub use marks::{Marks, Rotates, Rotation};
 pub use mirror::{CopyMode, Mirror};
 pub use quiet::Quiet;
 pub use statistics::{Counted, LATENCY_BOUNDS, Latencies, Statistics};
-pub use steps::{NotDone, resize, shorten, transact};
+pub use steps::{Action, NotDone, resize, shorten, transact};
 pub use view::View;
 
 #[cfg(test)]

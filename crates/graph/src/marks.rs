@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | what is marked is read, and wanted of the copy | the bitmap as it was |
 //! | the bitmap begins again | what was marked is put back |
+//! | other actions of the same step are prepared | what was marked is put back |
 //! | the copy begins to follow its disk | |
 //!
 //! | later | the bitmap has |
@@ -17,7 +18,6 @@ use std::sync::Arc;
 
 use crate::backup::Backup;
 use crate::dirty::DirtyMap;
-use crate::live::Drained;
 
 /// A bitmap of a disk, in memory or kept by an image.
 pub trait Marks {
@@ -98,14 +98,13 @@ impl<B: Marks> Rotation<B> {
 }
 
 impl Backup {
-    /// Takes the moment of a copy of all that a bitmap has marked until then. Later changes are
-    /// marked in the bitmap for the next copy.
+    /// Wants all that a bitmap has marked until now. Later changes are marked in the bitmap for the
+    /// next copy; [`Backup::freeze`] takes the moment, before any.
     ///
     /// # Errors
-    /// Of the image that keeps the bitmap, which is as it was; the moment is not taken.
-    pub async fn freeze_since<B: Marks>(
+    /// Of the image that keeps the bitmap, which is as it was.
+    pub async fn want_since<B: Marks>(
         &self,
-        drained: &Drained,
         (bitmap, rotates): (B, Rotates),
     ) -> Result<Rotation<B>, B::Error> {
         let taken = bitmap.marks().await?;
@@ -117,7 +116,6 @@ impl Backup {
             drop(bitmap.merge(&taken).await);
             return Err(error);
         }
-        self.freeze(drained);
         Ok(Rotation {
             bitmap,
             rotates,

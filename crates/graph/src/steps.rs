@@ -3,63 +3,99 @@
 //!
 //! | change | steps, with requests held back | after each, this image shows the disk |
 //! | --- | --- | --- |
-//! | [`transact`] | all disks are flushed, then frozen, then all is done | the disk, and from the first on its overlay, which is empty, as well |
+//! | [`transact`] | what can fail is prepared, all disks are flushed, then frozen, then all takes effect | the disk, and from the first on its overlay, which is empty, as well |
 //! | [`shorten`] | the header names the new base, the image is opened again | the image: both chains show the same |
 //! | [`give_to_base`] | what lies between leaves the chain, then the image is emptied, without bitmaps, then clients go to the base | the image, and the base, which is equal |
 //! | [`resize`] | the image has its new size, then those who observe the disk | the image |
 
+use std::future::Future;
+
 use crate::host::{Held, Host, NodeOf};
 use crate::live::Drained;
 
-/// Actions that were not done, and why.
+/// A part of a transaction. What can fail is done before anything is frozen, and can be taken back.
+pub trait Action<H: Host> {
+    /// The disk that it puts an overlay over.
+    fn overlaid(&self) -> Option<NodeOf<H>>;
+
+    /// Does what can fail; requests are held back.
+    ///
+    /// # Errors
+    /// Then all is as it was.
+    fn prepare(&mut self, held: &Held) -> impl Future<Output = Result<(), H::Error>>;
+
+    /// Takes back what was prepared.
+    fn take_back(&mut self, held: &Held) -> impl Future<Output = ()>;
+
+    /// Takes effect.
+    fn commit(self, held: &Held);
+}
+
+/// Actions none of which was done, and why.
 #[derive(Debug)]
 pub struct NotDone<A, E> {
-    /// The actions; none if they were done as far as possible.
+    /// The actions.
     pub actions: Vec<A>,
     /// The first error.
     pub error: E,
 }
 
-/// Does several things at one moment, at which no request to their disks is under way. First those
-/// disks are flushed and then frozen that `overlaid` names, for the actions that put an overlay
-/// over one. If that fails no action is done, and those that were frozen are open as before.
+/// Does several things at one moment, at which no request to their disks is under way: all of them,
+/// or none. They are prepared one after the other, then those disks are flushed and frozen that
+/// get an overlay, and then all of them take effect. If a step fails those before it are taken
+/// back: disks that were frozen are open as before.
 ///
 /// # Errors
-/// A disk could not be frozen; or the first error of an action, after which the others were done.
-pub async fn transact<H: Host, A>(
+/// An action could not be prepared, or a disk not be frozen.
+pub async fn transact<H: Host, A: Action<H>>(
     host: &H,
-    (actions, held): (Vec<A>, &Held),
-    overlaid: impl Fn(&A) -> Option<NodeOf<H>>,
-    mut act: impl AsyncFnMut(A) -> Result<(), H::Error>,
+    (mut actions, held): (Vec<A>, &Held),
 ) -> Result<(), NotDone<A, H::Error>> {
-    let nodes = actions.iter().filter_map(overlaid);
+    let mut prepared = 0;
+    let mut done = Ok(());
+    for action in &mut actions {
+        done = action.prepare(held).await;
+        if done.is_err() {
+            break;
+        }
+        prepared += 1;
+    }
+    if done.is_ok() {
+        done = freeze(host, &actions, held).await;
+    }
+    if let Err(error) = done {
+        for action in actions[..prepared].iter_mut().rev() {
+            action.take_back(held).await;
+        }
+        return Err(NotDone { actions, error });
+    }
+    for action in actions {
+        action.commit(held);
+    }
+    Ok(())
+}
+
+/// Freezes the disks that actions put overlays over, once all of them are durable.
+async fn freeze<H: Host, A: Action<H>>(
+    host: &H,
+    actions: &[A],
+    held: &Held,
+) -> Result<(), H::Error> {
+    let nodes = actions.iter().filter_map(Action::overlaid);
     let nodes: Vec<NodeOf<H>> = nodes.filter(|node| host.is_written(node)).collect();
     for node in &nodes {
-        if let Err(error) = flush(host, node).await {
-            return Err(NotDone { actions, error });
-        }
+        flush(host, node).await?;
     }
-    let mut frozen = Vec::new();
-    for node in nodes {
-        let outcome = host.freeze(&node).await;
-        frozen.push(node);
-        if let Err(error) = outcome {
-            for node in frozen {
+    for (index, node) in nodes.iter().enumerate() {
+        if let Err(error) = host.freeze(node).await {
+            for frozen in &nodes[..=index] {
                 // One that cannot be opened for writing refuses what would change it.
-                drop(host.open(&node, true, held).await);
+                drop(host.open(frozen, true, held).await);
             }
-            let error = H::failed(error);
-            return Err(NotDone { actions, error });
+            return Err(H::failed(error));
         }
     }
-    let mut done = Ok(());
-    for action in actions {
-        done = done.and(act(action).await);
-    }
-    done.map_err(|error| NotDone {
-        actions: Vec::new(),
-        error,
-    })
+    Ok(())
 }
 
 /// Makes durable what an image has, before its session is ended: if that ended with a loss, the
@@ -105,7 +141,7 @@ async fn name_base<H: Host>(
 }
 
 /// Empties an image whose data is in its base, durably, and has its clients use the base; `layers`
-/// is the number of images above the base. `drained` is the disk that is held.
+/// is the number of images above the base. The image is held, with those above it.
 ///
 /// # Errors
 /// Of the image. Its clients use it as before then.

@@ -1,14 +1,12 @@
 //! `blockdev-backup`: copies of a disk as it was at one moment.
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use cowslip::Disk;
 use cowslip::image::Extent;
-use cowslip_graph::{Backup, CHUNK_BYTES, Drained, Rotates, Rotation, View};
+use cowslip_graph::{Backup, CHUNK_BYTES, Held, Rotates, Rotation, View};
 use cowslip_qmp::QmpError;
-use serde_json::{Value, json};
 
 use super::bitmap::{Bitmap, InUse};
 use super::bitmaps::Change;
@@ -20,27 +18,15 @@ use super::reserved::Reserved;
 use super::words::{failed, refused};
 
 impl Daemon {
-    /// `blockdev-backup`.
-    ///
-    /// # Errors
-    /// As for [`Daemon::backup_of`].
-    pub async fn blockdev_backup(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
-        let prepared = self.backup_of(given, &[]).await?;
-        let drained = prepared.node().live.drain().await;
-        let started = self.start_backup(prepared, &drained).await;
-        drop(drained);
-        started.map(|()| json!({}))
-    }
-
-    /// Prepares a backup: its target is open for writing, and its job has its name. Its bitmap may
-    /// be one that is added in the same step, earlier.
+    /// Prepares a backup: its target is open for writing, and its job can have its ID, also after
+    /// those of the same step. Its bitmap may be one that is added in the same step, earlier.
     ///
     /// # Errors
     /// Nodes or bitmaps that are not there, or cannot be copied or written.
     pub async fn backup_of(
         self: &Rc<Self>,
         given: &Given,
-        earlier: &[&Change],
+        (earlier, earlier_ids): (&[&Change], &[&str]),
     ) -> Result<Prepared, QmpError> {
         let node = self.device(given)?;
         let target = self.nodes.referred(given.required("target")?)?;
@@ -64,6 +50,11 @@ impl Daemon {
                 }
             },
         };
+        self.check_job_id(options.id())?;
+        if earlier_ids.contains(&options.id()) {
+            let text = format!("Job ID '{}' already in use", options.id());
+            return Err(QmpError::generic(text));
+        }
         let both = vec![Rc::clone(&target), Rc::clone(&node)];
         let reserved = Reserved::new(both, "backup")?;
         // Without a copy the target shows the disk at one moment, or what was on it.
@@ -96,14 +87,24 @@ impl Daemon {
             nodes: (node, target),
             options,
             reserved,
+            rotation: None,
         })
+    }
+
+    /// Marks what a backup is to copy, while the requests of its node are held back.
+    ///
+    /// # Errors
+    /// The disk cannot be read, its bitmap not be used or changed: the bitmap is as it was.
+    pub async fn mark_backup(&self, prepared: &mut Prepared) -> Result<(), QmpError> {
+        self.find_added(prepared).await?;
+        prepared.mark().await
     }
 
     /// Finds the bitmap of a backup that was added meanwhile, with its image open for writing.
     ///
     /// # Errors
     /// It cannot be used.
-    pub async fn find_added(&self, prepared: &mut Prepared) -> Result<(), QmpError> {
+    async fn find_added(&self, prepared: &mut Prepared) -> Result<(), QmpError> {
         let Some((name, keeps)) = prepared.later.take() else {
             return Ok(());
         };
@@ -144,6 +145,23 @@ impl Daemon {
         );
     }
 
+    /// Gives the bitmap of a backup what it is to have, now that the backup has ended.
+    async fn end_rotation(
+        &self,
+        rotation: Option<Rotation<Bitmap>>,
+        node: &Rc<Node>,
+        (chosen, has_succeeded): (Option<&Chosen>, bool),
+    ) -> Result<(), QmpError> {
+        let Some(rotation) = rotation else {
+            return Ok(());
+        };
+        if !has_succeeded && chosen.is_some_and(Chosen::changes_image) {
+            // An overlay that came at the same moment has frozen its image.
+            self.nodes.open_for_writers(node).await?;
+        }
+        rotation.end(has_succeeded).await
+    }
+
     async fn leave_both(
         &self,
         (node, target): &(Rc<Node>, Rc<Node>),
@@ -156,23 +174,9 @@ impl Daemon {
         }
     }
 
-    /// Takes the moment of a backup, while the requests of its node are held back, and starts its
+    /// Takes the moment of a backup, while the requests of its nodes are held back, and starts its
     /// job.
-    ///
-    /// # Errors
-    /// The disk cannot be read; the job's ID is in use.
-    pub async fn start_backup(
-        self: &Rc<Self>,
-        prepared: Prepared,
-        drained: &Drained,
-    ) -> Result<(), QmpError> {
-        let rotation = match prepared.take(drained).await {
-            Ok(rotation) => rotation,
-            Err(error) => {
-                self.leave_backup(prepared).await;
-                return Err(error);
-            }
-        };
+    pub fn begin_backup(self: &Rc<Self>, prepared: Prepared, held: &Held) {
         let Prepared {
             backup,
             view,
@@ -180,16 +184,14 @@ impl Daemon {
             nodes,
             options,
             reserved,
+            rotation,
             ..
         } = prepared;
-        if let Some(view) = &view {
-            self.take_view(view, (&nodes.0, &nodes.1), drained).await;
+        match &view {
+            Some(view) => self.take_view(view, (&nodes.0, &nodes.1), held),
+            None => backup.freeze(held.of(&nodes.0.live).expect("it is held")),
         }
-        // The job has it once it has begun.
-        let rotation = Rc::new(Cell::new(rotation));
-        let (chosen, both, begun) = (bitmap.clone(), nodes.clone(), Rc::clone(&rotation));
-        let started = self.start_job(("backup", options), |daemon, job| async move {
-            let rotation = begun.take();
+        self.begin_job(("backup", options), |daemon, job| async move {
             let copied = match &view {
                 Some(view) => daemon.keep_view(&job, view, &nodes.1).await,
                 None => backup.run(&job.work).await.map_err(failed),
@@ -200,22 +202,11 @@ impl Daemon {
                 Err(error) => Err(error),
             };
             let _turn = daemon.turn.take().await;
-            let rotated = match rotation {
-                Some(rotation) => rotation.end(outcome.is_ok()).await,
-                None => Ok(()),
-            };
+            let ends = (bitmap.as_deref(), outcome.is_ok());
+            let rotated = daemon.end_rotation(rotation, &nodes.0, ends).await;
             let left = daemon.leave_both(&nodes, bitmap.as_deref()).await;
             outcome.and(rotated).and(left)
         });
-        if started.is_err() {
-            self.end_view(&both.1).await;
-            if let Some(rotation) = rotation.take() {
-                // Nothing has been copied.
-                drop(rotation.take_back().await);
-            }
-            drop(self.leave_both(&both, chosen.as_deref()).await);
-        }
-        started
     }
 }
 
@@ -231,6 +222,8 @@ pub struct Prepared {
     nodes: (Rc<Node>, Rc<Node>),
     options: JobOptions,
     reserved: Reserved,
+    /// The marks that its bitmap had.
+    rotation: Option<Rotation<Bitmap>>,
 }
 
 /// The bitmap of what a backup copies.
@@ -248,34 +241,39 @@ impl Chosen {
 }
 
 impl Prepared {
-    /// The node that is copied.
-    pub fn node(&self) -> &Rc<Node> {
-        &self.nodes.0
+    /// The ID of its job.
+    pub fn job_id(&self) -> &str {
+        self.options.id()
     }
 
-    /// Takes the moment of the copy, with what its bitmap has marked until then. Requests are held
-    /// back.
-    async fn take(&self, drained: &Drained) -> Result<Option<Rotation<Bitmap>>, QmpError> {
+    /// The nodes whose requests are held back at its moment: the one that is copied, and the target
+    /// if clients are to see the view there.
+    pub fn held_nodes(&self) -> Vec<&Rc<Node>> {
+        let target = self.view.as_ref().map(|_| &self.nodes.1);
+        [&self.nodes.0].into_iter().chain(target).collect()
+    }
+
+    async fn mark(&mut self) -> Result<(), QmpError> {
         if let Some(chosen) = &self.bitmap {
             let bitmap = (chosen.bitmap.clone(), chosen.rotates);
-            let rotation = self.backup.freeze_since(drained, bitmap).await?;
-            return Ok(Some(rotation));
+            self.rotation = Some(self.backup.want_since(bitmap).await?);
+        } else if self.is_top {
+            let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
+            let job = cowslip::Job::default();
+            let wanted = self.backup.want_extents(&job, is_own).await;
+            wanted.map_err(failed)?;
+        } else if self.view.is_none() {
+            self.backup.want_all();
         }
-        if self.view.is_some() {
-            // It takes the moment, and nothing is copied but what changes.
-            return Ok(None);
+        Ok(())
+    }
+
+    /// Takes back what [`Daemon::mark_backup`] did.
+    pub async fn unmark(&mut self) {
+        if let Some(rotation) = self.rotation.take() {
+            // What fails here has failed before: the image takes no change any more.
+            drop(rotation.take_back().await);
         }
-        match self.is_top {
-            true => {
-                let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
-                let job = cowslip::Job::default();
-                let wanted = self.backup.want_extents(&job, is_own).await;
-                wanted.map_err(failed)?;
-            }
-            false => self.backup.want_all(),
-        }
-        self.backup.freeze(drained);
-        Ok(None)
     }
 }
 

@@ -8,7 +8,7 @@ use cowslip_graph::{DirtyMap, Drained, Marks};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
-use super::bitmap::Bitmap;
+use super::bitmap::{Bitmap, Bits};
 use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
@@ -23,17 +23,27 @@ pub struct Change {
     given: Given,
     node: Rc<Node>,
     is_entered: bool,
+    /// The bitmap as it was, once this was made as a part of a step.
+    before: Option<Before>,
 }
 
 /// The state of a bitmap before a change, for taking it back.
 enum Before {
-    Nothing(Rc<Node>, String),
-    Bitmap(Bitmap, Arc<DirtyMap>),
+    /// There was none of this name.
+    Nothing(String),
+    /// It was there.
+    Changed(Kept),
+    /// It was there, at this place among those in memory, if it was one.
+    Removed(Kept, usize),
 }
 
-/// Changes that were made, and can be taken back.
-#[derive(Default)]
-pub struct Made(Vec<Before>);
+/// A bitmap as it was.
+struct Kept {
+    bitmap: Bitmap,
+    /// Its marks; none if they mean nothing.
+    marks: Option<Arc<DirtyMap>>,
+    is_enabled: bool,
+}
 
 impl Change {
     /// The node whose bitmap it is about.
@@ -41,7 +51,12 @@ impl Change {
         &self.node
     }
 
-    /// Whether it is to be made after all that can be taken back.
+    /// The node, if it is open for writing for this.
+    pub fn entered(&self) -> Option<&Rc<Node>> {
+        self.is_entered.then_some(&self.node)
+    }
+
+    /// Whether it is to be made after others, which may need the bitmap.
     pub fn is_last(&self) -> bool {
         self.verb == "remove"
     }
@@ -128,6 +143,7 @@ impl Daemon {
             given: given.clone(),
             node,
             is_entered: is_kept,
+            before: None,
         })
     }
 
@@ -275,44 +291,53 @@ impl Daemon {
         }
     }
 
-    /// The same as a part of a step that may fail later.
+    /// The same as a part of a step that may fail later, and is taken back then.
     ///
     /// # Errors
-    /// As for [`Daemon::change_bitmap`].
+    /// As for [`Daemon::change_bitmap`]. The bitmap is as it was.
     pub async fn change_bitmap_within(
         &self,
-        made: &mut Made,
-        change: &Change,
+        change: &mut Change,
         held: &[Drained],
     ) -> Result<(), QmpError> {
         let target = change.given.text("target").or(change.given.text("name"));
         let name = target.unwrap_or_default().to_string();
         let before = match (change.verb.as_str(), change.node.find_bitmap(&name).await?) {
-            ("add", _) | (_, None) => Before::Nothing(Rc::clone(&change.node), name),
-            (_, Some(bitmap)) => {
-                let marks = bitmap.marks().await?;
-                Before::Bitmap(bitmap, marks)
+            ("add", Some(_)) => {
+                let text = format!("Bitmap already exists: {name}");
+                return Err(QmpError::generic(text));
             }
+            (_, None) => Before::Nothing(name),
+            ("remove", Some(bitmap)) => {
+                let place = change.node.place_in_memory(&bitmap);
+                Before::Removed(Kept::of(bitmap).await?, place)
+            }
+            (_, Some(bitmap)) => Before::Changed(Kept::of(bitmap).await?),
         };
-        self.change_bitmap(change, held).await?;
-        made.0.push(before);
-        Ok(())
+        change.before = Some(before);
+        let changed = self.change_bitmap(change, held).await;
+        if changed.is_err() {
+            // A part of it may have happened.
+            self.take_back_bitmap(change, held).await;
+        }
+        changed
     }
 
-    /// Takes changes back, the last one first.
-    pub async fn take_back(&self, made: Made) {
-        for before in made.0.into_iter().rev() {
-            // What fails here has failed before: the image takes no change any more.
-            match before {
-                Before::Nothing(node, name) => {
-                    if let Ok(Some(bitmap)) = node.find_bitmap(&name).await {
-                        drop(bitmap.remove().await);
-                    }
+    /// Takes a change back that was made by [`Daemon::change_bitmap_within`].
+    pub async fn take_back_bitmap(&self, change: &mut Change, held: &[Drained]) {
+        let node = &change.node;
+        // What fails here has failed before: the image takes no change any more.
+        match change.before.take() {
+            None => {}
+            Some(Before::Nothing(name)) => {
+                if let Ok(Some(bitmap)) = node.find_bitmap(&name).await {
+                    drop(bitmap.remove().await);
                 }
-                Before::Bitmap(bitmap, marks) => {
-                    drop(bitmap.clear().await);
-                    drop(bitmap.merge(&marks).await);
-                    drop(bitmap.enable(bitmap.is_enabled()).await);
+            }
+            Some(Before::Changed(kept)) => drop(kept.restore().await),
+            Some(Before::Removed(kept, place)) => {
+                if let Ok(None) = node.find_bitmap(&kept.bitmap.name).await {
+                    drop(kept.put_back(place, held).await);
                 }
             }
         }
@@ -332,15 +357,16 @@ impl Daemon {
             image.change_bitmap(&name, &add).await.map_err(failed)?;
             if is_disabled {
                 let disabled = image.change_bitmap(&name, &BitmapChange::Disable).await;
+                if disabled.is_err() {
+                    drop(image.change_bitmap(&name, &BitmapChange::Remove).await);
+                }
                 disabled.map_err(failed)?;
             }
             return Ok(());
         }
         let map = DirtyMap::new(node.live_size(), granularity);
         map.enable(!is_disabled);
-        let drained = held.iter().find(|it| Arc::ptr_eq(it.live(), &node.live));
-        let drained = drained.expect("its requests are held back");
-        drained.add(Arc::clone(&map) as _);
+        drained(node, held).add(Arc::clone(&map) as _);
         node.memory_bitmaps.borrow_mut().push((name, map));
         Ok(())
     }
@@ -364,5 +390,65 @@ impl Daemon {
             described.push(found);
         }
         described
+    }
+}
+
+/// The requests of a node among those that are held back.
+fn drained<'a>(node: &Node, held: &'a [Drained]) -> &'a Drained {
+    let drained = held.iter().find(|it| Arc::ptr_eq(it.live(), &node.live));
+    drained.expect("its requests are held back")
+}
+
+impl Kept {
+    async fn of(bitmap: Bitmap) -> Result<Kept, QmpError> {
+        let marks = match bitmap.is_inconsistent() {
+            true => None,
+            false => Some(bitmap.marks().await?),
+        };
+        Ok(Kept {
+            marks,
+            is_enabled: bitmap.is_enabled(),
+            bitmap,
+        })
+    }
+
+    /// Gives a bitmap that is there the marks and the state that it had.
+    async fn restore(&self) -> Result<(), QmpError> {
+        if let Some(marks) = &self.marks {
+            self.bitmap.clear().await?;
+            self.bitmap.merge(marks).await?;
+        }
+        self.bitmap.enable(self.is_enabled).await
+    }
+
+    /// Adds a bitmap again that was removed. One that was inconsistent is not missed.
+    async fn put_back(&self, place: usize, held: &[Drained]) -> Result<(), QmpError> {
+        let Bitmap { node, name, bits } = &self.bitmap;
+        match bits {
+            Bits::Memory(map) => {
+                drained(node, held).add(Arc::clone(map) as _);
+                let mut in_memory = node.memory_bitmaps.borrow_mut();
+                in_memory.insert(place, (name.clone(), Arc::clone(map)));
+                Ok(())
+            }
+            Bits::Kept(info) if info.in_use => Ok(()),
+            Bits::Kept(info) => {
+                let add = BitmapChange::Add {
+                    granularity: Some(info.granularity),
+                };
+                let added = node.image().change_bitmap(name, &add).await;
+                added.map_err(failed)?;
+                self.restore().await
+            }
+        }
+    }
+}
+
+impl Node {
+    /// The place of a bitmap among those in memory; the end if it is none.
+    fn place_in_memory(&self, bitmap: &Bitmap) -> usize {
+        let in_memory = self.memory_bitmaps.borrow();
+        let is_it = |(name, _): &(String, Arc<DirtyMap>)| *name == bitmap.name;
+        in_memory.iter().position(is_it).unwrap_or(in_memory.len())
     }
 }

@@ -70,6 +70,11 @@ impl Host for Changing<'_> {
         nodes.hold(&nodes.with_above(node)).await
     }
 
+    async fn hold_above(&self, node: &Rc<Node>) -> Vec<Drained> {
+        let nodes = &self.daemon.nodes;
+        nodes.hold(&nodes.with_above(node)[1..]).await
+    }
+
     async fn enter(&self, node: &Rc<Node>) -> Result<(), QmpError> {
         self.daemon.nodes.enter(node, true).await
     }

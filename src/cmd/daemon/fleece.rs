@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use cowslip::Disk;
-use cowslip_graph::{CHUNK_BYTES, Drained, View};
+use cowslip_graph::{CHUNK_BYTES, Held, View};
 use cowslip_qmp::QmpError;
 
 use super::host::Daemon;
@@ -31,18 +31,13 @@ impl Daemon {
         Ok(Arc::new(View::new(target.name.clone(), disks, CHUNK_BYTES)))
     }
 
-    /// Takes the moment of a view; its disk is held.
-    pub async fn take_view(
-        &self,
-        view: &Arc<View>,
-        (node, target): (&Rc<Node>, &Rc<Node>),
-        drained: &Drained,
-    ) {
-        view.freeze(drained);
+    /// Takes the moment of a view. Its disk is held, and so is the target.
+    pub fn take_view(&self, view: &Arc<View>, (node, target): (&Rc<Node>, &Rc<Node>), held: &Held) {
+        view.freeze(held.of(&node.live).expect("it is held"));
         if is_below(node, target) {
-            let held = target.live.drain().await;
             target.cover.replace(Some(Arc::clone(view) as _));
-            held.exchange(Arc::clone(view) as _);
+            let drained = held.of(&target.live).expect("it is held");
+            drained.exchange(Arc::clone(view) as _);
         }
     }
 
@@ -64,7 +59,7 @@ impl Daemon {
     }
 
     /// Has clients of a target see its own chain.
-    pub async fn end_view(&self, target: &Rc<Node>) {
+    async fn end_view(&self, target: &Rc<Node>) {
         let held = target.live.drain().await;
         if target.cover.take().is_some() {
             held.exchange(target.image());

@@ -46,14 +46,34 @@ impl Daemon {
     where
         F: Future<Output = Result<(), QmpError>> + 'static,
     {
-        let id = options.id().to_string();
+        self.check_job_id(options.id())?;
+        self.begin_job((kind, options), work);
+        Ok(())
+    }
+
+    /// Refuses the ID of a new job.
+    ///
+    /// # Errors
+    /// It is in use, or cannot be one.
+    pub fn check_job_id(&self, id: &str) -> Result<(), QmpError> {
         let is_sign = |sign: char| sign.is_ascii_alphanumeric() || "-._".contains(sign);
         if !id.starts_with(|sign: char| sign.is_ascii_alphabetic()) || !id.chars().all(is_sign) {
             return Err(QmpError::generic(format!("Invalid job ID '{id}'")));
         }
-        if self.jobs.find(&id).is_some() {
+        if self.jobs.find(id).is_some() {
             return Err(QmpError::generic(format!("Job ID '{id}' already in use")));
         }
+        Ok(())
+    }
+
+    /// The same as [`Daemon::start_job`] with an ID that was checked.
+    pub fn begin_job<F>(
+        self: &Rc<Self>,
+        (kind, options): (&'static str, JobOptions),
+        work: impl FnOnce(Rc<Daemon>, Rc<Job>) -> F,
+    ) where
+        F: Future<Output = Result<(), QmpError>> + 'static,
+    {
         let job = self.jobs.add(Job::new(kind, options));
         self.change_status(&job, Status::Created);
         self.change_status(&job, Status::Running);
@@ -70,7 +90,6 @@ impl Daemon {
             let outcome = working.await;
             daemon.conclude(&job, outcome);
         });
-        Ok(())
     }
 
     /// The job is ready: its copy is equal, and follows the disk.

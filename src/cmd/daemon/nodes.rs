@@ -622,6 +622,17 @@ impl Nodes {
         held
     }
 
+    /// Opens a node that was frozen for writing again, for a writer that it still has.
+    ///
+    /// # Errors
+    /// It cannot be opened for writing.
+    pub async fn open_for_writers(&self, node: &Rc<Node>) -> Result<(), QmpError> {
+        match node.access() {
+            Access::Read => self.open_for(node, Access::Write).await,
+            Access::Write => Ok(()),
+        }
+    }
+
     /// Counts a user of a node, and opens it for writing if the user will write.
     ///
     /// # Errors

@@ -5,8 +5,9 @@
 //! | --- | --- |
 //! | overlays are made, durably, and opened | the disks as they were, and files that nothing uses |
 //! | requests are held back | the same |
+//! | bitmaps are changed, what backups copy is marked, overlays are put over their disks | the same; after a failure the bitmaps have again what they had |
 //! | the disks are frozen: what they have is durable | the same; after a failure they are opened again |
-//! | overlays are put over them, and clients go there | the disks with their overlays, which have nothing yet |
+//! | clients go to the overlays, and backups begin; none of this can fail | the disks with their overlays, which have nothing yet |
 
 use std::path::Path;
 use std::rc::Rc;
@@ -15,13 +16,13 @@ use std::sync::Arc;
 use cowslip::file::host::FlushPolicy;
 use cowslip::file::{Claim, ReadAs, ReadSet};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip_graph::{Drained, Held, NotDone, transact};
+use cowslip_graph::{Held, NotDone, transact};
 use cowslip_nodes::Destination;
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
 use super::backups::Prepared;
-use super::bitmaps::{Change, Made};
+use super::bitmaps::Change;
 use super::changing::{Changing, name_beside};
 use super::export::Export;
 use super::given::Given;
@@ -47,13 +48,88 @@ enum Action {
     Abort,
 }
 
+/// The same, in its daemon.
+struct Part<'a> {
+    daemon: &'a Rc<Daemon>,
+    action: Action,
+}
+
+impl Action {
+    /// The place among other actions: a bitmap is removed when no other change needs it, and a
+    /// backup copies what its bitmap has then.
+    fn rank(&self) -> u8 {
+        match self {
+            Action::Bitmap(change) => u8::from(change.is_last()),
+            Action::Overlay(_) | Action::Backup(_) | Action::Abort => 2,
+        }
+    }
+
+    /// Nodes whose requests are held back.
+    fn held_nodes(&self) -> Vec<&Rc<Node>> {
+        match self {
+            Action::Overlay(overlay) => vec![&overlay.node, &overlay.overlay],
+            Action::Backup(prepared) => prepared.held_nodes(),
+            Action::Bitmap(change) => vec![change.node()],
+            Action::Abort => Vec::new(),
+        }
+    }
+}
+
+/// The graph as it will be after the actions of a list.
+#[derive(Clone, Copy)]
+struct After<'a>(&'a [Action]);
+
+impl After<'_> {
+    fn overlays(&self) -> impl Iterator<Item = &Overlay> {
+        self.0.iter().filter_map(|action| match action {
+            Action::Overlay(overlay) => Some(overlay),
+            _ => None,
+        })
+    }
+
+    /// The overlay that this node will be.
+    fn put_over(&self, node: &Rc<Node>) -> Option<&Overlay> {
+        self.overlays().find(|it| Rc::ptr_eq(&it.overlay, node))
+    }
+
+    /// The node that will be below.
+    fn backing(&self, node: &Rc<Node>) -> Option<Rc<Node>> {
+        let below = self.put_over(node).map(|it| Rc::clone(&it.node));
+        below.or_else(|| node.backing())
+    }
+
+    fn chain(&self, node: &Rc<Node>) -> impl Iterator<Item = Rc<Node>> {
+        std::iter::successors(Some(Rc::clone(node)), |node| self.backing(node))
+    }
+
+    /// The exports of a node.
+    fn exports(&self, daemon: &Daemon, node: &Rc<Node>) -> Vec<Rc<Export>> {
+        match self.put_over(node) {
+            Some(overlay) => overlay.exports.clone(),
+            None => daemon.exports.of(node),
+        }
+    }
+
+    /// Refuses a node that will lie below another one.
+    fn is_root(&self, daemon: &Daemon, node: &Rc<Node>) -> Result<(), QmpError> {
+        daemon.nodes.is_root(node)?;
+        match self.overlays().find(|it| Rc::ptr_eq(&it.node, node)) {
+            None => Ok(()),
+            Some(above) => Err(QmpError::generic(format!(
+                "Node '{}' is busy: node is used as backing hd of '{}'",
+                node.name, above.overlay.name
+            ))),
+        }
+    }
+}
+
 impl Daemon {
     /// `blockdev-snapshot`.
     ///
     /// # Errors
     /// Nodes that are not there, or in use; I/O.
     pub async fn blockdev_snapshot(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
-        let overlay = self.overlay_of(given).await?;
+        let overlay = self.overlay_of(given, After(&[])).await?;
         self.act(vec![Action::Overlay(overlay)]).await
     }
 
@@ -62,38 +138,50 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::blockdev_snapshot`]; the overlay cannot be made.
     pub async fn blockdev_snapshot_sync(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
-        let overlay = self.new_overlay_of(given).await?;
+        let overlay = self.new_overlay_of(given, After(&[])).await?;
         self.act(vec![Action::Overlay(overlay)]).await
     }
 
-    async fn overlay_of(&self, given: &Given) -> Result<Overlay, QmpError> {
+    /// `blockdev-backup`.
+    ///
+    /// # Errors
+    /// As for [`Daemon::backup_of`]; I/O.
+    pub async fn blockdev_backup(self: &Rc<Self>, given: &Given) -> Result<Value, QmpError> {
+        let prepared = self.backup_of(given, (&[], &[])).await?;
+        self.act(vec![Action::Backup(Box::new(prepared))]).await
+    }
+
+    async fn overlay_of(&self, given: &Given, after: After<'_>) -> Result<Overlay, QmpError> {
         let node = self.nodes.referred(given.required("node")?)?;
         let overlay = self.nodes.referred(given.required("overlay")?)?;
-        self.overlay(node, overlay, false).await
+        self.overlay((node, overlay), false, after).await
     }
 
     async fn overlay(
         &self,
-        node: Rc<Node>,
-        overlay: Rc<Node>,
+        (node, overlay): (Rc<Node>, Rc<Node>),
         is_new: bool,
+        after: After<'_>,
     ) -> Result<Overlay, QmpError> {
         node.may_change()?;
         overlay.may_change()?;
-        self.nodes.is_root(&node)?;
-        if overlay.backing().is_some() {
-            return Err(refused("The overlay already has a backing image"));
-        }
-        if overlay.is_used() || !self.nodes.parents(&overlay).is_empty() {
+        after.is_root(self, &node)?;
+        let exports = after.exports(self, &node);
+        if overlay.is_used() {
             return Err(refused("The overlay is already in use"));
         }
-        if Rc::ptr_eq(&node, &overlay) {
+        if after.backing(&overlay).is_some() {
+            return Err(refused("The overlay already has a backing image"));
+        }
+        if after.chain(&node).any(|it| Rc::ptr_eq(&it, &overlay)) {
             return Err(QmpError::generic(format!(
                 "Making '{}' a backing child of '{}' would create a cycle",
                 node.name, overlay.name
             )));
         }
-        let exports = self.exports.of(&node);
+        if after.is_root(self, &overlay).is_err() {
+            return Err(refused("The overlay is already in use"));
+        }
         let overlay = Overlay {
             node,
             overlay,
@@ -115,7 +203,7 @@ impl Daemon {
     }
 
     /// Makes an overlay, and opens it.
-    async fn new_overlay_of(&self, given: &Given) -> Result<Overlay, QmpError> {
+    async fn new_overlay_of(&self, given: &Given, after: After<'_>) -> Result<Overlay, QmpError> {
         let node = self.nodes.of_device_or_name(given)?;
         let Some(name) = given.text("snapshot-node-name") else {
             return Err(refused("New overlay node-name missing"));
@@ -124,7 +212,7 @@ impl Daemon {
             return Err(refused("New overlay node-name already in use"));
         }
         node.may_change()?;
-        self.nodes.is_root(&node)?;
+        after.is_root(self, &node)?;
         let format = given.text("format").unwrap_or("qcow2");
         if format != "qcow2" {
             let text = format!("overlays of format '{format}' are not supported");
@@ -144,7 +232,8 @@ impl Daemon {
             unreachable!("it is an object");
         };
         let overlay = self.nodes.add_implicit(options).await?;
-        let made = self.overlay(node, Rc::clone(&overlay), true).await;
+        let both = (node, Rc::clone(&overlay));
+        let made = self.overlay(both, true, after).await;
         if made.is_err() {
             self.nodes.drop_unused(&[overlay]).await;
         }
@@ -204,18 +293,25 @@ impl Daemon {
         earlier: &[Action],
     ) -> Result<Action, QmpError> {
         let data = action.group("data").unwrap_or_default();
-        let earlier = earlier.iter().filter_map(|action| match action {
-            Action::Bitmap(change) => Some(change),
-            _ => None,
-        });
-        let earlier: Vec<&Change> = earlier.collect();
+        let after = After(earlier);
+        let (mut changes, mut job_ids) = (Vec::new(), Vec::new());
+        for action in earlier {
+            match action {
+                Action::Bitmap(change) => changes.push(change),
+                Action::Backup(prepared) => job_ids.push(prepared.job_id()),
+                Action::Overlay(_) | Action::Abort => {}
+            }
+        }
         Ok(match action.required("type")? {
             "abort" => Action::Abort,
-            "blockdev-snapshot" => Action::Overlay(self.overlay_of(&data).await?),
-            "blockdev-snapshot-sync" => Action::Overlay(self.new_overlay_of(&data).await?),
-            "blockdev-backup" => Action::Backup(Box::new(self.backup_of(&data, &earlier).await?)),
+            "blockdev-snapshot" => Action::Overlay(self.overlay_of(&data, after).await?),
+            "blockdev-snapshot-sync" => Action::Overlay(self.new_overlay_of(&data, after).await?),
+            "blockdev-backup" => {
+                let prepared = self.backup_of(&data, (&changes, &job_ids)).await?;
+                Action::Backup(Box::new(prepared))
+            }
             other => match other.strip_prefix("block-dirty-bitmap-") {
-                Some(verb) => Action::Bitmap(self.prepare_bitmap(verb, &data, &earlier).await?),
+                Some(verb) => Action::Bitmap(self.prepare_bitmap(verb, &data, &changes).await?),
                 None => {
                     let text = format!("actions of type '{other}' are not supported");
                     return Err(QmpError::generic(text));
@@ -250,59 +346,50 @@ impl Daemon {
             self.undo(actions).await;
             return Err(refused("Transaction aborted using Abort action"));
         }
+        actions.sort_by_key(Action::rank);
+        let is_bitmap = |action: &Action| matches!(action, Action::Bitmap(_));
+        let are_bitmaps = actions.iter().all(is_bitmap);
+        let entered = actions.iter().filter_map(|action| match action {
+            Action::Bitmap(change) => change.entered().cloned(),
+            _ => None,
+        });
+        let entered: Vec<Rc<Node>> = entered.collect();
         let held = self.hold_all(&actions).await;
-        let made = match self.change_bitmaps(&mut actions, &held.disks).await {
-            Ok(made) => made,
-            Err(error) => {
-                drop(held);
-                self.undo(actions).await;
-                return Err(error);
-            }
+        let part = |action| Part {
+            daemon: self,
+            action,
         };
-        let (changes, actions): (Vec<_>, Vec<_>) = actions
-            .into_iter()
-            .partition(|action| matches!(action, Action::Bitmap(_)));
+        let parts = actions.into_iter().map(part).collect();
         let nothing = Given::default();
-        let changing = Changing::by(self, &nothing);
-        let overlaid = |action: &Action| match action {
-            Action::Overlay(overlay) => Some(Rc::clone(&overlay.node)),
-            Action::Backup(_) | Action::Bitmap(..) | Action::Abort => None,
-        };
-        let act = async |action| self.act_on(action, &held).await;
-        let done = transact(&changing, (actions, &held), overlaid, act).await;
-        if matches!(&done, Err(NotDone { actions, .. }) if !actions.is_empty()) {
-            self.take_back(made).await;
-        }
+        let done = transact(&Changing::by(self, &nothing), (parts, &held)).await;
         drop(held);
-        let mut left = Ok(());
-        for change in &changes {
-            if let Action::Bitmap(change) = change {
-                left = left.and(self.leave_bitmap(change).await);
-            }
+        if let Err(NotDone { actions, error }) = done {
+            let actions = actions.into_iter().map(|part: Part<'_>| part.action);
+            self.undo(actions.collect()).await;
+            return Err(error);
         }
-        match done {
-            Ok(()) => left.map(|()| json!({})),
-            Err(NotDone { actions, error }) => {
-                self.undo(actions).await;
-                Err(error)
+        let mut left = Ok(());
+        for node in entered {
+            left = left.and(self.nodes.leave(&node, true).await);
+        }
+        match left {
+            Err(error) if are_bitmaps => Err(error),
+            // All is done: clients would take an error for the opposite.
+            Err(error) => {
+                let text = "an image could not be closed in order after a transaction";
+                self.log.write(format_args!("{text}: {error}"));
+                Ok(json!({}))
             }
+            Ok(()) => Ok(json!({})),
         }
     }
 
     /// Holds the requests of all disks of these actions back.
     async fn hold_all(&self, actions: &[Action]) -> Held {
         let mut nodes: Vec<Rc<Node>> = Vec::new();
-        for action in actions {
-            let of_action = match action {
-                Action::Overlay(overlay) => vec![&overlay.node, &overlay.overlay],
-                Action::Backup(prepared) => vec![prepared.node()],
-                Action::Bitmap(change) => vec![change.node()],
-                Action::Abort => Vec::new(),
-            };
-            for node in of_action {
-                if !nodes.iter().any(|other| Rc::ptr_eq(other, node)) {
-                    nodes.push(Rc::clone(node));
-                }
+        for node in actions.iter().flat_map(Action::held_nodes) {
+            if !nodes.iter().any(|other| Rc::ptr_eq(other, node)) {
+                nodes.push(Rc::clone(node));
             }
         }
         let mut held = Held::default();
@@ -314,70 +401,60 @@ impl Daemon {
         held
     }
 
-    async fn act_on(self: &Rc<Self>, action: Action, held: &Held) -> Result<(), QmpError> {
-        match action {
-            Action::Overlay(overlay) => self.put_on(&overlay, held),
-            Action::Backup(prepared) => {
-                let drained = held.of(&prepared.node().live);
-                let drained = drained.expect("it was held back");
-                self.start_backup(*prepared, drained).await
-            }
-            Action::Bitmap(_) | Action::Abort => unreachable!("it is not among the actions"),
-        }
-    }
-
-    /// Changes the bitmaps, removals last, or none of them; and finds those that backups copy.
-    async fn change_bitmaps(
-        &self,
-        actions: &mut [Action],
-        held: &[Drained],
-    ) -> Result<Made, QmpError> {
-        let mut made = Made::default();
-        let changed = self.change_each(&mut made, actions, held).await;
-        match changed {
-            Ok(()) => Ok(made),
-            Err(error) => {
-                self.take_back(made).await;
-                Err(error)
-            }
-        }
-    }
-
-    async fn change_each(
-        &self,
-        made: &mut Made,
-        actions: &mut [Action],
-        held: &[Drained],
-    ) -> Result<(), QmpError> {
-        for is_last in [false, true] {
-            for action in &*actions {
-                if let Action::Bitmap(change) = action
-                    && change.is_last() == is_last
-                {
-                    self.change_bitmap_within(made, change, held).await?;
-                }
-            }
-        }
-        for action in actions {
-            if let Action::Backup(prepared) = action {
-                self.find_added(prepared).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts an overlay over its disk, and has the clients use it.
-    fn put_on(&self, overlay: &Overlay, held: &Held) -> Result<(), QmpError> {
-        let below = Some(Rc::clone(&overlay.node));
+    /// Has the clients of a disk that was frozen use its overlay.
+    fn move_up(&self, overlay: &Overlay, held: &Held) {
         self.nodes.is_frozen(&overlay.node);
-        self.nodes
-            .set_backing(&overlay.overlay, below, &held.disks)?;
         for export in &overlay.exports {
             let port = held.of(export.port()).expect("it was held back");
             port.exchange(export.moved_to(&overlay.overlay));
             self.nodes.count_out(&overlay.node, export.is_writable());
         }
-        Ok(())
+    }
+}
+
+impl cowslip_graph::Action<Changing<'_>> for Part<'_> {
+    fn overlaid(&self) -> Option<Rc<Node>> {
+        match &self.action {
+            Action::Overlay(overlay) => Some(Rc::clone(&overlay.node)),
+            Action::Backup(_) | Action::Bitmap(..) | Action::Abort => None,
+        }
+    }
+
+    async fn prepare(&mut self, held: &Held) -> Result<(), QmpError> {
+        let daemon = self.daemon;
+        match &mut self.action {
+            Action::Overlay(overlay) => {
+                let below = Some(Rc::clone(&overlay.node));
+                let nodes = &daemon.nodes;
+                nodes.set_backing(&overlay.overlay, below, &held.disks)
+            }
+            Action::Backup(prepared) => daemon.mark_backup(prepared).await,
+            Action::Bitmap(change) => daemon.change_bitmap_within(change, &held.disks).await,
+            Action::Abort => Ok(()),
+        }
+    }
+
+    async fn take_back(&mut self, held: &Held) {
+        let daemon = self.daemon;
+        match &mut self.action {
+            Action::Overlay(overlay) => {
+                let alone = daemon
+                    .nodes
+                    .set_backing(&overlay.overlay, None, &held.disks);
+                alone.expect("an image without others below it is no loop");
+            }
+            Action::Backup(prepared) => prepared.unmark().await,
+            Action::Bitmap(change) => daemon.take_back_bitmap(change, &held.disks).await,
+            Action::Abort => {}
+        }
+    }
+
+    fn commit(self, held: &Held) {
+        match self.action {
+            Action::Overlay(overlay) => self.daemon.move_up(&overlay, held),
+            Action::Backup(prepared) => self.daemon.begin_backup(*prepared, held),
+            Action::Bitmap(_) | Action::Abort => {}
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use futures_util::FutureExt;
 use super::*;
 use crate::checkpoint::{Checkpoint, Use, join, noted_changes};
 use crate::host::Held;
-use crate::live::LiveDisk;
+use crate::live::{Drained, LiveDisk};
 
 const SIZE: u64 = 8 << 10;
 const CHUNK: u64 = 1 << 10;
@@ -129,8 +129,9 @@ fn a_bitmap_has_what_no_copy_has() {
             let drained = drain(&live);
             drained.add(Arc::clone(&bitmap.map) as _);
             let backup = Backup::new(Arc::clone(&live), Arc::clone(&target) as _, CHUNK);
-            let frozen = backup.freeze_since(&drained, (bitmap.clone(), rotates));
-            let rotation = frozen.now_or_never().unwrap().unwrap();
+            let wanted = backup.want_since((bitmap.clone(), rotates));
+            let rotation = wanted.now_or_never().unwrap().unwrap();
+            backup.freeze(&drained);
             drop(drained);
             assert_eq!(bitmap.chunks().is_empty(), rotates != Rotates::Never);
             write(&live, 3);
@@ -160,10 +161,9 @@ fn a_rotation_that_fails_leaves_the_bitmap_as_it_was() {
     for fails in 0..2 {
         let bitmap = Kept::new("bitmap", &Rc::new(Cell::new(fails)), 0);
         let (live, target) = (disk(1), Arc::new(MemoryDisk::new("copy", SIZE)));
-        let drained = drain(&live);
         let backup = Backup::new(live, target, CHUNK);
-        let frozen = backup.freeze_since(&drained, (bitmap.clone(), Rotates::OnSuccess));
-        frozen.now_or_never().unwrap().unwrap_err();
+        let wanted = backup.want_since((bitmap.clone(), Rotates::OnSuccess));
+        wanted.now_or_never().unwrap().unwrap_err();
         assert_eq!(bitmap.chunks(), [0], "{fails}");
     }
 }

@@ -97,6 +97,9 @@ impl Host for Noting {
         self.held.borrow_mut().push(*node as u64);
         vec![self.disks[*node].drain().await]
     }
+    async fn hold_above(&self, _: &usize) -> Vec<Drained> {
+        Vec::new()
+    }
     async fn enter(&self, _: &usize) -> Result<()> {
         Ok(())
     }
@@ -132,24 +135,51 @@ impl Host for Noting {
     }
 }
 
+/// An action about a disk, whose steps are noted.
+struct Part<'a> {
+    host: &'a Noting,
+    number: usize,
+}
+
+impl Action<Noting> for Part<'_> {
+    fn overlaid(&self) -> Option<usize> {
+        Some(self.number)
+    }
+    async fn prepare(&mut self, _: &Held) -> Result<()> {
+        self.host.step(format!("prepare {}", self.number))
+    }
+    async fn take_back(&mut self, _: &Held) {
+        let taken_back = self.host.step(format!("take back {}", self.number));
+        taken_back.unwrap();
+    }
+    fn commit(self, _: &Held) {
+        self.host.step(format!("act {}", self.number)).unwrap();
+    }
+}
+
 /// The steps of a transaction over two disks, and how many of its actions were not done.
 fn transaction(fails: &'static str) -> (String, Option<usize>) {
     let host = Noting::new(fails);
-    let held = Held::default();
-    let act = async |action: usize| host.step(format!("act {action}"));
-    let done = transact(&host, (vec![0, 1], &held), |action| Some(*action), act);
+    let (host, held) = (&host, Held::default());
+    let parts = [0, 1].map(|number| Part { host, number }).into();
+    let done = transact(host, (parts, &held));
     let done = done.now_or_never().unwrap();
     (host.steps(), done.err().map(|undone| undone.actions.len()))
 }
 
 #[test]
 fn a_transaction_freezes_nothing_before_all_of_it_is_durable_and_does_all_or_nothing() {
-    let all = "flush 0, flush 1, freeze 0, freeze 1, act 0, act 1";
-    assert_eq!(transaction("nothing"), (all.to_string(), None));
-    let none = "flush 0, flush 1".to_string();
-    assert_eq!(transaction("flush 1"), (none, Some(2)));
-    let again = "flush 0, flush 1, freeze 0, freeze 1, open 0, open 1".to_string();
-    assert_eq!(transaction("freeze 1"), (again, Some(2)));
+    let none = |steps: &str| (format!("prepare 0, {steps}"), Some(2));
+    assert_eq!(transaction("prepare 0"), ("prepare 0".to_string(), Some(2)));
+    assert_eq!(transaction("prepare 1"), none("prepare 1, take back 0"));
+    let back = "take back 1, take back 0";
+    let steps = "prepare 1, flush 0, flush 1";
+    assert_eq!(transaction("flush 1"), none(&format!("{steps}, {back}")));
+    let steps = format!("{steps}, freeze 0, freeze 1");
+    let again = format!("{steps}, open 0, open 1, {back}");
+    assert_eq!(transaction("freeze 1"), none(&again));
+    let all = format!("prepare 0, {steps}, act 0, act 1");
+    assert_eq!(transaction("nothing"), (all, None));
 }
 
 /// The steps of a commit of two images into the base, and whether it succeeded.

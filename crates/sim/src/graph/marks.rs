@@ -51,12 +51,12 @@ impl NewBitmap {
     ///
     /// # Errors
     /// Of the image that keeps it.
-    pub async fn begin(self, node: &Rc<Node>) -> Result<Bitmap> {
+    pub async fn begin(&self, node: &Rc<Node>) -> Result<Bitmap> {
         match self {
             NewBitmap::Memory(granularity) => {
-                Ok(Bitmap::Memory(DirtyMap::new(size_of(node), granularity)))
+                Ok(Bitmap::Memory(DirtyMap::new(size_of(node), *granularity)))
             }
-            NewBitmap::Kept(name, granularity) => Bitmap::keep(node, &name, granularity).await,
+            NewBitmap::Kept(name, granularity) => Bitmap::keep(node, name, *granularity).await,
         }
     }
 }

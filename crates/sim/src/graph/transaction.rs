@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cowslip::image::{BackingChoice, Extent, Format};
 use cowslip::{Error, Job, Result};
-use cowslip_graph::{Backup, Held, Host, Rotates, Rotation, transact};
+use cowslip_graph::{Backup, Held, Host, NotDone, Rotates, Rotation, transact};
 
 use crate::remembered::Content;
 use crate::rng::Rng;
@@ -20,7 +20,14 @@ use super::world::{Node, Port, World, size_of};
 enum Action {
     Overlay(Rc<Node>, Rc<Node>),
     Backup(Box<Prepared>),
-    Bitmap(Rc<Port>, NewBitmap),
+    Bitmap(Rc<Port>, NewBitmap, Option<Bitmap>),
+}
+
+/// The same, in its world, and the backups whose moments were taken.
+struct Part<'a> {
+    world: &'a World,
+    started: &'a RefCell<Vec<Started>>,
+    action: Action,
 }
 
 /// The contents of a copy.
@@ -38,12 +45,12 @@ struct Prepared {
     target: Rc<Node>,
     backup: Backup,
     wanted: Wanted,
+    rotation: Option<Rotation<Bitmap>>,
 }
 
 /// A backup whose moment was taken.
 struct Started {
     prepared: Box<Prepared>,
-    rotation: Option<Rotation<Bitmap>>,
     content: Content,
 }
 
@@ -122,33 +129,28 @@ async fn perform(world: &World, ports: &[Rc<Port>], actions: Vec<Action>) -> Vec
         }
     }
     let held = world.hold_all(&nodes).await;
-    let overlaid = |action: &Action| match action {
-        Action::Overlay(below, _) => Some(Rc::clone(below)),
-        Action::Backup(_) | Action::Bitmap(..) => None,
-    };
     let started = RefCell::new(Vec::new());
-    let act = async |action: Action| {
-        let begun = act_on((world, &held), action).await?;
-        started.borrow_mut().extend(begun);
-        Ok(())
+    let part = |action| Part {
+        world,
+        started: &started,
+        action,
     };
-    let done = transact(world, (actions, &held), overlaid, act).await;
-    if let Err(undone) = done {
-        world
-            .trace
-            .line(|| format!("a transaction fails: {}", undone.error));
-        world.explain("a transaction", &undone.error);
+    let parts: Vec<Part<'_>> = actions.into_iter().map(part).collect();
+    let done = transact(world, (parts, &held)).await;
+    if let Err(NotDone { actions, error }) = done {
+        world.trace.line(|| format!("a transaction fails: {error}"));
+        world.explain("a transaction", &error);
         let nodes = before.iter().zip(ports);
         let mut moved = nodes.filter(|(node, port)| !Rc::ptr_eq(node, &port.node.borrow()));
-        if !undone.actions.is_empty() && moved.next().is_some() {
+        if moved.next().is_some() || !started.borrow().is_empty() {
             world.fail("a transaction that failed has moved a disk".to_string());
         }
         drop(held);
         for port in ports {
             port.also.borrow_mut().clear();
         }
-        for action in undone.actions {
-            match action {
+        for part in actions {
+            match part.action {
                 Action::Overlay(_, overlay) => world.remove(&[overlay]).await,
                 Action::Backup(prepared) => close_target(world, &prepared.target).await,
                 Action::Bitmap(..) => {}
@@ -158,46 +160,92 @@ async fn perform(world: &World, ports: &[Rc<Port>], actions: Vec<Action>) -> Vec
     started.into_inner()
 }
 
-async fn act_on((world, held): (&World, &Held), action: Action) -> Result<Option<Started>> {
-    match action {
-        Action::Overlay(below, overlay) => world.put_on(&below, &overlay, held).map(|()| None),
-        Action::Bitmap(port, new) => {
-            let node = Rc::clone(&port.node.borrow());
-            let bitmap = new.begin(&node).await?;
-            bitmap.follow(held.of(&node.live).expect("it was held back"));
-            port.bitmap.replace(Some(bitmap));
-            Ok(None)
+impl cowslip_graph::Action<World> for Part<'_> {
+    fn overlaid(&self) -> Option<Rc<Node>> {
+        match &self.action {
+            Action::Overlay(below, _) => Some(Rc::clone(below)),
+            Action::Backup(_) | Action::Bitmap(..) => None,
         }
-        Action::Backup(prepared) => {
-            let drained = held.of(&prepared.node.live).expect("it was held back");
-            let content = prepared.port.model.borrow().possible();
-            let (from, to) = (&prepared.node.file, &prepared.target.file);
-            let wanted = &prepared.wanted;
-            let text = || format!("backup of {from} to {to} begins: {wanted:?}");
-            world.note(&prepared.port, text);
-            let backup = &prepared.backup;
-            let rotation = match &prepared.wanted {
-                Wanted::Since(bitmap, rotates) => {
-                    let bitmap = (bitmap.clone(), *rotates);
-                    Some(backup.freeze_since(drained, bitmap).await?)
+    }
+
+    async fn prepare(&mut self, held: &Held) -> Result<()> {
+        match &mut self.action {
+            Action::Overlay(below, overlay) => self.world.put_over(overlay, Some(below), held),
+            Action::Bitmap(port, new, begun) => {
+                let node = Rc::clone(&port.node.borrow());
+                begun.replace(new.begin(&node).await?);
+                Ok(())
+            }
+            Action::Backup(prepared) => prepared.mark().await,
+        }
+    }
+
+    async fn take_back(&mut self, held: &Held) {
+        match &mut self.action {
+            Action::Overlay(_, overlay) => {
+                let alone = self.world.put_over(overlay, None, held);
+                note(self.world, "taking an overlay off", alone);
+            }
+            Action::Bitmap(port, _, begun) => {
+                if let Some(bitmap) = begun.take() {
+                    let node = Rc::clone(&port.node.borrow());
+                    note(self.world, "removing a bitmap", bitmap.remove(&node).await);
                 }
-                Wanted::Top => {
-                    let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
-                    backup.want_extents(&Job::default(), is_own).await?;
-                    backup.freeze(drained);
-                    None
+            }
+            Action::Backup(prepared) => {
+                if let Some(rotation) = prepared.rotation.take() {
+                    let rotated = rotation.take_back().await;
+                    if rotated.is_err() {
+                        // What it has to have is not known.
+                        prepared.port.bitmap.take();
+                    }
+                    note(self.world, "taking the rotation of a bitmap back", rotated);
                 }
-                Wanted::All => {
-                    backup.want_all();
-                    backup.freeze(drained);
-                    None
-                }
-            };
-            Ok(Some(Started {
-                prepared,
-                rotation,
-                content,
-            }))
+            }
+        }
+    }
+
+    fn commit(self, held: &Held) {
+        match self.action {
+            Action::Overlay(below, overlay) => self.world.move_up(&below, &overlay, held),
+            Action::Bitmap(port, _, begun) => {
+                let node = Rc::clone(&port.node.borrow());
+                let bitmap = begun.expect("it was prepared");
+                bitmap.follow(held.of(&node.live).expect("it was held back"));
+                port.bitmap.replace(Some(bitmap));
+            }
+            Action::Backup(prepared) => {
+                let drained = held.of(&prepared.node.live).expect("it was held back");
+                let content = prepared.port.model.borrow().possible();
+                let (from, to) = (&prepared.node.file, &prepared.target.file);
+                let wanted = &prepared.wanted;
+                let text = || format!("backup of {from} to {to} begins: {wanted:?}");
+                self.world.note(&prepared.port, text);
+                prepared.backup.freeze(drained);
+                let started = Started { prepared, content };
+                self.started.borrow_mut().push(started);
+            }
+        }
+    }
+}
+
+impl Prepared {
+    /// Marks what is to be copied.
+    async fn mark(&mut self) -> Result<()> {
+        match &self.wanted {
+            Wanted::Since(bitmap, rotates) => {
+                let bitmap = (bitmap.clone(), *rotates);
+                self.rotation = Some(self.backup.want_since(bitmap).await?);
+                Ok(())
+            }
+            Wanted::Top => {
+                let is_own = |extent: &Extent| extent.depth == 0 && extent.present;
+                self.backup.want_extents(&Job::default(), is_own).await
+            }
+            Wanted::All => {
+                self.backup.want_all();
+                Ok(())
+            }
         }
     }
 }
@@ -247,13 +295,14 @@ async fn prepare_backup(
         target,
         backup: Backup::new(source, copy, chunk_bytes),
         wanted,
+        rotation: None,
     })));
     if begins_again {
         if let Some(old) = port.bitmap.take() {
             note(world, "removing a bitmap", old.remove(node).await);
         }
         let new = NewBitmap::draw((world, node), rng);
-        actions.push(Action::Bitmap(Rc::clone(port), new));
+        actions.push(Action::Bitmap(Rc::clone(port), new, None));
     }
 }
 
@@ -269,16 +318,13 @@ async fn close_target(world: &World, target: &Node) {
 
 /// Copies, and keeps what the copy has to hold.
 async fn run(world: &World, started: Started, rng: &mut Rng) {
-    let Started {
-        prepared,
-        rotation,
-        content,
-    } = started;
+    let Started { prepared, content } = started;
     let Prepared {
         port,
         target,
         backup,
         wanted,
+        rotation,
         ..
     } = *prepared;
     let attending = Attending::begin((world, &port), rng);

@@ -239,10 +239,9 @@ impl World {
         held
     }
 
-    /// Puts an overlay over its disk, and has the clients use it.
-    pub fn put_on(&self, below: &Rc<Node>, overlay: &Rc<Node>, held: &Held) -> Result<()> {
+    /// Has the clients of a disk that was frozen use the overlay that lies over it.
+    pub fn move_up(&self, below: &Rc<Node>, overlay: &Rc<Node>, held: &Held) {
         below.count(false, 0);
-        self.put_over(overlay, Some(below), held)?;
         for port in self.ports_of(below) {
             let drained = held.of(&port.disk).expect("it was held back");
             port.node.replace(Rc::clone(overlay));
@@ -250,7 +249,6 @@ impl World {
             port.bitmap.take();
             drained.exchange(Arc::clone(&overlay.live) as _);
         }
-        Ok(())
     }
 
     fn ports_of(&self, node: &Rc<Node>) -> Vec<Rc<Port>> {
@@ -294,6 +292,14 @@ impl Host for World {
     async fn hold(&self, node: &Rc<Node>) -> Vec<Drained> {
         let mut held = Vec::new();
         for node in self.with_above(node) {
+            held.push(node.live.drain().await);
+        }
+        held
+    }
+
+    async fn hold_above(&self, node: &Rc<Node>) -> Vec<Drained> {
+        let mut held = Vec::new();
+        for node in self.with_above(node).drain(1..) {
             held.push(node.live.drain().await);
         }
         held
