@@ -222,8 +222,8 @@ impl<'a> Refcounts<'a> {
         )))
     }
 
-    /// Finds metadata that something else uses, too, although the refcounts cover both: all other
-    /// overlaps are refcounts that are too low, and reported already.
+    /// Finds metadata that something else uses, too, although the refcounts cover both, or more:
+    /// all other overlaps are refcounts that are too low, and reported already.
     pub(super) async fn find_overlaps(&mut self, state: &mut State<'_>) -> Result<()> {
         let mut found: BTreeMap<u64, Structure> = BTreeMap::new();
         for region in &state.regions {
@@ -244,7 +244,8 @@ impl<'a> Refcounts<'a> {
         }
         for (cluster, structure) in found {
             let references = state.counts.get(cluster).references;
-            if self.get(cluster).await? == Some(references) {
+            let count = self.get(cluster).await?;
+            if count.is_some_and(|count| count >= references) {
                 state.emit(&Finding::Overlap {
                     cluster,
                     structure,
