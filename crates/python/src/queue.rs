@@ -64,6 +64,23 @@ impl NativeQueue {
         }
     }
 
+    /// Takes what has completed, with what was kept for it.
+    fn take_completed(&self) -> PyResult<Vec<(Completion, Option<Flight>)>> {
+        let mut inner = self.inner()?;
+        let Some(inner) = inner.as_mut() else {
+            return Ok(Vec::new());
+        };
+        let Inner {
+            queue, uses, batch, ..
+        } = inner;
+        queue.complete(batch)?;
+        let with_flight = |completion: Completion| {
+            let flight = uses.remove(&completion.token);
+            (completion, flight)
+        };
+        Ok(batch.drain(..).map(with_flight).collect())
+    }
+
     fn submit(
         &self,
         image: &NativeImage,
@@ -195,23 +212,20 @@ impl NativeQueue {
 
     /// Takes what has completed.
     fn complete<'py>(&self, py: Python<'py>) -> PyResult<Vec<Done<'py>>> {
-        let mut inner = self.inner()?;
-        let Some(inner) = inner.as_mut() else {
-            return Ok(Vec::new());
-        };
-        let mut batch = std::mem::take(&mut inner.batch);
-        inner.queue.complete(&mut batch)?;
-        let mut done = Vec::with_capacity(batch.len());
-        for completion in batch.drain(..) {
-            let flight = inner.uses.remove(&completion.token);
-            let returns = flight.map_or(Returns::Nothing, |flight| flight.returns);
+        // A buffer whose last hold goes may run code of Python, which may ask this queue: so they
+        // go when it is not locked any more.
+        let ended = self.take_completed()?;
+        let mut done = Vec::with_capacity(ended.len());
+        for (completion, flight) in ended {
             let token = completion.token;
-            done.push(match value(py, completion, &returns) {
+            let returns = flight
+                .as_ref()
+                .map_or(&Returns::Nothing, |flight| &flight.returns);
+            done.push(match value(py, completion, returns) {
                 Ok(value) => (token, value, None),
                 Err(raised) => (token, py.None().into_bound(py), Some(raised)),
             });
         }
-        inner.batch = batch;
         Ok(done)
     }
 

@@ -1,11 +1,13 @@
 """Images in asyncio."""
 
 import asyncio
+import faulthandler
 import gc
 import os
 import threading
 import time
 import unittest
+import weakref
 
 import cowslip
 import cowslip.aio
@@ -101,6 +103,39 @@ class Aio(InDirectory):
             # Writes that were given up have ended, whole.
             self.assertEqual(len(set(image.pread(MIB, MIB))), 1)
         self.assert_clean("a.qcow2")
+
+    def test_code_that_runs_when_a_buffer_goes_may_ask_the_queue(self) -> None:
+        class Buffer(bytearray):
+            pass
+
+        async def work() -> list[int]:
+            asked: list[int] = []
+            async with await cowslip.aio.open("a.qcow2", writable=True) as image:
+
+                async def one() -> None:
+                    buffer = Buffer(4096)
+                    weakref.finalize(
+                        buffer, lambda: asked.append(cowslip.aio._queue().native.in_flight)
+                    )
+                    await image.pwrite(buffer, 0)
+
+                task = asyncio.ensure_future(one())
+                await asyncio.sleep(0)
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+                # The queue has the last hold of the buffer.
+                del task
+                gc.collect()
+                while not asked:
+                    await asyncio.sleep(0.01)
+            return asked
+
+        faulthandler.dump_traceback_later(60, exit=True)
+        try:
+            self.assertEqual(asyncio.run(work()), [0])
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def test_each_loop_has_its_queue(self) -> None:
         with cowslip.open("a.qcow2", writable=True) as blocking:
