@@ -1,6 +1,7 @@
 //! A disk of an open image as an export of an NBD server, in a thread that the caller asks for.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,7 +14,10 @@ use cowslip_queue::{Backend, Listener, PreparedQueue};
 pub struct Serving {
     handle: ServerHandle,
     thread: Option<JoinHandle<()>>,
+    /// Absolute: the process may go to another directory.
     socket: PathBuf,
+    /// Device and inode of the socket.
+    made: Option<(u64, u64)>,
 }
 
 impl std::fmt::Debug for Serving {
@@ -37,16 +41,16 @@ impl Serving {
         server.add_export("", image);
         let handle = server.handle();
         let (started, outcome) = std::sync::mpsc::channel();
-        let path = socket.to_path_buf();
+        let path = std::path::absolute(socket).map_err(failed)?;
         let work = move || {
             let begun = prepared.start().and_then(|queue| {
                 let listener = Listener::unix(&path)?;
-                Ok((queue, listener))
+                Ok((queue, listener, identity(&path)))
             });
             match begun {
                 Err(error) => drop(started.send(Err(error))),
-                Ok((queue, listener)) => {
-                    drop(started.send(Ok(())));
+                Ok((queue, listener, made)) => {
+                    drop(started.send(Ok((path, made))));
                     queue.block_on(server.serve(vec![listener]));
                 }
             }
@@ -54,13 +58,14 @@ impl Serving {
         let thread = std::thread::Builder::new().name("cowslip-nbd".to_string());
         let thread = thread.spawn(work).map_err(failed)?;
         let outcome = outcome.recv();
-        outcome
+        let (socket, made) = outcome
             .map_err(|_| failed(io::ErrorKind::BrokenPipe.into()))?
             .map_err(failed)?;
         Ok(Serving {
             handle,
             thread: Some(thread),
-            socket: socket.to_path_buf(),
+            socket,
+            made,
         })
     }
 
@@ -76,10 +81,18 @@ impl Serving {
         if let Some(thread) = self.thread.take() {
             // It has nothing to say.
             drop(thread.join());
-            // Nobody listens there any more.
-            drop(std::fs::remove_file(&self.socket));
+            // Nobody listens there any more; what another program has put there stays.
+            if self.made.is_some() && identity(&self.socket) == self.made {
+                drop(std::fs::remove_file(&self.socket));
+            }
         }
     }
+}
+
+/// Device and inode of what has this name itself.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 impl Drop for Serving {
