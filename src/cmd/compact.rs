@@ -31,8 +31,9 @@ const TRIAL_EXTENTS: usize = 256;
 Clusters move from the end of the file into free ones before it; the file is cut behind the last one in use, and \
 what is free before becomes holes. No second file is needed, and at most --budget of additional space at a time. \
 Interrupted or cancelled, the command gives back what it has emptied by then; killed, or after a power failure, the image \
-is sound but for leaks, which the next compaction frees. Clusters that snapshots share, compressed ones, tables and \
-bitmaps stay where they are; --plan says what holds the end of the file. --plan compares no data: it does not count \
+is sound but for leaks, which the next compaction frees. Tables of several clusters, and \
+compressed clusters that continue in the next cluster of the file, stay where they are; --plan says what holds the end \
+of the file. --plan compares no data: it does not count \
 what --zeroes and --dedupe-backing would give back. See docs/compaction.md.")]
 pub struct Args {
     /// The image's format

@@ -8,7 +8,7 @@
 //!
 //! | step | requests | a crash in it leaves |
 //! | --- | --- | --- |
-//! | the image is checked and surveyed, leaks are freed | changes wait | leaks |
+//! | the image is checked and surveyed, leaks are freed | changes wait | leaks, and COPIED bits beside them that are not set yet |
 //! | redundant clusters lose their entries (`redundant.rs`), if that is asked for | go on | leaks; each entry refers to its space, or to nothing |
 //! | moves, in batches of at most the budget, each with a cycle | go on | leaks; each entry refers to the old place or the new one |
 //! | refcount blocks that count nothing go, the file is cut, holes are punched | changes wait | a longer file |
@@ -223,14 +223,16 @@ impl Qcow2 {
             ..Compaction::default()
         };
         let gives_back = GivesBack::begin(self);
+        // One that is cancelled before it has changed anything has nothing to give back.
+        let mut begun = options.zeroes || options.dedupe_backing;
         let outcome = async {
             done.redundant_bytes = self.drop_redundant(below, options, job).await?;
-            self.rounds(options, job, &mut done).await
+            self.rounds(options, job, (&mut done, &mut begun)).await
         };
         let outcome = outcome.await;
         let ended = match &outcome {
             Err(error) if !matches!(error, Error::Cancelled) && !is_no_space(error) => Ok(()),
-            _ if self.is_latched() => Ok(()),
+            _ if self.is_latched() || !begun => Ok(()),
             _ => self.end_compaction().await,
         };
         drop(gives_back);
@@ -245,13 +247,14 @@ impl Qcow2 {
         &self,
         options: &CompactOptions,
         job: &Job,
-        done: &mut Compaction,
+        (done, begun): (&mut Compaction, &mut bool),
     ) -> Result<()> {
         let mut further = 0;
         loop {
             job.enter(Stage::Begin);
             // While a job waits for its user, or for the guest, nothing is held back.
             job.begin(0).await?;
+            *begun = true;
             let round = self.begin_round(options, job, done).await?;
             job.expect(round.outline.moving << self.geometry().cluster_bits());
             let before = done.moved_bytes;

@@ -73,6 +73,7 @@ impl Blocks {
 pub fn outline(survey: &Survey, moves: impl Fn(Kind) -> bool, least: u64) -> Outline {
     let kinds = &survey.kinds;
     let blocks = Blocks::of(survey);
+    let per_block = survey.geometry.refcounts_per_block();
     let stays = |kind: &Kind| kind.is_used() && *kind != Kind::Block && !moves(*kind);
     let fixed = kinds.iter().rposition(stays);
     let fixed_end = fixed.map_or(0, |last| last as u64 + 1);
@@ -93,7 +94,9 @@ pub fn outline(survey: &Survey, moves: impl Fn(Kind) -> bool, least: u64) -> Out
             kind => behind += u64::from(kind.is_used()),
         }
         // With a lower end, the block that counts from there on is not needed any more.
-        let dropped = blocks.by_counted.get(&end).filter(|&&at| at > end);
+        let counted = end.is_multiple_of(per_block);
+        let counted = counted.then(|| blocks.by_counted.get(&end)).flatten();
+        let dropped = counted.filter(|&&at| at > end);
         if dropped.is_some_and(|&at| kinds.get(at as usize) == Some(&Kind::Block)) {
             held -= 1;
         }
