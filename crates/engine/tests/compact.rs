@@ -253,13 +253,33 @@ fn a_compaction_that_is_cancelled_gives_back_what_it_has_emptied() {
     assert!(lens.is_sorted_by(|a, b| a >= b), "{lens:?}");
 }
 
+/// One that ends before it has begun leaves the file as it is, and does not check it either.
+#[test]
+fn a_compaction_that_is_cancelled_before_it_begins_changes_nothing() {
+    let (start, _) = half_empty(&shapes()[0]);
+    let file = Arc::new(MemoryFile::new("image", start.clone(), 1));
+    let image = open(file.clone());
+    let job = Job::default();
+    job.cancel();
+    let outcome = block_on(image.compact(&thrifty(4096), &job));
+    assert!(matches!(outcome, Err(Error::Cancelled)), "{outcome:?}");
+    assert_eq!(file.contents().len(), start.len());
+    block_on(image.close()).unwrap();
+    checked_clean(&file, "cancelled");
+}
+
+/// Where the first refcount block is.
+fn first_block(bytes: &[u8]) -> usize {
+    let header = cowslip::qcow2::header::Header::parse(bytes, u64::MAX, "image").unwrap();
+    let table = header.refcount_table_offset as usize;
+    u64::from_be_bytes(bytes[table..table + 8].try_into().unwrap()) as usize
+}
+
 #[test]
 fn leaks_are_freed() {
     let (bytes, disk) = half_empty(&shapes()[0]);
-    let header = cowslip::qcow2::header::Header::parse(&bytes, u64::MAX, "image").unwrap();
+    let block = first_block(&bytes);
     let mut leaky = bytes.clone();
-    let table = header.refcount_table_offset as usize;
-    let block = u64::from_be_bytes(leaky[table..table + 8].try_into().unwrap()) as usize;
     let last = bytes.len() / 4096;
     leaky.resize(bytes.len() + 8 * 4096, 9);
     for cluster in [last + 1, last + 5] {
@@ -283,10 +303,8 @@ fn leaks_of_any_height_are_freed() {
         ..shapes()[0].clone()
     };
     let (bytes, disk) = half_empty(&create_options);
-    let header = cowslip::qcow2::header::Header::parse(&bytes, u64::MAX, "image").unwrap();
+    let block = first_block(&bytes);
     let mut leaky = bytes.clone();
-    let table = header.refcount_table_offset as usize;
-    let block = u64::from_be_bytes(leaky[table..table + 8].try_into().unwrap()) as usize;
     let last = bytes.len() / 4096;
     leaky.resize(bytes.len() + 8 * 4096, 9);
     let heights = [(1 << 63) - 1, 1 << 63, (1 << 63) + 1, u64::MAX];
@@ -310,9 +328,7 @@ fn leaks_of_any_height_are_freed() {
 #[test]
 fn a_damaged_image_is_left_alone() {
     let (mut bytes, _) = half_empty(&shapes()[0]);
-    let header = cowslip::qcow2::header::Header::parse(&bytes, u64::MAX, "image").unwrap();
-    let table = header.refcount_table_offset as usize;
-    let block = u64::from_be_bytes(bytes[table..table + 8].try_into().unwrap()) as usize;
+    let block = first_block(&bytes);
     let last = bytes.len() / 4096 - 1;
     bytes[block + 2 * last + 1] = 0;
     let file = Arc::new(MemoryFile::new("image", bytes.clone(), 1));
