@@ -5,6 +5,7 @@
 use super::*;
 use crate::qcow2::geometry::{Geometry, HostOffset};
 use crate::qcow2::map::Source;
+use crate::random::Random;
 
 const HOST: HostOffset = HostOffset(7 << 14);
 
@@ -24,18 +25,10 @@ fn source(format: &EntryFormat, entry: &L2Entry, index: u32) -> Source {
     runs[0].source
 }
 
-/// Numbers from a seed (splitmix64).
-fn number(seed: &mut u64) -> u64 {
-    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (*seed ^ (*seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}
-
 /// A mask with few, some or nearly all bits.
-fn mask(seed: &mut u64, all: SubclusterMask) -> SubclusterMask {
-    let (one, other) = (number(seed) as u32, number(seed) as u32);
-    all & match number(seed) % 5 {
+fn mask(random: &mut Random, all: SubclusterMask) -> SubclusterMask {
+    let (one, other) = (random.next() as u32, random.next() as u32);
+    all & match random.next() % 5 {
         0 => one & other,
         1 => one | other,
         2 => 0,
@@ -46,14 +39,14 @@ fn mask(seed: &mut u64, all: SubclusterMask) -> SubclusterMask {
 
 #[test]
 fn each_subcluster_reads_as_it_did_and_what_is_freed_was_redundant() {
-    let seed = &mut 5;
+    let random = &mut Random(5);
     let (mut wholes, mut parts) = (0, 0);
     for round in 0..20_000 {
         let extended = round % 4 != 0;
         let format = format(extended);
         let all = format.geometry.all_subclusters();
-        let allocated = mask(seed, all);
-        let zeroes = mask(seed, all) & !allocated;
+        let allocated = mask(random, all);
+        let zeroes = mask(random, all) & !allocated;
         let entry = L2Entry::Standard(Standard {
             host: Some(HOST),
             copied: true,
@@ -62,13 +55,13 @@ fn each_subcluster_reads_as_it_did_and_what_is_freed_was_redundant() {
         });
         // Only data was compared.
         let found = Redundant {
-            zero: mask(seed, all) & allocated,
-            like_below: mask(seed, all) & allocated,
+            zero: mask(random, all) & allocated,
+            like_below: mask(random, all) & allocated,
         };
         let ways = Ways {
             zeroes: [Zeroes::Stay, Zeroes::Unmapped, Zeroes::Flagged][round % 3],
             like_below: true,
-            in_parts: !number(seed).is_multiple_of(3),
+            in_parts: !random.next().is_multiple_of(3),
         };
         let found = match ways.zeroes {
             Zeroes::Stay => Redundant { zero: 0, ..found },
