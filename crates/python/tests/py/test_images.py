@@ -343,6 +343,25 @@ class Others(InDirectory):
         image.close()
         self.assert_clean("a.qcow2")
 
+    def test_a_server_removes_its_own_socket_alone(self) -> None:
+        image = self.opened()
+        os.mkdir("elsewhere")
+        with open("elsewhere/s.sock", "wb") as file:
+            file.write(b"a file of the user's")
+        server = image.serve("s.sock")
+        os.chdir("elsewhere")
+        server.stop()
+        self.assertTrue(os.path.exists("s.sock"))
+        os.chdir("..")
+        self.assertFalse(os.path.exists("s.sock"))
+        server = image.serve("s.sock")
+        os.remove("s.sock")
+        with open("s.sock", "wb") as file:
+            file.write(b"in its place")
+        server.stop()
+        self.assertTrue(os.path.exists("s.sock"))
+        image.close()
+
     def test_closing_waits_for_calls_of_other_threads(self) -> None:
         for _ in range(20):
             image = self.opened("b.qcow2", replace=True)
