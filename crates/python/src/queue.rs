@@ -247,7 +247,7 @@ impl NativeQueue {
 }
 
 /// A queue on its way out: waiting for its requests, other threads may need Python's lock.
-struct Moved(#[allow(dead_code)] Option<Inner>);
+struct Moved(#[allow(dead_code)] Option<Inner>); // Dropped, never read.
 
 /// The value of a request.
 fn value<'py>(
