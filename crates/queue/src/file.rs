@@ -239,7 +239,12 @@ impl File {
     /// Cuts or extends the file.
     pub fn set_len(self: &Arc<Self>, len: u64) -> Pending<io::Result<()>> {
         let file = Arc::clone(self);
-        blocking(move || Ok(rustix::fs::ftruncate(&file.fd, len)?))
+        blocking(move || {
+            if file.memory != MemoryAlignment::NONE {
+                complete_last_block(&file.fd, len)?;
+            }
+            Ok(rustix::fs::ftruncate(&file.fd, len)?)
+        })
     }
 
     /// Cuts the file if nobody else has it open; see [`cut::cut_alone`].
@@ -628,6 +633,25 @@ fn regular_len(fd: &OwnedFd) -> Option<u64> {
     const FORMAT_MASK: u32 = libc::S_IFMT;
     let stat = rustix::fs::fstat(fd).ok()?;
     (stat.st_mode & FORMAT_MASK == libc::S_IFREG).then_some(stat.st_size as u64)
+}
+
+/// Moves the end of a file that is about to grow to the end of its last block, and waits for the
+/// direct writes in flight meanwhile.
+///
+/// A file system that extends a file zeroes the rest of its last block, in the page cache. ext4
+/// (Linux 6.18) does not wait for direct writes of that block first, when `ftruncate` extends it:
+/// they find a page in the cache that they cannot drop, and the next flush fails (`EIO`, "Possible
+/// data corruption due to collision with buffered I/O"). `fallocate` waits for them.
+fn complete_last_block(fd: &OwnedFd, len: u64) -> io::Result<()> {
+    let stat = rustix::fs::fstat(fd)?;
+    let end = u64::try_from(stat.st_size).unwrap_or(0);
+    let block = u64::try_from(stat.st_blksize).unwrap_or(0).max(1);
+    if end < len && !end.is_multiple_of(block) {
+        let rest = (block - end % block).min(len - end);
+        // Without such a call, or without space for it, `ftruncate` decides.
+        drop(Shape::Allocate.apply(fd, end, rest));
+    }
+    Ok(())
 }
 
 fn find_runs(fd: &OwnedFd, start: u64, end: u64) -> io::Result<Vec<Run>> {

@@ -206,3 +206,48 @@ fn owners_are_let_go_of_once_their_operations_have_ended() {
         });
     }
 }
+
+/// A file that ends within a block of the file system grows while its last sector is written. The
+/// kernel may zero the rest of the block in its cache, and must not keep what the sector held.
+#[test]
+fn files_grow_beside_direct_writes_of_their_last_block() {
+    const SECTOR: u64 = 512;
+    let dir = tempfile::tempdir().unwrap();
+    let alignment = MemoryAlignment {
+        start_bytes: 512,
+        len_bytes: 512,
+    };
+    for (index, (queue, route)) in queues().into_iter().enumerate() {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true);
+        options.custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32);
+        let Ok(file) = options.open(dir.path().join(index.to_string())) else {
+            return eprintln!("SKIPPED: no direct I/O here");
+        };
+        let file = File::new(file.into(), route, alignment);
+        let sector = |byte: u8| IoVec::from(Buf::copy_of(&[byte; 512]));
+        queue.block_on(async {
+            for round in 0..60_u64 {
+                // Sectors before the end, one of which is being written, within its block.
+                let block = 1 + round * 16;
+                let end = block * 8 + 1 + round % 7;
+                let byte = 1 + (round % 250) as u8;
+                file.set_len(end * SECTOR).await.unwrap();
+                let last = (end - 1) * SECTOR;
+                if let Err(error) = file.write_at(last, sector(255), Persistence::Cached).await {
+                    return eprintln!("SKIPPED: no sectors of 512 bytes here: {error}");
+                }
+                let write = file.write_at(last, sector(byte), Persistence::Cached);
+                let grow = file.set_len((end + 100) * SECTOR);
+                write.await.unwrap();
+                grow.await.unwrap();
+                file.sync_data().await.unwrap();
+                let (read, list) = file
+                    .read_at(last, IoVecMut::from(BufMut::zeroed(512)))
+                    .await;
+                read.unwrap();
+                assert_eq!(list.to_vec(), [byte; 512], "round {round}");
+            }
+        });
+    }
+}
