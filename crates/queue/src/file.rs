@@ -649,7 +649,7 @@ fn complete_last_block(fd: &OwnedFd, len: u64) -> io::Result<()> {
     if end < len && !end.is_multiple_of(block) {
         let rest = (block - end % block).min(len - end);
         // Without such a call, or without space for it, `ftruncate` decides.
-        drop(Shape::Allocate.apply(fd, end, rest));
+        Shape::Allocate.apply(fd, end, rest).unwrap_or_default();
     }
     Ok(())
 }
