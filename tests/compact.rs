@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::support::mounted::Mounted;
 use crate::support::{
-    cowslip, number_from_environment, outcome, peers_are_installed, run, scratch,
+    cowslip, number_from_environment, outcome, peers_are_installed, run, scratch, wait_for_lock,
 };
 
 fn ours(dir: &Path, line: &str) -> Output {
@@ -368,6 +368,8 @@ fn killed_and_interrupted_compactions_lose_nothing() {
     let kills = number_from_environment("COWSLIP_COMPACT_KILLS").unwrap_or(6);
     let mut was = length(dir, "a.qcow2");
     for kill in 0..=kills {
+        let changed = std::fs::metadata(dir.join("a.qcow2")).unwrap();
+        let changed = changed.modified().unwrap();
         let mut command = cowslip();
         let line = [
             "compact",
@@ -383,15 +385,25 @@ fn killed_and_interrupted_compactions_lose_nothing() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_millis(30 + 37 * kill % 200));
         let signal = match kill == kills {
             true => Signal::INT,
             false => Signal::KILL,
         };
-        let pid = Pid::from_child(&child);
-        // It may have ended; its number stays until it is waited for.
-        kill_process(pid, signal).unwrap();
+        // A signal that comes before it has begun leaves what those before it have left.
+        while signal == Signal::INT && child.try_wait().unwrap().is_none() {
+            let now = std::fs::metadata(dir.join("a.qcow2")).unwrap();
+            if now.modified().unwrap() != changed {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(30 + 37 * kill % 200));
+        if child.try_wait().unwrap().is_none() {
+            // It may have ended since; its number stays until it is waited for.
+            kill_process(Pid::from_child(&child), signal).unwrap();
+        }
         child.wait().unwrap();
+        wait_for_lock(dir, "a.qcow2");
         let mut check = Command::new("qemu-img");
         let checked = outcome(check.current_dir(dir).args(["check", "a.qcow2"]));
         let code = checked.status.code();

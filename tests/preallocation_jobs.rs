@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{cowslip, outcome, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch, wait_for_lock};
 
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
@@ -59,21 +59,6 @@ fn an_interrupted_create_leaves_no_file() {
     }
 }
 
-/// Waits until the system has ended the ring of a killed process, which keeps its files and their
-/// locks.
-fn wait_for_locks(dir: &Path) {
-    for _ in 0..200 {
-        let words = ["info", "x"];
-        if outcome(cowslip().current_dir(dir).args(words))
-            .status
-            .success()
-        {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 #[test]
 fn an_interrupted_resize_gives_back_what_it_took_and_can_be_repeated() {
     for format in ["qcow2", "raw"] {
@@ -97,7 +82,7 @@ fn an_interrupted_resize_gives_back_what_it_took_and_can_be_repeated() {
             assert!(used_bytes(&path) <= before.0 + (1 << 20), "{format}");
         }
         if format == "qcow2" {
-            wait_for_locks(dir.path());
+            wait_for_lock(dir.path(), "x");
             let info = succeeds(dir.path(), "info --output=json x");
             assert!(
                 info.contains(&format!("\"virtual-size\": {}", 64 << 20)),

@@ -93,3 +93,16 @@ pub fn number_from_environment(variable: &str) -> Option<u64> {
     };
     Some(parsed.unwrap_or_else(|e| panic!("{variable}={text}: {e}")))
 }
+
+/// Waits until the lock of an image can be had: the ring of a killed process keeps its files, and
+/// their locks, until the system has ended it.
+pub fn wait_for_lock(dir: &Path, image: &str) {
+    for _ in 0..1000 {
+        let info = outcome(cowslip().current_dir(dir).args(["info", image]));
+        if !String::from_utf8_lossy(&info.stderr).contains(" lock") {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the lock of {image} is not released");
+}
