@@ -23,6 +23,8 @@ enum Inner {
     },
     /// Where there is no ring that can: a wait at a time.
     Waits(Option<WaitFuture>),
+    /// A failure of a wait was reported.
+    Failed,
 }
 
 type WaitFuture = Pin<Box<dyn Future<Output = io::Result<()>>>>;
@@ -56,6 +58,7 @@ impl Watch {
     }
 
     /// Ready once there was a signal since this was ready last. Signals in a row may count as one.
+    /// An error comes once, and nothing after it.
     ///
     /// # Errors
     /// The descriptor is no event, or its other side is closed.
@@ -69,11 +72,14 @@ impl Watch {
                     Box::pin(async move { event.wait().await })
                 });
                 let outcome = under_way.as_mut().poll(cx);
-                if outcome.is_ready() {
-                    *wait = None;
+                match &outcome {
+                    Poll::Ready(Ok(())) => *wait = None,
+                    Poll::Ready(Err(_)) => self.inner = Inner::Failed,
+                    Poll::Pending => {}
                 }
                 outcome
             }
+            Inner::Failed => Poll::Pending,
         }
     }
 }
@@ -138,6 +144,8 @@ mod tests {
                 crate::sleep(std::time::Duration::from_millis(2)).await;
                 drop(writer);
                 assert!(next(&mut watch).await.is_err());
+                let mut cx = Context::from_waker(std::task::Waker::noop());
+                assert!(watch.poll_next(&mut cx).is_pending());
             });
         }
     }
