@@ -586,8 +586,14 @@ impl<'a> Run<'a> {
         if let (false, Some((verb, moment))) = (self.disk.has_power(), self.disk.last_event()) {
             self.coverage.borrow_mut().point((phase, verb, moment));
         }
-        self.totals.guest_crashes += 1;
-        self.totals.busy_crashes += u64::from(in_flight >= 8);
+        // Stories and runs with a goal go where few requests are under way, on purpose.
+        if !matches!(
+            self.config.profile,
+            Profile::Directed(_) | Profile::Story(_)
+        ) {
+            self.totals.drawn_crashes += 1;
+            self.totals.busy_crashes += u64::from(in_flight >= 8);
+        }
         self.totals.recovery_crashes += u64::from(recovering);
         if let Some(sight) = subject.and_then(|subject| sight(subject, &self.disk, recovering)) {
             self.trace

@@ -44,12 +44,12 @@ impl Summary {
             totals.operations as f64 / seconds,
         );
         text += &format!(
-            "{} crashes ({:.1}/s; {:.0} crash-recovery checks an hour), {} beside guests, {} % of them \
-             with 8 or more requests in flight, {} in a recovery\n",
+            "{} crashes ({:.1}/s; {:.0} crash-recovery checks an hour), {} beside guests in drawn runs, \
+             {} % of them with 8 or more requests in flight, {} in a recovery\n",
             totals.crashes,
             totals.crashes as f64 / seconds,
             totals.crashes as f64 / seconds * 3600.0,
-            totals.guest_crashes,
+            totals.drawn_crashes,
             self.busy_percent(),
             totals.recovery_crashes,
         );
@@ -60,9 +60,9 @@ impl Summary {
         text
     }
 
-    /// The share of guests' crashes with eight requests or more in flight.
+    /// The share of crashes beside guests, in drawn runs, with eight requests or more in flight.
     pub fn busy_percent(&self) -> u64 {
-        self.totals.busy_crashes * 100 / self.totals.guest_crashes.max(1)
+        self.totals.busy_crashes * 100 / self.totals.drawn_crashes.max(1)
     }
 
     /// Lists gaps that a run of sufficient size must not have.
@@ -70,7 +70,7 @@ impl Summary {
         let mut gaps = self.coverage.gaps();
         if self.busy_percent() < 33 {
             gaps.push(format!(
-                "only {} % of guests' crashes had 8 or more requests in flight",
+                "only {} % of the crashes beside guests in drawn runs had 8 or more requests in flight",
                 self.busy_percent()
             ));
         }
@@ -82,14 +82,14 @@ impl Summary {
         let totals = &self.totals;
         let seconds = took.as_secs_f64().max(1e-6);
         format!(
-            "{{\"runs\":{},\"requests\":{},\"operations\":{},\"crashes\":{},\"guest_crashes\":{},\
+            "{{\"runs\":{},\"requests\":{},\"operations\":{},\"crashes\":{},\"drawn_crashes\":{},\
              \"busy_crashes\":{},\"recovery_crashes\":{},\"closes\":{},\"faults\":{},\"failed\":{},\"seconds\":{seconds:.3},\
              \"operations_per_second\":{:.0},\"checks_per_hour\":{:.0},{}}}",
             totals.runs,
             totals.requests,
             totals.operations,
             totals.crashes,
-            totals.guest_crashes,
+            totals.drawn_crashes,
             totals.busy_crashes,
             totals.recovery_crashes,
             totals.closes,

@@ -11,9 +11,9 @@ pub struct Totals {
     pub operations: u64,
     /// Power failures, dead processes and what came back from them.
     pub crashes: u64,
-    /// Crashes of which the requests in flight were counted: those of guests, not of jobs that
-    /// copy disks, nor of chains that change.
-    pub guest_crashes: u64,
+    /// Crashes beside a guest in drawn runs, which are as busy as guests can be: those of stories
+    /// and goals, of jobs that copy disks and of chains that change are not among them.
+    pub drawn_crashes: u64,
     /// Of these, crashes with eight requests or more in flight.
     pub busy_crashes: u64,
     /// Crashes while the image recovered from the one before.
@@ -31,7 +31,7 @@ impl Totals {
         self.requests += other.requests;
         self.operations += other.operations;
         self.crashes += other.crashes;
-        self.guest_crashes += other.guest_crashes;
+        self.drawn_crashes += other.drawn_crashes;
         self.busy_crashes += other.busy_crashes;
         self.recovery_crashes += other.recovery_crashes;
         self.closes += other.closes;
