@@ -27,6 +27,7 @@ mod still;
 pub mod survey;
 #[doc(hidden)]
 pub mod units;
+mod without;
 
 use cowslip_boxed::boxed;
 

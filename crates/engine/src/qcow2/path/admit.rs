@@ -22,8 +22,7 @@ use crate::qcow2::space::state::HostSpace;
 use crate::qcow2::{InlineVec, Qcow2, State};
 use crate::{Error, Result};
 
-pub(in crate::qcow2) use super::obstacle::{Blocked, QueuePlace};
-use super::obstacle::{Look, NotYet};
+use super::obstacle::{Blocked, Look, NotYet};
 
 /// Slices that a batch pins at most.
 const SLICES_PER_BATCH: usize = 8;

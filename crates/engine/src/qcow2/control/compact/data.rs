@@ -19,8 +19,9 @@ use crate::file::{Durability, Event, Space};
 use crate::job::{Cost, Job, Pieces};
 use crate::qcow2::entry::{L2Entry, Standard};
 use crate::qcow2::geometry::{GuestCluster, HostCluster};
-use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
-use crate::qcow2::path::admit::{Blocked, LeaseGuard, QueuePlace};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest, Ticket};
+use crate::qcow2::path::admit::LeaseGuard;
+use crate::qcow2::path::obstacle::{Blocked, Look};
 use crate::qcow2::plan::{Freed, WriteOrdering};
 use crate::qcow2::{Qcow2, State};
 use crate::zero::is_zero;
@@ -46,8 +47,6 @@ enum Begun<'a> {
     Moves(Moving<'a>),
     /// This number of clusters stays.
     Stays(u64),
-    /// It has to wait.
-    Waits(Blocked),
 }
 
 /// A run that moves: its lease, and where it goes.
@@ -137,52 +136,28 @@ impl Qcow2 {
 
     /// Moves the beginning of a run, or passes it: how many clusters, and how many of them moved.
     async fn move_part(&self, run: Move, end: u64) -> Result<(u64, u64)> {
-        let slice = self.geometry().slice_of(run.guest);
-        let mut place = QueuePlace {
-            image: self,
-            ticket: None,
-        };
-        loop {
-            let pin = self.load(slice).await?;
-            if pin.slice.is_none() {
-                return Ok((run.clusters, 0));
-            }
-            let found = self.begin_move(run, end, &mut place);
-            drop(pin);
-            match found? {
-                Begun::Stays(passed) => return Ok((passed, 0)),
-                Begun::Moves(moving) => {
-                    let clusters = moving.run.clusters;
-                    let copied = self.copy(&moving).await;
-                    self.end_move(moving, copied)?;
-                    return Ok((clusters, clusters));
-                }
-                Begun::Waits(need) => drop(self.satisfy(need, &mut place).await?),
+        let begun = self.when_clear(|state, place| self.begin_move(state, run, end, *place));
+        match begun.await? {
+            Begun::Stays(passed) => Ok((passed, 0)),
+            Begun::Moves(moving) => {
+                let clusters = moving.run.clusters;
+                let copied = self.copy(&moving).await;
+                self.end_move(moving, copied)?;
+                Ok((clusters, clusters))
             }
         }
     }
 
-    /// Steps 3 to 6 for the beginning of a run, whose slice is in memory.
-    fn begin_move<'a>(
-        &'a self,
+    /// Steps 2 to 6 for the beginning of a run.
+    fn begin_move(
+        &self,
+        state: &mut State,
         run: Move,
         end: u64,
-        place: &mut QueuePlace<'_>,
-    ) -> Result<Begun<'a>> {
+        place: Option<Ticket>,
+    ) -> Look<Begun<'_>> {
         let slice = self.geometry().slice_of(run.guest);
-        let l1_index = self.geometry().l1_index(run.guest);
-        let mut state = self.lock();
-        let state = &mut *state;
-        self.unlatched(state)?;
-        if let Some(waiting) = state.health.changes_held_back() {
-            return Ok(Begun::Waits(Blocked::Other(waiting)));
-        }
-        if let Some(waiting) = state.mapping.copy_under_way(l1_index) {
-            return Ok(Begun::Waits(Blocked::Other(waiting)));
-        }
-        let table = state.mapping.tables.table(l1_index);
-        let is_own = matches!(table, Ok(Some(table)) if table.copied);
-        if !is_own || state.mapping.is_bad_table(l1_index) {
+        if !self.has_own_slice(state, run.guest)? {
             return Ok(Begun::Stays(run.clusters));
         }
         let entries = self.entries_that_move(state, &run)?;
@@ -195,19 +170,12 @@ impl Qcow2 {
             range: start..start + bytes,
             kind: LeaseKind::Exclusive,
         };
-        let wants = std::slice::from_ref(&want);
-        if let Some(obstacle) = state.mapping.obstacle(slice, wants, place.ticket).cloned() {
-            let (ticket, waiting) = state.mapping.leases.wait(slice, obstacle, place.ticket);
-            return Ok(Begun::Waits(Blocked::Lease(ticket, waiting)));
-        }
-        if let Some(ticket) = place.ticket.take() {
-            state.mapping.leases.release(ticket);
-        }
+        state.expect_no_obstacle(slice, std::slice::from_ref(&want), place)?;
         let all = self.geometry().all_subclusters();
         for cluster in 0..entries.len() as u64 {
             let from = run.from.plus(cluster);
             if let Some(punched) = state.space.hole_under_way(from, all) {
-                return Ok(Begun::Waits(Blocked::Other(punched)));
+                return Err(Blocked::Other(punched).into());
             }
         }
         let Some((to, clusters)) = self.take_place(state, (run.to, entries.len() as u64), end)
@@ -227,6 +195,25 @@ impl Qcow2 {
             entries: entries.into_iter().take(clusters as usize).collect(),
             stay: Some(LeaseGuard::new(self, state, (slice, want))),
         }))
+    }
+
+    /// Returns whether the table that maps a cluster is there, sound, and no snapshot's. If it is,
+    /// the slice is in memory.
+    pub(super) fn has_own_slice(&self, state: &mut State, cluster: GuestCluster) -> Look<bool> {
+        let l1_index = self.geometry().l1_index(cluster);
+        if let Some(waiting) = state.mapping.copy_under_way(l1_index) {
+            return Err(Blocked::Other(waiting).into());
+        }
+        let table = state.mapping.tables.table(l1_index);
+        let is_own = matches!(table, Ok(Some(table)) if table.copied);
+        if !is_own || state.mapping.is_bad_table(l1_index) {
+            return Ok(false);
+        }
+        let slice = self.geometry().slice_of(cluster);
+        match state.mapping.tables.look(slice) {
+            true => Ok(true),
+            false => Err(Blocked::Slice(slice).into()),
+        }
     }
 
     /// The entries from the beginning of a run that are as it was planned.

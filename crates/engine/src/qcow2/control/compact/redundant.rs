@@ -18,14 +18,16 @@ use cowslip_boxed::boxed;
 use cowslip_queue::BufMut;
 
 use super::CompactOptions;
+use super::without::{Redundant, Ways, Zeroes, without};
 use crate::backing::Backing;
 use crate::file::Event;
 use crate::job::{Cost, Job, Pieces, Stage};
-use crate::qcow2::entry::{EntryFormat, L2Entry, Standard};
-use crate::qcow2::geometry::{GuestCluster, SubclusterMask};
+use crate::qcow2::entry::L2Entry;
+use crate::qcow2::geometry::GuestCluster;
 use crate::qcow2::map::{Run, map_cluster};
-use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest};
-use crate::qcow2::path::admit::{Blocked, LeaseGuard, QueuePlace};
+use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest, Ticket};
+use crate::qcow2::path::admit::LeaseGuard;
+use crate::qcow2::path::obstacle::Look;
 use crate::qcow2::plan::{Freed, WriteOrdering};
 use crate::qcow2::space::punch;
 use crate::qcow2::{Qcow2, State};
@@ -37,34 +39,6 @@ const GROUP_BYTES: u64 = 1 << 20;
 /// Clusters that lose their space before a cycle makes that durable.
 const DROPPED_CLUSTERS_MAX: u64 = 1 << 14;
 
-/// The way in which clusters that hold zeroes lose their space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Zeroes {
-    /// Not at all.
-    Stay,
-    /// There is no layer below: without an entry they read as zeroes.
-    Unmapped,
-    /// Their entries say that they read as zeroes.
-    Flagged,
-}
-
-/// The way in which redundant clusters lose their space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ways {
-    zeroes: Zeroes,
-    /// Data that equals that of the layers below is left to them.
-    like_below: bool,
-    /// Subclusters can lose their space alone.
-    in_parts: bool,
-}
-
-/// Subclusters of a cluster that were compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Redundant {
-    zero: SubclusterMask,
-    like_below: SubclusterMask,
-}
-
 /// Clusters of one slice that follow on each other.
 #[derive(Clone, Copy, Debug)]
 struct Group {
@@ -72,15 +46,8 @@ struct Group {
     clusters: u64,
 }
 
-/// The fate of a group.
-enum Looked<'a> {
-    /// There is nothing to look at.
-    Stays,
-    /// These clusters, under a lease on all of the group.
-    Holds(Vec<(GuestCluster, L2Entry)>, LeaseGuard<'a>),
-    /// It has to wait.
-    Waits(Blocked),
-}
+/// The clusters of a group that may be redundant, and a lease on all of it.
+type Held<'a> = (Vec<(GuestCluster, L2Entry)>, LeaseGuard<'a>);
 
 /// Finds the groups of a disk.
 struct Groups<'a> {
@@ -276,23 +243,9 @@ impl Qcow2 {
         group: Group,
         (below, ways): (&dyn Backing, Ways),
     ) -> Result<(u64, u64)> {
-        let slice = self.geometry().slice_of(group.first);
-        let mut place = QueuePlace {
-            image: self,
-            ticket: None,
-        };
-        let (entries, stay) = loop {
-            let pin = self.load(slice).await?;
-            if pin.slice.is_none() {
-                return Ok((0, 0));
-            }
-            let looked = self.look_at(group, ways, &mut place);
-            drop(pin);
-            match looked? {
-                Looked::Stays => return Ok((0, 0)),
-                Looked::Holds(entries, stay) => break (entries, stay),
-                Looked::Waits(need) => drop(self.satisfy(need, &mut place).await?),
-            }
+        let held = self.when_clear(|state, place| self.look_at(state, group, ways, *place));
+        let Some((entries, stay)) = held.await? else {
+            return Ok((0, 0));
         };
         let compared = self.compare(&entries, (below, ways)).await;
         let mut state = self.lock();
@@ -322,42 +275,25 @@ impl Qcow2 {
         compared.map(|_| (bytes, clusters))
     }
 
-    /// The clusters of a group that may be redundant, and a lease on all of it. Its slice is in
-    /// memory.
-    fn look_at<'a>(
-        &'a self,
+    /// Takes hold of a group; `None` if nothing of it may be redundant.
+    fn look_at(
+        &self,
+        state: &mut State,
         group: Group,
         ways: Ways,
-        place: &mut QueuePlace<'_>,
-    ) -> Result<Looked<'a>> {
+        place: Option<Ticket>,
+    ) -> Look<Option<Held<'_>>> {
         let geometry = self.geometry();
+        if !self.has_own_slice(state, group.first)? {
+            return Ok(None);
+        }
         let slice = geometry.slice_of(group.first);
-        let l1_index = geometry.l1_index(group.first);
-        let mut state = self.lock();
-        let state = &mut *state;
-        self.unlatched(state)?;
-        let waits = state.health.changes_held_back();
-        if let Some(waiting) = waits.or_else(|| state.mapping.copy_under_way(l1_index)) {
-            return Ok(Looked::Waits(Blocked::Other(waiting)));
-        }
-        let table = state.mapping.tables.table(l1_index);
-        let is_own = matches!(table, Ok(Some(table)) if table.copied);
-        if !is_own || state.mapping.is_bad_table(l1_index) {
-            return Ok(Looked::Stays);
-        }
         let start = geometry.guest_offset(group.first).0;
         let want = LeaseRequest {
             range: start..start + (group.clusters << geometry.cluster_bits()),
             kind: LeaseKind::Exclusive,
         };
-        let wants = std::slice::from_ref(&want);
-        if let Some(obstacle) = state.mapping.obstacle(slice, wants, place.ticket).cloned() {
-            let (ticket, waiting) = state.mapping.leases.wait(slice, obstacle, place.ticket);
-            return Ok(Looked::Waits(Blocked::Lease(ticket, waiting)));
-        }
-        if let Some(ticket) = place.ticket.take() {
-            state.mapping.leases.release(ticket);
-        }
+        state.expect_no_obstacle(slice, std::slice::from_ref(&want), place)?;
         // The disk may have become smaller.
         let end = geometry.clusters_for(self.size());
         let mut entries = Vec::new();
@@ -367,11 +303,10 @@ impl Qcow2 {
                 entries.push((cluster, entry));
             }
         }
-        if entries.is_empty() {
-            return Ok(Looked::Stays);
+        match entries.is_empty() {
+            true => Ok(None),
+            false => Ok(Some((entries, LeaseGuard::new(self, state, (slice, want))))),
         }
-        let stay = LeaseGuard::new(self, state, (slice, want));
-        Ok(Looked::Holds(entries, stay))
     }
 
     /// Compares the data of clusters with zeroes and with the layers below. Reads by the entries,
@@ -484,51 +419,3 @@ impl Qcow2 {
         state.give_up(geometry, freed);
     }
 }
-
-/// The entry of a cluster without what is redundant, and the space that it frees; `None` if that is
-/// none.
-fn without(
-    format: &EntryFormat,
-    entry: &L2Entry,
-    found: Redundant,
-    ways: Ways,
-) -> Option<(L2Entry, Freed)> {
-    let all = format.geometry.all_subclusters();
-    let flagged = match ways.zeroes {
-        Zeroes::Flagged => found.zero & !found.like_below,
-        Zeroes::Stay | Zeroes::Unmapped => 0,
-    };
-    let redundant = found.zero | found.like_below;
-    let entry = match entry {
-        L2Entry::Standard(entry) => entry,
-        L2Entry::Compressed(place) => {
-            let new = Standard {
-                zeroes: flagged,
-                ..Standard::UNALLOCATED
-            };
-            // What lies beyond the end of the disk was not compared.
-            return (redundant == all)
-                .then_some((L2Entry::Standard(new), Freed::Compressed(*place)));
-        }
-    };
-    let host = entry.host?;
-    let new = Standard {
-        allocated: entry.allocated & !redundant,
-        zeroes: entry.zeroes | (flagged & entry.allocated),
-        ..*entry
-    };
-    if new.allocated == 0 {
-        let new = Standard {
-            host: None,
-            copied: false,
-            ..new
-        };
-        return Some((L2Entry::Standard(new), Freed::Cluster(host)));
-    }
-    let dropped = entry.allocated & redundant;
-    (dropped != 0 && ways.in_parts)
-        .then_some((L2Entry::Standard(new), Freed::Subclusters(host, dropped)))
-}
-
-#[cfg(test)]
-mod tests;

@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::qcow2::geometry::{Geometry, HostOffset};
-use crate::qcow2::map::Source;
+use crate::qcow2::map::{Source, map_cluster};
 use crate::random::Random;
 
 const HOST: HostOffset = HostOffset(7 << 14);
