@@ -236,6 +236,54 @@ fn a_confined_server_reads_on_and_a_second_one_reads_from_the_cache() {
     assert_eq!(list["images"][0]["in-use"], true);
 }
 
+/// Puts the files below a directory on a server, as the objects of a bucket.
+fn put_all(server: &WebServer, (directory, bucket): (&Path, &str)) {
+    let mut folders = vec![directory.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let key = path.strip_prefix(directory).unwrap().display();
+            let bytes = std::fs::read(&path).unwrap();
+            server.put(&format!("/{bucket}/{key}"), WebObject::tagged(bytes, "v1"));
+        }
+    }
+}
+
+/// Connections end when the server confines itself, so these are made afterwards: to a store whose
+/// address the environment names, for an object as an image, and for a published disk.
+#[test]
+fn a_confined_server_reads_objects_and_published_disks_of_a_store() {
+    let golden = Golden::new();
+    let published = golden.ours("publish --json golden.qcow2 store/golden");
+    let published: serde_json::Value = serde_json::from_str(&published).unwrap();
+    let name = published["filename"].as_str().unwrap();
+    put_all(&golden.server, (&golden.path().join("store"), "images"));
+    let plain = std::fs::read(golden.path().join("golden.qcow2")).unwrap();
+    let object = WebObject::tagged(plain, "v1");
+    golden.server.put("/images/golden.qcow2", object);
+    let of_store = |line: &str| {
+        let mut command = golden.command(line);
+        command
+            .env("AWS_ENDPOINT_URL", golden.server.url(""))
+            .env("AWS_ACCESS_KEY_ID", "id")
+            .env("AWS_SECRET_ACCESS_KEY", "key")
+            .env("HOME", golden.path());
+        command
+    };
+    let digest = name.rsplit_once('@').unwrap().1;
+    let published = format!("-f raw published:s3://images/golden@{digest}");
+    for (socket, image) in [("a", "s3://images/golden.qcow2"), ("b", &*published)] {
+        let line = format!("serve --read-only --socket {socket} {image}");
+        let server = Server::start(&mut of_store(&line), &golden.path().join(socket));
+        let read = "io -r -f raw -c read__-P__1__0__1M -c read__-P__2__3M__64k";
+        golden.ours(&format!("{read} {}", server.uri()));
+    }
+}
+
 #[test]
 fn the_cache_is_listed_verified_and_pruned() {
     let golden = Golden::new();

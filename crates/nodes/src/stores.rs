@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cowslip_block::{Error, Result};
 use cowslip_publish::objects::{Directory, Objects};
 use cowslip_publish::store::Store;
-use cowslip_remote::{Environment, ObjectUrl, StoreOptions, locate};
+use cowslip_remote::{Environment, ObjectUrl, Reach, StoreOptions, locate};
 
 mod adapter;
 
@@ -26,8 +26,10 @@ pub fn open_store(root: &str, options: &StoreOptions) -> Result<Store> {
                     "'{root}' is on a web server, which does not list its objects: published disks are in directories, s3://, gs:// and az://"
                 )));
             }
-            let located = locate(&url, options, &Environment::of_process())?;
-            Arc::new(Adapter::new(located.store, located.path.as_ref()))
+            let environment = Environment::of_process();
+            let located = locate(&url, options, &environment)?;
+            let adapter = Adapter::new(located.store, located.path.as_ref());
+            Arc::new(adapter.within(Reach::of(&url, options, &environment, None)))
         }
         None => {
             let directory = directory(root)?;

@@ -52,7 +52,8 @@ pub async fn open(
     let way = way(name, secrets, environment.clone(), &defaults);
     let path = name.cache.as_ref().or(defaults.cache.as_ref());
     let path = path.filter(|path| !path.as_os_str().is_empty());
-    let reach = Reach::of(&way, path.map(|path| path.as_path()));
+    let cache = path.map(|path| path.as_path());
+    let reach = Reach::of(&way.url, &way.options, &way.environment, cache);
     let (to, opened) = pending();
     let task = {
         let (name, defaults) = (name.clone(), defaults.clone());

@@ -50,7 +50,7 @@ pub use object::{OnFailure, Patience};
 pub use object_store;
 pub use options::{Certificates, Login, Retries, StoreOptions};
 pub use prefetch::{hold, release};
-pub use reach::{Reach, reach};
+pub use reach::{Reach, Registered, reach};
 pub use runtime::{retire, run};
 pub use store::{Location, locate};
 pub use url::{ObjectUrl, SCHEMES, Scheme};

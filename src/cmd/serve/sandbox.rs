@@ -594,6 +594,35 @@ mod tests {
     }
 
     #[test]
+    fn only_ports_that_are_named_are_connected_to() {
+        let Some(_) = std::env::var_os(CHILD) else {
+            let scratch = scratch();
+            let outcome = in_a_child("only_ports_that_are_named_are_connected_to", scratch.path());
+            let said = String::from_utf8_lossy(&outcome.stdout);
+            assert!(outcome.status.success(), "{outcome:?}");
+            assert!(said.contains("the child has looked"), "{said}");
+            return;
+        };
+        let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let [named, other] = [listen(), listen()].map(|it| (it.local_addr().unwrap(), it));
+        let status = confine_files(&Rights {
+            ports: vec![named.0.port()],
+            ..Rights::default()
+        });
+        TcpStream::connect(named.0).unwrap();
+        let connected = TcpStream::connect(other.0);
+        match status {
+            Ok(RulesetStatus::NotEnforced) | Err(_) => eprintln!("SKIPPED: no Landlock here"),
+            // Landlock knows TCP from Linux 6.7 on.
+            Ok(RulesetStatus::PartiallyEnforced) if connected.is_ok() => {
+                eprintln!("SKIPPED: no ports in this Landlock")
+            }
+            Ok(_) => assert_eq!(errno_of(connected), Some(libc::EACCES)),
+        }
+        println!("the child has looked");
+    }
+
+    #[test]
     fn running_a_program_ends_the_server() {
         let Some(_) = std::env::var_os(CHILD) else {
             let scratch = scratch();

@@ -13,6 +13,7 @@ use cowslip_remote::object_store::{
     self, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
     PutPayload,
 };
+use cowslip_remote::{Reach, Registered};
 use futures_util::TryStreamExt;
 
 /// A store of the crate `object_store`, or a part of one.
@@ -23,6 +24,8 @@ pub struct Adapter {
     prefix: String,
     /// Memory for a list.
     list_bytes_max: usize,
+    /// What it needs of the system, for a process that confines itself while it is open.
+    _reach: Option<Registered>,
 }
 
 impl Adapter {
@@ -32,6 +35,16 @@ impl Adapter {
             store,
             prefix: prefix.trim_matches('/').to_string(),
             list_bytes_max: LIST_BYTES_MAX,
+            _reach: None,
+        }
+    }
+
+    /// The same, whose needs are kept within the reach of the process.
+    #[must_use]
+    pub fn within(self, reach: Reach) -> Adapter {
+        Adapter {
+            _reach: Some(Registered::new(reach)),
+            ..self
         }
     }
 
