@@ -11,5 +11,6 @@ pub(crate) mod index;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use directory::PATIENCE;
 pub use directory::{CacheDirectory, Cached, Verified};
 pub(crate) use file::{CacheFile, Look};

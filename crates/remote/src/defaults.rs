@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cowslip_block::{Error, Result, size};
 
+use crate::cache::PATIENCE;
 use crate::environment::Environment;
 use crate::notice::Notify;
 use crate::object::OnFailure;
@@ -79,6 +80,7 @@ impl Defaults {
             trace: set.trace,
             record: set.record,
             notify: set.notify,
+            cache_patience: PATIENCE,
         })
     }
 }
@@ -102,4 +104,6 @@ pub struct Defaulted {
     pub record: Option<PathBuf>,
     /// Receiver of notices.
     pub notify: Notify,
+    /// Time for which a cache is waited for that others hold.
+    pub(crate) cache_patience: Duration,
 }

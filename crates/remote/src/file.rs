@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -128,7 +127,9 @@ async fn open_blocks(way: Way, name: &RemoteName, defaults: &Defaulted) -> Resul
     let cache = match path {
         Some(path) => {
             let limit = name.cache_bytes.unwrap_or(defaults.cache_bytes);
-            open_cache(&object, (path, limit), block_bytes).await?
+            let directory = CacheDirectory::open(path, limit)?;
+            let directory = directory.with_patience(defaults.cache_patience);
+            open_cache(&object, directory, block_bytes).await?
         }
         None => None,
     };
@@ -147,7 +148,7 @@ async fn open_blocks(way: Way, name: &RemoteName, defaults: &Defaulted) -> Resul
 /// The cache of an object; none where it cannot be had for the moment.
 async fn open_cache(
     object: &Object,
-    (path, limit): (&Path, u64),
+    directory: CacheDirectory,
     block_bytes: u64,
 ) -> Result<Option<Arc<CacheFile>>> {
     if !object.version().is_certain() {
@@ -155,7 +156,6 @@ async fn open_cache(
         object.notify(&Notice::CacheUnused { why });
         return Ok(None);
     }
-    let directory = CacheDirectory::open(path, limit)?;
     let (url, version) = (object.url().clone(), object.version().clone());
     let opened = tokio::task::spawn_blocking(move || {
         CacheFile::open(&directory, &url, &version, block_bytes.trailing_zeros())
@@ -515,15 +515,21 @@ async fn fill_in_parts(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
     use cowslip_block::options::{self, Options};
     use cowslip_queue::{Backend, BufMut, Queue, block_here};
     use cowslip_testbed::web::{WebObject, WebServer};
 
     use super::*;
+    use crate::notice::Notify;
     use crate::url::Scheme;
 
-    /// An object, read once into a cache whose disk fails from then on.
-    fn with_failing_cache(server: &WebServer, dir: &std::path::Path) -> RemoteFile {
+    /// The way to an object with a cache, and what was said of it.
+    fn with_cache(server: &WebServer, dir: &std::path::Path) -> (Way, RemoteName, Defaulted) {
         let list = format!(
             "url={},readahead=0,cache-dir={}",
             server.url("/a"),
@@ -533,6 +539,11 @@ mod tests {
         let name = RemoteName::of_options(Scheme::Http, &mut options).unwrap();
         let defaults = Defaults::in_force(&Environment::default()).unwrap();
         let way = way(&name, Secrets::default(), Environment::default(), &defaults);
+        (way, name, defaults)
+    }
+
+    /// The blocks of an object, all of which have been read once.
+    fn all_read((way, name, defaults): (Way, RemoteName, Defaulted)) -> Arc<Blocks> {
         let (to, opened) = pending();
         enter().unwrap().spawn(async move {
             let blocks = open_blocks(way, &name, &defaults).await.unwrap();
@@ -540,7 +551,12 @@ mod tests {
             blocks.read(all, Urgency::Guest).await.unwrap();
             to.complete(blocks);
         });
-        let mut blocks = block_here(opened);
+        block_here(opened)
+    }
+
+    /// An object, read once into a cache whose disk fails from then on.
+    fn with_failing_cache(server: &WebServer, dir: &std::path::Path) -> RemoteFile {
+        let mut blocks = all_read(with_cache(server, dir));
         loop {
             // The end of the request may hold it for a moment.
             if let Some(blocks) = Arc::get_mut(&mut blocks)
@@ -552,6 +568,37 @@ mod tests {
             std::thread::yield_now();
         }
         RemoteFile::new(blocks, ("a", Storage::named("a")), Reach::default())
+    }
+
+    #[test]
+    fn a_cache_that_others_hold_is_not_waited_for_for_ever() {
+        let server = WebServer::start().unwrap();
+        server.put("/a", WebObject::tagged(vec![7; 100_000], "one"));
+        let dir = tempfile::tempdir().unwrap();
+        assert!(all_read(with_cache(&server, dir.path())).cache.is_some());
+        let mut entries = std::fs::read_dir(dir.path()).unwrap();
+        let index = entries.find_map(|entry| {
+            let path = entry.unwrap().path();
+            (path.extension()? == "index").then_some(path)
+        });
+        let index = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(index.unwrap())
+            .unwrap();
+        // As if the host had been started again: who opens it needs the index alone for a moment.
+        index.write_all_at(&[0; 16], 4080).unwrap();
+        cowslip_queue::lock::share(index.as_fd(), 1 << 61, 1).unwrap();
+        let (mut way, name, mut defaults) = with_cache(&server, dir.path());
+        let noticed = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&noticed);
+        way.notify = Notify(Arc::new(move |_: &_, notice: &Notice<'_>| {
+            assert!(matches!(notice, Notice::CacheUnused { .. }));
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
+        defaults.cache_patience = Duration::from_millis(50);
+        assert!(all_read((way, name, defaults)).cache.is_none());
+        assert_eq!(noticed.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! The cache: shared, crash-safe, bounded, inspectable.
 
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -113,24 +112,6 @@ fn damage_is_found_and_mended() {
         .open(file_of(dir.path(), "index"))
         .unwrap();
     index.write_all_at(&[0; 64], 0).unwrap();
-    let file = open(&server, &cached(dir.path())).unwrap();
-    assert!(read(&file, 0, MIB).unwrap() == bytes);
-}
-
-/// Sleeps for five seconds, the patience with others.
-#[test]
-fn a_cache_that_others_hold_is_not_waited_for_for_ever() {
-    let dir = tempfile::tempdir().unwrap();
-    let (server, bytes) = server_of(MIB);
-    let file = open(&server, &cached(dir.path())).unwrap();
-    block_on(file.close()).unwrap();
-    drop(file);
-    let index = file_of(dir.path(), "index");
-    let index = std::fs::File::options().read(true).write(true).open(index);
-    let index = index.unwrap();
-    // As if the host had been started again: who opens it needs the index alone for a moment.
-    index.write_all_at(&[0; 16], 4080).unwrap();
-    cowslip_queue::lock::share(index.as_fd(), 1 << 61, 1).unwrap();
     let file = open(&server, &cached(dir.path())).unwrap();
     assert!(read(&file, 0, MIB).unwrap() == bytes);
 }

@@ -25,7 +25,7 @@ pub(crate) const USE_AT: u64 = 1 << 61;
 /// The byte of an index that the process has which fetches the first block.
 pub(crate) const BLOCKS_AT: u64 = 1 << 60;
 /// Time in which other processes have to come to terms with this one.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The first pause between two attempts; each is longer, up to the last.
 const PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(20);
@@ -39,6 +39,7 @@ const UNFINISHED_KEPT: Duration = Duration::from_secs(60);
 pub struct CacheDirectory {
     path: PathBuf,
     limit_bytes: u64,
+    patience: Duration,
 }
 
 /// A cached object.
@@ -103,7 +104,16 @@ impl CacheDirectory {
         })?;
         // Other processes may have other working directories, and so may this one later.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-        Ok(CacheDirectory { path, limit_bytes })
+        Ok(CacheDirectory {
+            path,
+            limit_bytes,
+            patience: PATIENCE,
+        })
+    }
+
+    /// The same, which waits for so long for processes that are in the way.
+    pub(crate) fn with_patience(self, patience: Duration) -> CacheDirectory {
+        CacheDirectory { patience, ..self }
     }
 
     /// Its path.
@@ -153,7 +163,7 @@ impl CacheDirectory {
         let key = CacheDirectory::key(url, version, block_bits);
         let page = head.encode().ok_or(io::ErrorKind::InvalidFilename)?;
         let (begun, mut pause) = (Instant::now(), PAUSE);
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < self.patience {
             let file = match writable().open(self.index_path(&key)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     self.publish(&key, &page)?;
