@@ -2,6 +2,7 @@
 //!
 //! - `test` is the whole gate: peers, formatting, lints, tidy rules, doc links, tests;
 //! - `bench` is the side-by-side table against QEMU on loop-mounted file systems;
+//! - `beside` measures the engine beside others written in Rust, in one process;
 //! - `sim` passes its arguments on to the simulator, in a release build;
 //! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
@@ -23,6 +24,7 @@ use clap::{Parser, Subcommand};
 
 mod apt;
 mod bench;
+mod beside;
 mod deb;
 mod fuzz;
 mod install;
@@ -53,6 +55,8 @@ enum Command {
     Test(test::Args),
     /// Measures Cowslip beside QEMU: 4 KiB random writes over NBD on loop-mounted ext4 and XFS
     Bench(bench::Args),
+    /// Measures the engine beside others written in Rust, in one process, on loop-mounted ext4
+    Beside(beside::Args),
     /// Runs the simulator in a release build with the arguments that follow
     Sim {
         /// Arguments of the simulator, such as `--seeds 1000`
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Test(args) => test::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Beside(args) => beside::run(&args),
         Command::Sim { arguments } => sim(&arguments),
         Command::Models(args) => threads::models(&args),
         Command::Threads(args) => threads::threads(&args),
