@@ -5,6 +5,7 @@
 //! - `beside` measures the engine beside others written in Rust, in one process;
 //! - `sim` passes its arguments on to the simulator, in a release build;
 //! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
+//! - `features` checks packages with none of their features, with each alone, and with all;
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
 //! - `install` installs the command and the library for C, for packages too;
@@ -26,6 +27,7 @@ mod apt;
 mod bench;
 mod beside;
 mod deb;
+mod features;
 mod fuzz;
 mod install;
 mod iotests;
@@ -71,6 +73,8 @@ enum Command {
     Tsan(threads::Threads),
     /// Runs the tests of buffers and completions under Miri (nightly, with miri)
     Miri,
+    /// Checks packages with none of their features, with each alone, and with all
+    Features(features::Args),
     /// Fuzzes hostile images, NBD peers, tables and command lines
     Fuzz(fuzz::Args),
     /// Runs QEMU's own acceptance tests under the names of its programs
@@ -100,6 +104,7 @@ fn main() -> ExitCode {
         Command::Threads(args) => threads::threads(&args),
         Command::Tsan(args) => threads::tsan(&args),
         Command::Miri => threads::miri(),
+        Command::Features(args) => features::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Iotests(args) => iotests::run(&args),
         Command::Install(args) => install::run(&args),
