@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use cowslip_qmp::client::Client;
 use serde_json::{Value, json};
 
 use crate::support::rng::Rng;
+use crate::support::running::Running;
 use crate::support::{
     cowslip, number_from_environment, outcome, peers_are_installed, qemu_img, run,
 };
@@ -26,19 +27,16 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
 /// A daemon that runs in a directory, and a client of it.
 struct Daemon {
-    process: Child,
+    process: Running,
     client: Client,
 }
 
 impl Daemon {
     fn start(dir: &Path) -> Daemon {
         let socket = dir.join("control.sock");
-        let mut process = cowslip()
-            .current_dir(dir)
-            .args(["daemon", "--control", "control.sock"])
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut command = cowslip();
+        command.args(["daemon", "--control", "control.sock"]);
+        let mut process = Running::start(command.current_dir(dir).stdin(Stdio::null()));
         for _ in 0..1000 {
             if let Ok(client) = Client::connect(&socket, PATIENCE) {
                 return Daemon { process, client };
@@ -99,13 +97,6 @@ impl Daemon {
     fn quit(mut self) {
         self.done("quit", json!({}));
         assert!(self.process.wait().unwrap().success());
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        drop(self.process.kill());
-        drop(self.process.wait());
     }
 }
 

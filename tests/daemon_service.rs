@@ -5,30 +5,13 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::Signal;
+
+use crate::support::running::Running;
 use crate::support::{cowslip, outcome, run, scratch};
-
-/// Ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-impl Running {
-    fn start(command: &mut Command) -> Running {
-        Running(command.stdin(Stdio::null()).spawn().unwrap())
-    }
-
-    fn signal(&self, name: &str) {
-        run(Command::new("kill").arg(name).arg(self.0.id().to_string()));
-    }
-}
 
 /// The manager's socket, with patience.
 fn patient(socket: UnixDatagram) -> UnixDatagram {
@@ -71,9 +54,9 @@ fn the_manager_is_informed_of_readiness_life_and_end() {
         .env("NOTIFY_SOCKET", dir.join("notify"))
         .env("WATCHDOG_USEC", "20000")
         .args(["daemon", "--control", "control"]);
-    let mut daemon = Running::start(&mut command);
+    let mut daemon = Running::start(command.stdin(Stdio::null()));
     let states = states_until(&manager, "READY=1");
-    let process = format!("MAINPID={}", daemon.0.id());
+    let process = format!("MAINPID={}", daemon.id());
     assert!(states.last().unwrap().ends_with(&process), "{states:?}");
     // It is ready: no second try is needed.
     answers(dir, "control");
@@ -81,19 +64,19 @@ fn the_manager_is_informed_of_readiness_life_and_end() {
         states_until(&manager, "WATCHDOG=1");
     }
     // A process that does not run shows no sign of life.
-    daemon.signal("-STOP");
+    daemon.signal(Signal::STOP);
     manager
         .set_read_timeout(Some(Duration::from_millis(500)))
         .unwrap();
     let mut bytes = [0; 256];
     // Those that are under way.
     while manager.recv(&mut bytes).is_ok() {}
-    daemon.signal("-CONT");
+    daemon.signal(Signal::CONT);
     let manager = patient(manager);
     states_until(&manager, "WATCHDOG=1");
-    daemon.signal("-TERM");
+    daemon.signal(Signal::TERM);
     states_until(&manager, "STOPPING=1");
-    assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
 }
 
 #[test]
@@ -110,11 +93,11 @@ fn a_manager_may_have_an_abstract_name_and_no_watchdog() {
         .env("WATCHDOG_USEC", "20000")
         .env("WATCHDOG_PID", "1")
         .args(["daemon", "--control", "control"]);
-    let mut daemon = Running::start(&mut command);
+    let mut daemon = Running::start(command.stdin(Stdio::null()));
     assert!(state(&manager).starts_with("READY=1\n"));
     run(cowslip().current_dir(dir).args(["ctl", "control", "quit"]));
     assert_eq!(state(&manager), "STOPPING=1");
-    assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
 }
 
 #[test]
@@ -151,7 +134,7 @@ fn passed_sockets_are_listened_on() {
         .env("LISTEN_FDNAMES", "control:metrics")
         .stdin(std::os::fd::OwnedFd::from(control))
         .stdout(std::os::fd::OwnedFd::from(metrics));
-    let mut daemon = Running(command.spawn().unwrap());
+    let mut daemon = Running::start(&mut command);
     answers(dir, "passed");
     use std::io::{Read, Write};
     let mut stream = UnixStream::connect(dir.join("metrics")).unwrap();
@@ -160,7 +143,7 @@ fn passed_sockets_are_listened_on() {
     stream.read_to_string(&mut text).unwrap();
     assert!(text.contains("cowslip_info"), "{text}");
     run(cowslip().current_dir(dir).args(["ctl", "passed", "quit"]));
-    assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
     // The names are the manager's.
     assert!(dir.join("passed").exists());
 }
@@ -200,7 +183,7 @@ fn the_unit_file_starts_a_daemon() {
         .current_dir(dir)
         .env("NOTIFY_SOCKET", dir.join("notify"))
         .args(words);
-    let _daemon = Running::start(&mut command);
+    let _daemon = Running::start(command.stdin(Stdio::null()));
     assert!(state(&manager).starts_with("READY=1\n"));
     answers(dir, "control.sock");
 }

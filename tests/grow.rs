@@ -7,21 +7,22 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::mounted::Mounted;
 use crate::support::rng::Rng;
+use crate::support::running::Running;
 use crate::support::{cowslip, outcome, scratch};
 
 const PIECE: usize = 64 << 10;
 
 /// `grow`, running.
 struct Grow {
-    child: Child,
+    child: Running,
     stdout: BufReader<ChildStdout>,
     lines: Vec<Value>,
 }
@@ -30,7 +31,7 @@ impl Grow {
     fn start(words: &[&str], path: &Path) -> Grow {
         let mut command = cowslip();
         command.args(["grow", "--json"]).args(words).arg(path);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = Running::start(command.stdout(Stdio::piped()));
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let mut grow = Grow {
             child,
@@ -59,14 +60,9 @@ impl Grow {
         }
     }
 
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
-        kill_process(pid, signal).unwrap();
-    }
-
     /// Ends it; its events and its summary.
     fn end(mut self) -> (Vec<Value>, Value) {
-        self.signal(Signal::TERM);
+        self.child.signal(Signal::TERM);
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();
         assert!(self.child.wait().unwrap().success());
@@ -74,13 +70,6 @@ impl Grow {
         self.lines.extend(rest);
         let summary = self.lines.pop().unwrap()["summary"].clone();
         (std::mem::take(&mut self.lines), summary)
-    }
-}
-
-impl Drop for Grow {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 
@@ -302,11 +291,11 @@ fn space_that_a_file_system_adds_to_a_file_given_steps_before_is_given_back() {
         grow.until("given-back", &path);
         // It is forgotten, and what comes next is seen at once with its end.
         std::thread::sleep(Duration::from_millis(300));
-        grow.signal(Signal::STOP);
+        grow.child.signal(Signal::STOP);
         append(&path, 48..51, Duration::ZERO);
         append(&path, 51..112, Duration::ZERO);
         assert!(excess(&path) > 8192, "nothing to give back");
-        grow.signal(Signal::CONT);
+        grow.child.signal(Signal::CONT);
         expect_no_excess(std::slice::from_ref(&path));
         grow.end();
         expect_content(&path, 0, 112 * PIECE as u64);
@@ -321,12 +310,12 @@ fn a_renamed_file_that_was_given_steps_keeps_no_space_either() {
         let (path, renamed) = (at.join("a"), at.join("b"));
         append(&path, 0..48, Duration::from_millis(5));
         grow.until("given-back", &path);
-        grow.signal(Signal::STOP);
+        grow.child.signal(Signal::STOP);
         fs::rename(&path, &renamed).unwrap();
         append(&renamed, 48..51, Duration::ZERO);
         append(&renamed, 51..112, Duration::ZERO);
         assert!(excess(&renamed) > 8192, "nothing to give back");
-        grow.signal(Signal::CONT);
+        grow.child.signal(Signal::CONT);
         expect_no_excess(std::slice::from_ref(&renamed));
         grow.end();
         expect_content(&renamed, 0, 112 * PIECE as u64);
@@ -431,7 +420,7 @@ fn what_is_open_at_the_end_is_named_and_given_back_later() {
                 assert_eq!(left.len(), 1, "{events:?}");
                 assert_eq!(left[0]["bytes"], summary["left"]);
             } else {
-                grow.signal(signal);
+                grow.child.signal(signal);
                 drop(grow);
             }
             let trim = || outcome(cowslip().args(["grow", "--trim"]).arg(at));

@@ -5,9 +5,10 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::running::Running;
 use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 const PEERS: &[&str] = &["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"];
@@ -50,16 +51,14 @@ fn is_held(path: &Path) -> bool {
 }
 
 /// A process that has images open; killed when it is dropped.
-struct Holder(Child);
+struct Holder(Running);
 
 impl Holder {
     /// Starts it and waits until it holds all of `files`.
     fn start(mut command: Command, dir: &Path, files: &[&str]) -> Holder {
         command.current_dir(dir).stdin(Stdio::piped());
         command.stdout(Stdio::null());
-        let mut child = command
-            .spawn()
-            .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        let mut child = Running::start(&mut command);
         let begun = Instant::now();
         while !files.iter().all(|name| is_held(&dir.join(name))) {
             let ended = child.try_wait().unwrap();
@@ -83,14 +82,6 @@ impl Holder {
 
     fn pid(&self) -> u32 {
         self.0.id()
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        // It may have ended already.
-        drop(self.0.kill());
-        drop(self.0.wait());
     }
 }
 

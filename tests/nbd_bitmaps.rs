@@ -5,10 +5,11 @@
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::golden::{self, lines, words};
+use crate::support::running::Running;
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// How to make the images, with QEMU's programs.
@@ -73,21 +74,15 @@ fn ours() -> Command {
 
 /// A server on the socket `socket` of a directory; ends with this value.
 struct Server {
-    child: Child,
+    child: Running,
     uri: String,
 }
 
 impl Server {
     fn start(command: &mut Command, dir: &Path, line: &[&str]) -> Server {
         let socket = dir.join("socket");
-        let child = command
-            .current_dir(dir)
-            .args(["-t", "-k"])
-            .arg(&socket)
-            .args(line)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        command.current_dir(dir).args(["-t", "-k"]).arg(&socket);
+        let child = Running::start(command.args(line).stdout(Stdio::null()));
         let begun = Instant::now();
         while UnixStream::connect(&socket).is_err() {
             assert!(begun.elapsed() < Duration::from_secs(30), "{line:?}");
@@ -126,15 +121,8 @@ impl Server {
 
     /// Ends it in order, with its bitmaps stored.
     fn stop(mut self) {
-        run(Command::new("kill").arg(self.child.id().to_string()));
+        self.child.signal(rustix::process::Signal::TERM);
         assert!(self.child.wait().unwrap().success());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 

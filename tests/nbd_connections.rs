@@ -5,12 +5,13 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::support::golden::said;
 use crate::support::rng::Rng;
+use crate::support::running::Running;
 use crate::support::{cowslip, run, scratch};
 
 const DISK_BYTES: u64 = 24 << 20;
@@ -23,29 +24,18 @@ const SLOWNESS: Duration = Duration::from_millis(10);
 const HANDSHAKE_BYTES: usize = 4 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server of ours; ends with this value.
-struct Server(Child);
-
-impl Server {
-    fn start(disk: &Path, socket: &Path, clients: &str) -> Server {
-        let mut command = cowslip();
-        command.args(["qemu-nbd", "-t", "-f", "raw", "-e", clients, "-k"]);
-        command.arg(socket).arg(disk).stdout(Stdio::null());
-        let server = Server(command.spawn().unwrap());
-        let begun = Instant::now();
-        while !socket.exists() {
-            assert!(begun.elapsed() < PATIENCE, "no server");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        server
+/// Starts a server of ours.
+fn serve(disk: &Path, socket: &Path, clients: &str) -> Running {
+    let mut command = cowslip();
+    command.args(["qemu-nbd", "-t", "-f", "raw", "-e", clients, "-k"]);
+    command.arg(socket).arg(disk).stdout(Stdio::null());
+    let server = Running::start(&mut command);
+    let begun = Instant::now();
+    while !socket.exists() {
+        assert!(begun.elapsed() < PATIENCE, "no server");
+        std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
+    server
 }
 
 /// How many connections came, and how many of them carried more than a handshake.
@@ -138,7 +128,7 @@ fn copies_go_over_as_many_connections_as_were_asked_for() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
     make_disk(&path("disk"), 1);
-    let _server = Server::start(&path("disk"), &path("s"), "8");
+    let _server = serve(&path("disk"), &path("s"), "8");
     let relay = Relay::start(path("r"), path("s"), 3);
     run(convert(&["--image-opts", "-O", "raw", &relay.image(3)]).arg(path("copy")));
     assert_eq!(relay.seen(), (3, 3));
@@ -152,7 +142,7 @@ fn what_is_written_over_several_connections_arrives() {
     make_disk(&path("disk"), 2);
     let target = std::fs::File::create(path("target")).unwrap();
     target.set_len(DISK_BYTES).unwrap();
-    let _server = Server::start(&path("target"), &path("s"), "8");
+    let _server = serve(&path("target"), &path("s"), "8");
     let relay = Relay::start(path("r"), path("s"), 4);
     let words = ["-n", "-f", "raw", "--target-image-opts"];
     run(convert(&words).arg(path("disk")).arg(relay.image(4)));
@@ -165,7 +155,7 @@ fn a_server_of_one_client_has_one_connection() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
     make_disk(&path("disk"), 3);
-    let _server = Server::start(&path("disk"), &path("s"), "1");
+    let _server = serve(&path("disk"), &path("s"), "1");
     let relay = Relay::start(path("r"), path("s"), 1);
     run(convert(&["--image-opts", "-O", "raw", &relay.image(4)]).arg(path("copy")));
     assert_eq!(relay.seen().0, 1);
@@ -177,7 +167,7 @@ fn connections_that_a_server_does_not_take_are_not_waited_for() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
     make_disk(&path("disk"), 4);
-    let _server = Server::start(&path("disk"), &path("s"), "2");
+    let _server = serve(&path("disk"), &path("s"), "2");
     let relay = Relay::start(path("r"), path("s"), 2);
     run(convert(&["--image-opts", "-O", "raw", &relay.image(8)]).arg(path("copy")));
     assert_eq!(relay.seen().1, 2);

@@ -6,13 +6,14 @@ use std::net::Shutdown;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::golden::said;
 use crate::support::rng::Rng;
+use crate::support::running::Running;
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 const DISK_BYTES: u64 = 40 << 20;
@@ -20,29 +21,18 @@ const DISK_BYTES: u64 = 40 << 20;
 /// disk.
 const LIFE_BYTES: usize = 5 << 20;
 
-/// A server of ours; ends with this value.
-struct Server(Child);
-
-impl Server {
-    fn start(disk: &Path, socket: &Path, words: &[&str]) -> Server {
-        let mut command = cowslip();
-        command.args(["serve", "-f", "raw", "--socket"]).arg(socket);
-        let child = command.args(words).arg(disk).stdout(Stdio::null()).spawn();
-        let server = Server(child.unwrap());
-        let begun = Instant::now();
-        while UnixStream::connect(socket).is_err() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "no server");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        server
+/// Starts a server of ours.
+fn serve(disk: &Path, socket: &Path, words: &[&str]) -> Running {
+    let mut command = cowslip();
+    command.args(["serve", "-f", "raw", "--socket"]).arg(socket);
+    command.args(words).arg(disk).stdout(Stdio::null());
+    let server = Running::start(&mut command);
+    let begun = Instant::now();
+    while UnixStream::connect(socket).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "no server");
+        std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
+    server
 }
 
 /// A relay between a client and a server, which closes both connections when a given number of
@@ -125,7 +115,7 @@ fn a_copy_is_whole_however_often_the_server_was_lost() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
     make_disk(&path("disk"), &mut Rng::new(1));
-    let _server = Server::start(&path("disk"), &path("s"), &[]);
+    let _server = serve(&path("disk"), &path("s"), &[]);
     let cutter = Cutter::start(path("cut"), path("s"), 4);
     let from = cutter.image(",reconnect-delay=60");
     run(convert(&["--image-opts", "-O", "raw", &from]).arg(path("copy")));
@@ -143,7 +133,7 @@ fn what_is_written_arrives_however_often_the_server_was_lost() {
         let target = std::fs::File::create(path(cache)).unwrap();
         target.set_len(DISK_BYTES).unwrap();
         let socket = |name: &str| path(&format!("{name}-{cache}"));
-        let _server = Server::start(&path(cache), &socket("s"), &[]);
+        let _server = serve(&path(cache), &socket("s"), &[]);
         let cutter = Cutter::start(socket("cut"), socket("s"), 4);
         let to = cutter.image(",reconnect-delay=60");
         let words = ["-n", "-t", cache, "-f", "raw", "--target-image-opts"];
@@ -184,7 +174,7 @@ fn a_flush_by_the_next_server_does_not_stand_for_what_the_last_one_acknowledged(
         // A server that was killed may keep its socket open for a moment.
         let socket = path(&format!("s{index}"));
         let image = format!("driver=nbd,path={},reconnect-delay=60", socket.display());
-        let server = Server::start(&path("disk"), &socket, &[]);
+        let server = serve(&path("disk"), &socket, &[]);
         let (from_shell, to_us) = std::io::pipe().unwrap();
         let mut shell = cowslip();
         shell.args(["io", "--image-opts", &image]);
@@ -200,7 +190,7 @@ fn a_flush_by_the_next_server_does_not_stand_for_what_the_last_one_acknowledged(
             .unwrap();
         wait_for(&mut stdout, "read 4096/4096 bytes at offset 65536");
         drop(server);
-        let _next = Server::start(&path("disk"), &socket, &[]);
+        let _next = serve(&path("disk"), &socket, &[]);
         asks.write_all(b"flush\nread 64k 4k\n").unwrap();
         drop(asks);
         let said = wait_for(&mut stdout, "read 4096/4096 bytes at offset 65536");
@@ -215,7 +205,7 @@ fn without_a_delay_and_after_it_requests_fail() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
     make_disk(&path("disk"), &mut Rng::new(3));
-    let server = Server::start(&path("disk"), &path("s"), &[]);
+    let server = serve(&path("disk"), &path("s"), &[]);
     let cutter = Cutter::start(path("cut"), path("s"), 1);
     let from = cutter.image("");
     let failed = outcome(convert(&["--image-opts", "-O", "raw", &from]).arg(path("copy")));
@@ -242,7 +232,7 @@ fn without_a_delay_and_after_it_requests_fail() {
         .unwrap()
         .set_len(1 << 20)
         .unwrap();
-    let _other = Server::start(&path("other"), &path("s"), &[]);
+    let _other = serve(&path("other"), &path("s"), &[]);
     asks.write_all(b"read 0 4k\nread 0 4k\n").unwrap();
     drop(asks);
     let mut rest = String::new();
@@ -299,7 +289,7 @@ fn a_server_that_is_not_there_yet_is_waited_for() {
         .spawn()
         .unwrap();
     std::thread::sleep(Duration::from_millis(50));
-    let _server = Server::start(&path("disk"), &path("s"), &[]);
+    let _server = serve(&path("disk"), &path("s"), &[]);
     let output = waiting.wait_with_output().unwrap();
     assert!(said(&output).contains("40 MiB"), "{}", said(&output));
 }

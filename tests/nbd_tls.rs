@@ -7,9 +7,10 @@
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::running::Running;
 use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch};
 
 /// Owner of a program.
@@ -49,15 +50,15 @@ fn credentials(endpoint: &str, name: &str) -> [String; 2] {
 
 /// A server that listens on a Unix socket; ends with this value.
 pub(crate) struct Server {
-    child: Child,
+    _child: Running,
     pub(crate) socket: PathBuf,
 }
 
 impl Server {
     pub(crate) fn start(command: &mut Command, socket: &Path) -> Server {
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
         let server = Server {
-            child: child.unwrap(),
+            _child: Running::start(command),
             socket: socket.to_path_buf(),
         };
         let begun = Instant::now();
@@ -102,8 +103,6 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
         drop(std::fs::remove_file(&self.socket));
     }
 }
@@ -188,17 +187,14 @@ fn over_tcp_the_certificate_is_for_the_host_that_is_named() {
         .local_addr()
         .unwrap()
         .port();
-    let child = cowslip()
+    let mut command = cowslip();
+    command
         .args(["serve", "-f", "raw", "--tls-creds", "tls"])
         .args(credentials("server", "server"))
         .args(["--listen", &format!("127.0.0.1:{port}")])
         .arg(&image)
-        .stderr(Stdio::null())
-        .spawn();
-    let _ends_with_the_test = Server {
-        child: child.unwrap(),
-        socket: dir.path().join("none"),
-    };
+        .stderr(Stdio::null());
+    let _ends_with_the_test = Running::start(&mut command);
     let size = |name: &str, host: &str| {
         let dir = party(name);
         let uri = format!("nbds://{host}:{port}/?tls-certificates={}", dir.display());

@@ -4,11 +4,12 @@
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use cowslip_front::{DATA_AT, Front, VERSION_1};
 use cowslip_trace::{Kind, Reader, Request};
 
+use crate::support::running::Running;
 use crate::support::{cowslip, eventually, run, scratch};
 
 const SIZE: u64 = 16 << 20;
@@ -24,7 +25,7 @@ fn image(dir: &Path) -> PathBuf {
 
 /// A server of `a.qcow2` in this directory, killed with the test.
 struct Server {
-    child: Child,
+    child: Running,
     socket: PathBuf,
 }
 
@@ -35,11 +36,7 @@ impl Server {
         command.args(["serve", "-v", "-f", "qcow2"]);
         command.arg(transport).arg(&socket);
         command.args(words).arg(dir.join("a.qcow2"));
-        let child = command
-            .current_dir(dir)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let child = Running::start(command.current_dir(dir).stderr(Stdio::piped()));
         let server = Server { child, socket };
         eventually("the server answers", || {
             std::os::unix::net::UnixStream::connect(&server.socket).is_ok()
@@ -64,13 +61,6 @@ impl Server {
             command.args(["-c", line]);
         }
         run(command.arg(format!("nbd+unix:///?socket={}", self.socket.display())));
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 

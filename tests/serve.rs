@@ -6,9 +6,10 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use crate::support::running::Running;
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 fn our_nbd() -> Command {
@@ -35,13 +36,13 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 
 /// A server in the foreground; killed with the test.
 struct Server {
-    child: Child,
+    child: Running,
     socket: PathBuf,
 }
 
 impl Server {
     fn start(command: &mut Command, socket: &Path) -> Server {
-        let child = command.spawn().unwrap();
+        let child = Running::start(command);
         // Between its name and the server that listens there is a moment.
         eventually("it answers", || UnixStream::connect(socket).is_ok());
         Server {
@@ -59,14 +60,6 @@ impl Server {
         let code = self.child.wait().unwrap().code();
         assert!(UnixStream::connect(&self.socket).is_err());
         code
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It has ended already, unless the test failed.
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 

@@ -4,10 +4,11 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use crate::support::running::Running;
 use serde_json::{Value, json};
 
 /// Chromium's engine without a desktop.
@@ -28,7 +29,7 @@ pub struct Look {
 
 /// A running browser with one page.
 pub struct Browser {
-    child: Child,
+    child: Running,
     to: File,
     from: Receiver<Value>,
     session: String,
@@ -53,14 +54,11 @@ impl Browser {
             "exec {PROGRAM} --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
              --no-first-run --user-data-dir=\"$1\" --remote-debugging-pipe about:blank 3<\"$2\" 4>\"$3\""
         );
-        let child = Command::new("sh")
-            .args(["-c", &script, "sh"])
-            .args([&directory.path().join("profile"), &to, &from])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script, "sh"]);
+        shell.args([&directory.path().join("profile"), &to, &from]);
+        shell.stdin(Stdio::null()).stdout(Stdio::null());
+        let child = Running::start(shell.stderr(Stdio::null()));
         let to = File::options().write(true).open(to).unwrap();
         let from = BufReader::new(File::open(from).unwrap());
         let (sender, receiver) = channel();

@@ -12,6 +12,7 @@ pub mod loop_device;
 pub mod model;
 pub mod mounted;
 pub mod rng;
+pub mod running;
 pub mod server;
 pub mod shape;
 pub mod twins;

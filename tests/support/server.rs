@@ -2,12 +2,14 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+
+use crate::support::running::Running;
 use std::time::{Duration, Instant};
 
 /// A server, killed when it is dropped.
 pub struct Server {
-    child: Child,
+    child: Running,
     socket: PathBuf,
 }
 
@@ -18,7 +20,7 @@ impl Server {
         // One that was killed leaves its socket.
         drop(std::fs::remove_file(socket));
         let command = command.stdin(Stdio::null()).stdout(Stdio::null());
-        let child = command.spawn().unwrap();
+        let child = Running::start(command);
         let socket = socket.to_path_buf();
         let mut server = Server { child, socket };
         let begun = Instant::now();

@@ -12,6 +12,7 @@ use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeature
 use super::*;
 use crate::support::peers_are_installed;
 use crate::support::rng::Rng;
+use crate::support::running::Running;
 
 /// Sectors of the disk.
 const SECTORS: u64 = IMAGE_BYTES / 512;
@@ -20,7 +21,7 @@ const SLOTS: u64 = 12;
 const SLOT_BYTES: usize = 128 << 10;
 
 /// qemu-storage-daemon, which serves an image.
-struct Daemon(Child);
+struct Daemon(Running);
 
 impl Daemon {
     fn start(image: &Path, socket: &Path) -> Daemon {
@@ -35,7 +36,7 @@ impl Daemon {
         );
         let mut command = Command::new("qemu-storage-daemon");
         command.args(["--blockdev", &blockdev, "--export", &export]);
-        let daemon = Daemon(command.spawn().unwrap());
+        let daemon = Daemon(Running::start(&mut command));
         let begun = Instant::now();
         while !socket.exists() {
             assert!(begun.elapsed() < Duration::from_secs(20), "no daemon");
@@ -45,17 +46,8 @@ impl Daemon {
     }
 
     fn end(mut self) {
-        let pid = i32::try_from(self.0.id()).unwrap();
-        let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.0.signal(rustix::process::Signal::TERM);
         assert!(self.0.wait().unwrap().success());
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
     }
 }
 

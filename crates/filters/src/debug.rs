@@ -168,14 +168,14 @@ impl Node {
         }
     }
 
-    /// Runs several requests as one, on a queue.
-    fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
+    /// Runs several requests as one.
+    fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         requests: impl FnOnce(Node) -> F,
     ) -> Pending<T> {
         let (completer, done) = pending();
         let requests = requests(self.clone());
-        cowslip_queue::spawn(async move { completer.complete(requests.await) });
+        cowslip_queue::spawn_anywhere(async move { completer.complete(requests.await) });
         done
     }
 

@@ -120,7 +120,7 @@ impl BlockFile for PartFile {
         let (inner, start) = (Arc::clone(&self.inner), self.start);
         let mut beyond = buf.split_off(there as usize);
         beyond.fill(0);
-        cowslip_queue::spawn(async move {
+        cowslip_queue::spawn_anywhere(async move {
             let (outcome, mut buf) = match buf.is_empty() {
                 true => (Ok(()), buf),
                 false => inner.read(start + offset, buf).await,
