@@ -274,23 +274,23 @@ impl Blocks {
         all.then_some(found)
     }
 
-    /// Asks for blocks that nobody waits for.
+    /// Asks for blocks that nobody waits for, but for those that a cache has.
     pub(crate) fn ask(self: &Arc<Self>, blocks: Range<u64>, urgency: Urgency) {
-        // Where the runtime cannot be started, reads will say so.
-        let Ok(entered) = runtime::enter() else {
-            return;
-        };
+        let mut is_more = false;
         {
             let mut state = self.lock();
             for block in blocks {
-                let is_verified = self.cache.as_ref().is_some_and(|it| it.is_verified(block));
-                if !is_verified && !state.memory.has(block) {
-                    state.want(block, urgency, None);
+                let is_cached = self.cache.as_ref().is_some_and(|cache| cache.had(block));
+                if !is_cached && !state.memory.has(block) {
+                    is_more |= state.want(block, urgency, None);
                 }
             }
         }
-        let all = Arc::clone(self);
-        entered.spawn(async move { all.dispatch() });
+        // Where the runtime cannot be started, reads will say so.
+        if is_more && let Ok(entered) = runtime::enter() {
+            let all = Arc::clone(self);
+            entered.spawn(async move { all.dispatch() });
+        }
     }
 
     /// The bytes of blocks, in their order.
@@ -498,17 +498,18 @@ impl State {
         }
     }
 
-    fn want(&mut self, block: u64, urgency: Urgency, waiter: Option<Waiter>) {
+    /// Notes that a block is wanted. Returns whether it was not wanted as urgently so far.
+    fn want(&mut self, block: u64, urgency: Urgency, waiter: Option<Waiter>) -> bool {
         if let Some(waiters) = self.fetching.get_mut(&block) {
             waiters.extend(waiter);
-            return;
+            return false;
         }
         let mut waiters = Vec::new();
         for (index, queue) in self.wanted.iter_mut().enumerate() {
             if index <= urgency as usize {
                 if let Some(waiters) = queue.blocks.get_mut(&block) {
                     waiters.extend(waiter);
-                    return;
+                    return false;
                 }
             } else if let Some(earlier) = queue.blocks.remove(&block) {
                 waiters.extend(earlier);
@@ -518,6 +519,7 @@ impl State {
         let queue = &mut self.wanted[urgency as usize];
         queue.blocks.insert(block, waiters);
         queue.order.push_back(block);
+        true
     }
 }
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use cowslip_block::error::system_words;
 use cowslip_block::file::MemoryAlignment;
 use cowslip_queue::file::Route;
-use cowslip_queue::{BufMut, IoVecMut, Pending, lock};
+use cowslip_queue::{Buf, BufMut, IoVecMut, Pending, lock};
 
 use super::directory::{BLOCKS_AT, CacheDirectory};
 use super::index::{self, Entry, Index, Medium, sum_of};
@@ -24,6 +24,8 @@ const LOOKED_AT: u64 = 16;
 /// Bytes that the queue of a caller reads and compares at a time, or one block: more is for threads
 /// that serve nobody else.
 const PRESENT_MAX: u64 = 512 << 10;
+/// Entries that are read when the file is opened, 4 MiB of them: those of the first 16 GiB.
+const READ_AT_OPENING: u64 = 1 << 18;
 /// The pause before a block is looked at again that another process fetches.
 const BUSY_PAUSE: Duration = Duration::from_millis(3);
 /// Blocks that are marked as durable together, and the time after which fewer are.
@@ -40,6 +42,9 @@ pub(crate) struct CacheFile {
     index_reader: Arc<cowslip_queue::File>,
     block_bytes: u64,
     bytes: u64,
+    /// The first entries of the index when it was opened. As the object does not change, a sum
+    /// holds for good; a block may be gone since.
+    at_opening: Vec<Entry>,
     /// Blocks that were compared with their sums by this process, a bit each.
     verified: Vec<AtomicU64>,
     /// Nothing is stored any more.
@@ -95,6 +100,7 @@ impl CacheFile {
             index_reader,
             block_bytes: 1 << block_bits,
             bytes: version.bytes,
+            at_opening: index.first_entries(READ_AT_OPENING)?,
             verified: (0..words).map(|_| AtomicU64::new(0)).collect(),
             is_off: AtomicBool::new(false),
             marks: Mutex::new(Marks {
@@ -114,6 +120,12 @@ impl CacheFile {
     pub(crate) fn is_verified(&self, block: u64) -> bool {
         let word = &self.verified[(block / 64) as usize];
         word.load(Ordering::Acquire) & (1 << (block % 64)) != 0
+    }
+
+    /// Whether a block was there when the file was opened, or has come since.
+    pub(crate) fn had(&self, block: u64) -> bool {
+        let entry = self.at_opening.get(block as usize);
+        self.is_verified(block) || entry.is_some_and(|entry| *entry != Entry::Absent)
     }
 
     fn verify(&self, block: u64) {
@@ -146,10 +158,9 @@ impl CacheFile {
         if (count > 1 && count * self.block_bytes > PRESENT_MAX) || self.is_off() {
             return None;
         }
-        let table = bytes_at(&self.index_reader, index::range_of(&blocks)).await?;
         let mut entries = Vec::with_capacity(count as usize);
-        for (block, entry) in blocks.clone().zip(table.as_chunks().0) {
-            match Entry::decode(entry, block) {
+        for (block, entry) in blocks.clone().zip(self.entries(&blocks).await?) {
+            match entry {
                 Entry::Absent => return None,
                 Entry::Present(sum) => entries.push((block, sum, true)),
                 Entry::Durable(sum) => entries.push((block, sum, false)),
@@ -168,6 +179,23 @@ impl CacheFile {
             found.push(bytes);
         }
         Some(found)
+    }
+
+    /// The entries of blocks: those that are known, unless a block was absent.
+    async fn entries(&self, blocks: &Range<u64>) -> Option<Vec<Entry>> {
+        let known = self
+            .at_opening
+            .get(blocks.start as usize..blocks.end as usize);
+        if let Some(known) = known.filter(|known| !known.contains(&Entry::Absent)) {
+            return Some(known.to_vec());
+        }
+        let table = bytes_at(&self.index_reader, index::range_of(blocks)).await?;
+        let entries = blocks.clone().zip(table.as_chunks().0);
+        Some(
+            entries
+                .map(|(block, entry)| Entry::decode(entry, block))
+                .collect(),
+        )
     }
 
     /// A block has its sum.
@@ -391,7 +419,16 @@ async fn bytes_at(file: &Arc<cowslip_queue::File>, range: Range<u64>) -> Option<
     let target = BufMut::for_overwrite((range.end - range.start) as usize);
     let (outcome, target) = file.read_at(range.start, target).await;
     outcome.ok()?;
-    Some(Bytes::from(target.to_vec()))
+    Some(Bytes::from_owner(Read(target.freeze().to_buf())))
+}
+
+/// Bytes that were read, as those of [`Bytes`].
+struct Read(Buf);
+
+impl AsRef<[u8]> for Read {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 impl Files {

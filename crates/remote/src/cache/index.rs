@@ -245,6 +245,17 @@ impl<M: Medium> Index<M> {
         Ok(Entry::decode(&bytes, block))
     }
 
+    /// The first entries, at most `most` of them.
+    pub(crate) fn first_entries(&self, most: u64) -> io::Result<Vec<Entry>> {
+        let count = self.head.blocks().min(most);
+        let mut bytes = vec![0; (count * ENTRY_BYTES) as usize];
+        self.medium.read_at(&mut bytes, HEAD_BYTES)?;
+        let entries = (0..).zip(bytes.as_chunks().0);
+        Ok(entries
+            .map(|(block, bytes)| Entry::decode(bytes, block))
+            .collect())
+    }
+
     pub(crate) fn set(&self, block: u64, entry: Entry) -> io::Result<()> {
         let offset = HEAD_BYTES + block * ENTRY_BYTES;
         self.medium.write_at(&entry.encode(block), offset)
