@@ -12,8 +12,10 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
+use signal_hook::consts::SIGXFSZ;
 
 mod cmd;
 mod encryption;
@@ -149,6 +151,8 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
         shield_size(&mut args);
     }
     let program = Program::called(&args[0]);
+    // A write beyond the limit of files (`ulimit -f`) is to fail, not to end the process.
+    drop(signal_hook::flag::register(SIGXFSZ, Arc::default()));
     // Also under the names of QEMU's programs, which have no options for it.
     #[cfg(feature = "remote")]
     drop(remote_args::RemoteArgs::default().set());

@@ -517,3 +517,18 @@ fn an_interrupted_creation_leaves_no_file() {
     assert!(!child.wait().unwrap().success());
     assert!(!image.exists());
 }
+
+/// A limit on the size of files is an error like any other, not the end of the process.
+#[test]
+fn a_file_beyond_the_limit_of_the_process_is_an_error() {
+    let dir = scratch();
+    let script = format!(
+        "ulimit -f 64; exec {} create -q -f raw a 1M",
+        env!("CARGO_BIN_EXE_cowslip")
+    );
+    let mut shell = Command::new("sh");
+    let refused = outcome(shell.current_dir(dir.path()).args(["-c", &script]));
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(text.contains("File too large"), "{text}");
+}

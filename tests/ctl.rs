@@ -247,7 +247,7 @@ fn an_interruption_cancels_the_job_unless_it_is_to_go_on() {
     assert!(daemon.output("jobs").contains("running"));
     // Another client cancels it: that is a failure of the line that waits.
     let mut waiting = daemon
-        .command("block-job-set-speed device=k speed=2097152 --wait")
+        .command("block-job-set-speed device=k speed=2M --wait")
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();

@@ -9,8 +9,10 @@ use std::process::{Command, Output};
 
 use crate::support::golden::{self, said};
 use crate::support::loop_device::LoopDevice;
+use crate::support::mounted::Mounted;
 use crate::support::rng::Rng;
 use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use cowslip::file::host::{CreateMode, HostOptions, PageCache, open_host_file};
 
 const DEVICE_BYTES: usize = 2 << 20;
 const BLOCKS: [u32; 2] = [512, 4096];
@@ -566,5 +568,31 @@ fn the_new_end_of_an_image_on_a_device_is_zeroes() {
             let shown = std::fs::read(dir.path().join("out.raw")).unwrap();
             assert!(shown.iter().all(|&byte| byte == 0), "{block} {mode}");
         }
+    }
+}
+
+/// A file system writes some blocks that are smaller than a page through its cache, where a direct
+/// write beside them would fail the next flush.
+#[test]
+fn direct_writes_are_whole_pages_where_blocks_are_smaller() {
+    for format in [
+        ["mkfs.ext4", "-q", "-b", "1024"],
+        ["mkfs.xfs", "-q", "-b", "size=1024"],
+    ] {
+        if !peers_are_installed(&format[..1]) {
+            return;
+        }
+        let Some(mounted) = Mounted::new(&format) else {
+            return;
+        };
+        let options = HostOptions {
+            writable: true,
+            create: CreateMode::CreateNew,
+            page_cache: PageCache::Bypass,
+            ..HostOptions::default()
+        };
+        let file = open_host_file(&mounted.at.join("a"), &options).unwrap();
+        let alignment = file.capabilities().alignment_bytes as usize;
+        assert_eq!(alignment, rustix::param::page_size(), "{format:?}");
     }
 }

@@ -6,8 +6,6 @@
 //! extents beside the fewest that there could be.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use cowslip::Error;
@@ -18,7 +16,6 @@ use cowslip_extents::{Figures, other_than_file};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
-use signal_hook::consts::SIGXFSZ;
 
 use super::create::NewFile;
 use crate::error::CommandError;
@@ -92,11 +89,6 @@ pub fn run(args: &Args, program: &Program) -> u8 {
 }
 
 fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
-    // A limit of the process on lengths is an error, not the end of the process.
-    drop(signal_hook::flag::register(
-        SIGXFSZ,
-        Arc::new(AtomicBool::new(false)),
-    ));
     let request = Request::new(args)?;
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);

@@ -10,6 +10,7 @@
 //! mistakes are reported in the same words without a daemon. It works with qemu-storage-daemon,
 //! too.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,6 +24,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::CommandError;
 use crate::output::{self, Program, usage_error};
+use crate::size;
 
 mod events;
 mod tables;
@@ -213,6 +215,21 @@ pub fn failure(error: &ClientError) -> CommandError {
     }
 }
 
+/// Arguments that are numbers of bytes, or of bytes a second, though the schema says numbers only.
+const BYTES: [&str; 4] = ["speed", "size", "granularity", "buf-size"];
+
+/// A word of the command line whose number of bytes has a unit, in digits: `speed=20M`.
+fn in_digits(word: &str) -> Cow<'_, str> {
+    let bytes = word.split_once('=').and_then(|(key, value)| {
+        let last = key.rsplit('.').next().unwrap_or(key);
+        let has_unit = value.ends_with(|sign: char| sign.is_ascii_alphabetic());
+        let is_meant = BYTES.contains(&last) && has_unit;
+        let bytes = is_meant.then(|| size::parse(value).ok()).flatten()?;
+        Some(format!("{key}={bytes}"))
+    });
+    bytes.map_or(Cow::Borrowed(word), Cow::Owned)
+}
+
 impl Request {
     fn of(args: &Args, program: &Program) -> Result<Request, CommandError> {
         let schema = Schema::of_daemon();
@@ -222,7 +239,8 @@ impl Request {
             let text = format!("There is no command '{name}'");
             usage_error(&text, "ctl", program)
         })?;
-        let words = args.words.iter().map(String::as_str);
+        let words: Vec<Cow<'_, str>> = args.words.iter().map(|word| in_digits(word)).collect();
+        let words = words.iter().map(|word| &**word);
         let arguments = match args.words.as_slice() {
             [text] if text.starts_with('{') => {
                 schema.object_of_text(&command.arguments, None, text)

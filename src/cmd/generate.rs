@@ -61,10 +61,11 @@ pub fn completions(args: &CompletionsArgs) -> u8 {
 
 /// Writes manual pages; the exit code.
 pub fn manual(args: &ManualArgs, program: &Program) -> u8 {
-    let written = match args.markdown {
+    let made = std::fs::create_dir_all(&args.directory);
+    let written = made.and_then(|()| match args.markdown {
         true => markdown::write(CowslipLine::command(), &args.directory),
         false => write_pages(&args.directory),
-    };
+    });
     program.exit_code(written.map_err(|error| {
         let words = cowslip::error::system_words(&error);
         let directory = args.directory.display();

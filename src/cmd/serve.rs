@@ -50,7 +50,8 @@ pub struct Args {
     /// Listen on this Unix socket
     #[arg(short = 'k', long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Listen on this address, HOST:PORT
+    /// Listen on this address, HOST:PORT; 127.0.0.1:10809 without an address, a socket or another
+    /// export, which every user of this host can reach
     #[arg(short, long, value_name = "ADDRESS", conflicts_with = "socket")]
     listen: Option<String>,
     /// Serve a virtual machine monitor as a vhost-user-blk device on this Unix socket; NBD is

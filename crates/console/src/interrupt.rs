@@ -319,7 +319,7 @@ fn watch() {
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else {
         return;
     };
-    std::thread::spawn(move || {
+    let watching = std::thread::Builder::new().spawn(move || {
         let mut cancelled: Option<Instant> = None;
         for signal in signals.forever() {
             // Programs such as `timeout` send a signal twice.
@@ -335,6 +335,7 @@ fn watch() {
             end_by(signal);
         }
     });
+    drop(watching);
 }
 
 fn end_by(signal: i32) {

@@ -23,6 +23,24 @@ const SAFE_BYTES: u32 = 4096;
 
 /// Returns the alignment that direct I/O on this file demands.
 pub(super) fn direct_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
+    let found = reported_alignment(fd)?;
+    // Where blocks are smaller than pages, file systems write some of what is direct through the
+    // cache (XFS a shared block, ext4 a hole of a file without extents). Another direct write
+    // within that page then fails the next flush, as its page cannot be dropped.
+    let page = u32::try_from(rustix::param::page_size()).unwrap_or(SAFE_BYTES);
+    let has_small_blocks = rustix::fs::fstatfs(fd)
+        .is_ok_and(|system| u32::try_from(system.f_bsize).is_ok_and(|bytes| bytes < page));
+    let is_file = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) == FileType::RegularFile;
+    Ok(match has_small_blocks && is_file {
+        true => DirectAlignment {
+            offset_bytes: found.offset_bytes.max(page),
+            ..found
+        },
+        false => found,
+    })
+}
+
+fn reported_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
     let answer = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(answer) = answer
         && StatxFlags::from_bits_retain(answer.stx_mask).contains(StatxFlags::DIOALIGN)

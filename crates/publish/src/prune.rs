@@ -57,7 +57,7 @@ pub struct Pruned {
     pub kept_objects: u64,
     /// Their bytes.
     pub kept_bytes: u64,
-    /// Of them, those that nothing refers to and the grace time or a publication keeps.
+    /// Of them, those that no name refers to: the grace time or a publication keeps them.
     pub spared_objects: u64,
 }
 
@@ -66,6 +66,8 @@ pub struct Pruned {
 struct Live {
     /// Keys of packs and indexes that something refers to.
     keys: HashSet<String>,
+    /// Of these, the ones that a name refers to.
+    named: HashSet<String>,
     /// Folders of packs of sessions that may be going on.
     sessions: HashSet<String>,
     /// Leases that have expired, and the folder of their packs.
@@ -124,7 +126,7 @@ async fn pruned(store: &Store, options: &PruneOptions, mark: &str, job: &Job) ->
         }
         pruned.kept_objects += 1;
         pruned.kept_bytes += found.bytes;
-        pruned.spared_objects += u64::from(!is_live);
+        pruned.spared_objects += u64::from(!live.named.contains(&found.key));
     }
     job.expect(garbage.iter().map(|found| found.bytes).sum());
     job.enter(Stage::Flush);
@@ -188,9 +190,15 @@ async fn live(store: &Store, is_old: &impl Fn(&ObjectInfo) -> bool, job: &Job) -
     }
     for (digest, has_name) in &needed {
         job.check()?;
-        live.keys.insert(crate::store::index_key(*digest));
-        match store.index(*digest).await? {
-            Some(index) => live.keys.extend(index.packs.iter().map(pack_key)),
+        let index = store.index(*digest).await?;
+        let packs = index.iter().flat_map(|index| &index.packs).map(pack_key);
+        let keys = packs.chain([crate::store::index_key(*digest)]);
+        match has_name {
+            true => live.named.extend(keys),
+            false => live.keys.extend(keys),
+        }
+        match index {
+            Some(_) => {}
             None if *has_name => {
                 return Err(Error::Corrupt {
                     file: store.name_of(&crate::store::index_key(*digest)),
@@ -204,6 +212,7 @@ async fn live(store: &Store, is_old: &impl Fn(&ObjectInfo) -> bool, job: &Job) -
             None => {}
         }
     }
+    live.keys.extend(live.named.iter().cloned());
     Ok(live)
 }
 

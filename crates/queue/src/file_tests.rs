@@ -182,3 +182,38 @@ fn locks_end_with_the_last_operation_whoever_refers_to_the_open_file() {
     assert!(!is_locked());
     answer(result).0.unwrap();
 }
+
+/// Direct I/O cannot read on from the middle of a block: the file ended there when it was read.
+#[test]
+fn a_read_that_ends_within_a_block_does_not_go_on_in_a_file_that_has_grown() {
+    let held = tempfile::tempfile().unwrap();
+    held.set_len(64 << 10).unwrap();
+    let block = MemoryAlignment {
+        start_bytes: 4096,
+        len_bytes: 4096,
+    };
+    let file = File::new(held.into(), Route::Pool, block);
+    let (read, result) = read_of(&file, 4096);
+    assert!(matches!(read.advance(Ok(2560)), Next::Done));
+    let (outcome, list) = answer(result);
+    outcome.unwrap();
+    assert_eq!(list.to_vec()[2560..], [0; 1536]);
+}
+
+/// Where `lseek` may call data a hole that is in the page cache alone, there are no holes.
+#[test]
+fn holes_are_believed_of_known_file_systems_alone() {
+    let known = tempfile::tempfile().unwrap();
+    known.set_len(1 << 20).unwrap();
+    let runs = find_runs(&known.into(), 0, 1 << 20).unwrap();
+    assert!(runs.iter().any(|run| run.hole), "{runs:?}");
+    let mut options = std::fs::OpenOptions::new();
+    let unknown = options.read(true).write(true).open("/proc/self/comm");
+    let runs = find_runs(&unknown.unwrap().into(), 0, 4096).unwrap();
+    let whole = Run {
+        start: 0,
+        end: 4096,
+        hole: false,
+    };
+    assert_eq!(runs, [whole]);
+}

@@ -97,7 +97,7 @@ impl Daemon {
         let name = given.required("name")?;
         if !is_identifier(name) {
             return Err(QmpError::generic(format!(
-                "Invalid checkpoint name '{name}'"
+                "Invalid checkpoint name '{name}': a letter, then letters, digits, '-', '.' and '_'"
             )));
         }
         let Some(Value::Array(disks)) = given.0.get("disks") else {

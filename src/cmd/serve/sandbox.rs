@@ -182,11 +182,16 @@ fn with_stores(rights: &Rights) -> Rights {
     rights.clone()
 }
 
-/// Threads of this process but for this one, after those that are ending have ended.
+/// Threads of this process but for this one, after those that are ending have ended. Those of the
+/// kernel, which rings have, are not counted: they do what the calling thread may.
 fn other_threads() -> usize {
+    let is_ours = |task: &std::fs::DirEntry| {
+        let name = std::fs::read_to_string(task.path().join("comm"));
+        name.is_ok_and(|name| !name.starts_with("iou-"))
+    };
     let count = || {
-        let tasks = std::fs::read_dir("/proc/self/task");
-        tasks.map_or(0, |tasks| tasks.count().saturating_sub(1))
+        let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+        tasks.flatten().filter(is_ours).count().saturating_sub(1)
     };
     for _ in 0..200 {
         if count() == 0 {

@@ -332,8 +332,7 @@ impl Socket {
 /// The refusal of a socket that a server listens on.
 fn in_use(path: &Path) -> CommandError {
     CommandError::new(format!(
-        "A server is already listening on the socket '{}': stop it, or choose another path with \
-         --socket",
+        "A server is already listening on the socket '{}': stop it, or choose another path",
         path.display()
     ))
 }
@@ -464,7 +463,7 @@ mod tests {
             path.display()
         );
         assert!(
-            error.starts_with(&socket) && error.ends_with("choose another path with --socket"),
+            error.starts_with(&socket) && error.ends_with("choose another path"),
             "{error}"
         );
         drop(first);
