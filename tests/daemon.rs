@@ -16,6 +16,7 @@ use crate::support::{
 };
 
 mod atomic;
+mod below;
 mod checkpoint;
 mod compaction;
 mod guest;
@@ -507,8 +508,9 @@ fn a_backup_that_cannot_begin_leaves_its_bitmap_as_it_was() {
     daemon.add("copy", "copy.qcow2");
     daemon.serve("n0");
     daemon.done("block-dirty-bitmap-add", json!({"node": "n0", "name": "b"}));
-    let guest = Guest::start(&dir.join("nbd.sock"), 5, &Model::default());
-    std::thread::sleep(Duration::from_millis(50));
+    let model = Model::default();
+    let guest = Guest::start(&dir.join("nbd.sock"), 5, &model);
+    model.wait_for_writes();
     guest.stop().unwrap();
     // A job of this ID has ended, and waits to be dismissed.
     let file = json!({"driver": "file", "filename": "other", "size": 4096});

@@ -8,7 +8,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip::Disk;
+use cowslip::{Disk, Error};
 use cowslip_graph::{CHUNK_BYTES, Held, View};
 use cowslip_qmp::QmpError;
 
@@ -52,18 +52,14 @@ impl Daemon {
         target: &Rc<Node>,
     ) -> Result<(), QmpError> {
         job.view.replace(Some(Arc::clone(view)));
-        let kept = view.hold(&job.work).await.map_err(failed);
+        let kept = view.hold(&job.work).await;
         job.view.take();
-        self.end_view(target).await;
-        kept
-    }
-
-    /// Has clients of a target see its own chain.
-    async fn end_view(&self, target: &Rc<Node>) {
-        let held = target.live.drain().await;
-        if target.cover.take().is_some() {
-            held.exchange(target.image());
+        // The clients of a view that is of no use get errors until the last of them has left: what
+        // is below the target has changed, and was not copied.
+        if matches!(kept, Err(Error::Cancelled)) {
+            target.uncover().await;
         }
+        kept.map_err(failed)
     }
 }
 

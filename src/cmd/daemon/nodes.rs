@@ -192,6 +192,14 @@ impl Node {
         image
     }
 
+    /// Has clients see its own chain again.
+    pub async fn uncover(&self) {
+        let held = self.live.drain().await;
+        if self.cover.take().is_some() {
+            held.exchange(self.image());
+        }
+    }
+
     /// The nodes of its chain, itself first.
     pub fn chain(self: &Rc<Node>) -> Vec<Rc<Node>> {
         let below = |node: &Rc<Node>| node.backing();
@@ -668,6 +676,9 @@ impl Nodes {
     pub async fn leave(&self, node: &Rc<Node>, writes: bool) -> Result<(), QmpError> {
         node.users.set(node.users.get() - 1);
         node.writers.set(node.writers.get() - usize::from(writes));
+        if !node.is_used() && node.cover.borrow().is_some() {
+            node.uncover().await;
+        }
         let is_written = node.settings.borrow().access == Access::Write;
         match writes && is_written && node.writers.get() == 0 {
             true => self.open_for(node, Access::Read).await,

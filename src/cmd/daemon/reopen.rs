@@ -42,12 +42,20 @@ impl Daemon {
         }
         let mut before = Vec::new();
         for reopened in wanted {
-            before.push(Reopened {
+            let as_it_was = Reopened {
                 node: Rc::clone(&reopened.node),
                 described: reopened.node.described(),
                 backing: reopened.node.backing(),
-            });
-            if let Err(error) = self.reopen(reopened).await {
+            };
+            // Only now: it may lie over nodes that were reopened before it.
+            let done = match check_below(&reopened) {
+                Ok(()) => {
+                    before.push(as_it_was);
+                    self.reopen(reopened).await
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = done {
                 while let Some(as_it_was) = before.pop() {
                     // A node that cannot be opened again answers reads as it did.
                     drop(self.reopen(as_it_was).await);
@@ -80,7 +88,7 @@ impl Daemon {
                 }
             },
             Some(Value::Null) => None,
-            Some(Value::String(below)) => Some(self.below(&node, &below)?),
+            Some(Value::String(below)) => Some(self.nodes.named(&below)?),
             Some(_) => return Err(refused("Cannot change the option 'backing.driver'")),
         };
         self.with_files(&node, &mut options)?;
@@ -107,27 +115,6 @@ impl Daemon {
             described: Rc::new(described),
             backing,
         })
-    }
-
-    /// The node that is to be below another one.
-    fn below(&self, node: &Rc<Node>, below: &str) -> Result<Rc<Node>, QmpError> {
-        let found = self.nodes.named(below)?;
-        if found.chain().iter().any(|it| Rc::ptr_eq(it, node)) {
-            return Err(QmpError::generic(format!(
-                "Making '{below}' a backing child of '{}' would create a cycle",
-                node.name
-            )));
-        }
-        let is_below = node.backing().is_some_and(|it| Rc::ptr_eq(&it, &found));
-        if !is_below {
-            found.may_change()?;
-            if found.is_written() {
-                // It changes under the node.
-                let text = format!("Node '{below}' is busy: it is being written");
-                return Err(QmpError::generic(text));
-            }
-        }
-        Ok(found)
     }
 
     /// Has files be described that are named: those that the node is over.
@@ -167,5 +154,35 @@ impl Daemon {
             return Err(error);
         }
         self.nodes.set_backing(&node, backing, &held)
+    }
+}
+
+/// Looks whether a node can lie over the one that it is to lie over.
+///
+/// # Errors
+/// It would be a loop; something in the chain changes.
+fn check_below(reopened: &Reopened) -> Result<(), QmpError> {
+    let (node, Some(below)) = (&reopened.node, &reopened.backing) else {
+        return Ok(());
+    };
+    let chain = below.chain();
+    if chain.iter().any(|it| Rc::ptr_eq(it, node)) {
+        return Err(QmpError::generic(format!(
+            "Making '{}' a backing child of '{}' would create a cycle",
+            below.name, node.name
+        )));
+    }
+    if node.backing().is_some_and(|it| Rc::ptr_eq(&it, below)) {
+        return Ok(());
+    }
+    below.may_change()?;
+    match chain.iter().find(|it| it.is_written()) {
+        None => Ok(()),
+        Some(written) => {
+            // It changes under the node.
+            let name = &written.name;
+            let text = format!("Node '{name}' is busy: it is being written");
+            Err(QmpError::generic(text))
+        }
     }
 }
