@@ -186,10 +186,7 @@ impl Daemon {
             Some(target) => {
                 let target = self.nodes.referred(target)?;
                 self.check_pair(&node, &target)?;
-                let id = job_id(name, &node);
-                if self.jobs.find(&id).is_some() {
-                    return Err(QmpError::generic(format!("Job ID '{id}' already in use")));
-                }
+                self.check_job_id(&job_id(name, &node))?;
                 Way::Target(target)
             }
             None => {
@@ -291,7 +288,6 @@ impl Daemon {
             name: name.to_string(),
             views: Vec::new(),
         };
-        let mut done = Ok(());
         for Ready {
             part,
             moment,
@@ -317,33 +313,36 @@ impl Daemon {
                     });
                 }
                 (Use::Backup(backup), Way::Target(target)) => {
-                    let disks = (backup, Rc::clone(&target));
-                    if let Err(error) = self.push((name, &node), disks, reserved) {
-                        drop(self.nodes.leave(&target, true).await);
-                        done = done.and(Err(error));
-                    }
+                    self.push((name, &node), (backup, target), reserved);
                 }
                 _ => unreachable!("a view is offered, and a backup has a target"),
             }
-            // The image is closed in order when nobody else writes it.
-            done = done.and(self.nodes.leave(&node, true).await);
+            // The image is closed in order when nobody else writes it. If that fails, the checkpoint
+            // is there all the same: clients would take an error for the opposite.
+            if let Err(error) = self.nodes.leave(&node, true).await {
+                let text = "could not be closed in order after a checkpoint";
+                self.log
+                    .write(format_args!("'{}' {text}: {error}", node.name));
+            }
         }
         if !active.views.is_empty() {
             self.checkpoints.borrow_mut().push(active);
         }
-        done.map(|()| json!({}))
+        Ok(json!({}))
     }
 
+    /// Starts the copy of a disk. The ID of its job was looked at.
     fn push(
         self: &Rc<Self>,
         (name, node): (&str, &Rc<Node>),
         (backup, target): (Backup, Rc<Node>),
         reserved: Reserved,
-    ) -> Result<(), QmpError> {
+    ) {
         let mut options = Map::new();
         options.insert("job-id".to_string(), job_id(name, node).into());
-        let options = JobOptions::of(&Given(options), Some(&node.name))?;
-        self.start_job(("backup", options), |daemon, job| async move {
+        let options = JobOptions::of(&Given(options), Some(&node.name));
+        let options = options.expect("an ID is no value of the wrong type");
+        self.begin_job(("backup", options), |daemon, job| async move {
             let copied = backup.run(&job.work).await.map_err(failed);
             drop((backup, reserved));
             let outcome = match copied {
@@ -353,7 +352,7 @@ impl Daemon {
             let _turn = daemon.turn.take().await;
             let left = daemon.nodes.leave(&target, true).await;
             outcome.and(left)
-        })
+        });
     }
 
     /// `x-cowslip-checkpoint-end`.
