@@ -246,6 +246,11 @@ impl Prepared {
         self.options.id()
     }
 
+    /// Whether it copies this node, and not what changes there later.
+    pub fn copies_all_of(&self, node: &Rc<Node>) -> bool {
+        self.view.is_none() && Rc::ptr_eq(&self.nodes.0, node)
+    }
+
     /// The nodes whose requests are held back at its moment: the one that is copied, and the target
     /// if clients are to see the view there.
     pub fn held_nodes(&self) -> Vec<&Rc<Node>> {

@@ -110,6 +110,19 @@ impl After<'_> {
         }
     }
 
+    /// Refuses a node that a job keeps from getting an overlay. A backup of the list does not: what
+    /// it copies is frozen at its own moment. One that waits for changes would see none any more.
+    fn may_change(&self, node: &Rc<Node>) -> Result<(), QmpError> {
+        let is_copied = self.0.iter().any(|action| match action {
+            Action::Backup(prepared) => prepared.copies_all_of(node),
+            _ => false,
+        });
+        match is_copied {
+            true => Ok(()),
+            false => node.may_change(),
+        }
+    }
+
     /// Refuses a node that will lie below another one.
     fn is_root(&self, daemon: &Daemon, node: &Rc<Node>) -> Result<(), QmpError> {
         daemon.nodes.is_root(node)?;
@@ -163,7 +176,7 @@ impl Daemon {
         is_new: bool,
         after: After<'_>,
     ) -> Result<Overlay, QmpError> {
-        node.may_change()?;
+        after.may_change(&node)?;
         overlay.may_change()?;
         after.is_root(self, &node)?;
         let exports = after.exports(self, &node);
@@ -211,7 +224,7 @@ impl Daemon {
         if self.nodes.find(name).is_some() {
             return Err(refused("New overlay node-name already in use"));
         }
-        node.may_change()?;
+        after.may_change(&node)?;
         after.is_root(self, &node)?;
         let format = given.text("format").unwrap_or("qcow2");
         if format != "qcow2" {
