@@ -96,7 +96,7 @@ pub unsafe extern "C" fn cowslip_request_run(
         let (image, request) = unsafe { (of(image)?, pointer::needed(request, "request")?) };
         // SAFETY: the caller's promise; the call returns when the request has completed.
         let request = unsafe { request.to_request() }?;
-        block_on(cowslip_embed::carry_out(image, request))
+        block_on(async { request.run(image).await.result })
     };
     // SAFETY: the caller's promise.
     unsafe { guarded(error, work) }

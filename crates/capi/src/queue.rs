@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use cowslip::Error;
-use cowslip::image::Durability;
-use cowslip_embed::{Operation, Request, Submitter};
+use cowslip::image::{Durability, Space, ZeroOptions};
+use cowslip::requests::{Operation, Request};
+use cowslip_embed::Submitter;
 
 use crate::constants::{DISCARD, FLUSH, FUA, MAY_UNMAP, READ, WRITE, ZERO};
 use crate::error::{cowslip_error, guarded, quiet};
@@ -52,18 +53,20 @@ impl cowslip_request {
     /// # Safety
     /// The memory is as the header has it, until the request has completed.
     pub(crate) unsafe fn to_request(self) -> Result<Request, Error> {
-        let is_durable = self.flags & FUA != 0;
+        let durability = Durability::of_fua(self.flags & FUA != 0);
+        let (offset, len) = (self.offset, self.length);
         let operation = match self.operation {
             READ => {
                 check_flags(self.flags, 0)?;
                 // SAFETY: the caller's promise.
-                Operation::Read(unsafe { memory::list_to_fill(self.iov, self.iov_count) }?)
+                let target = unsafe { memory::list_to_fill(self.iov, self.iov_count) }?;
+                Operation::read(offset, target)
             }
             WRITE => {
                 check_flags(self.flags, FUA)?;
                 // SAFETY: the caller's promise.
                 let data = unsafe { memory::list_to_write(self.iov, self.iov_count) }?;
-                Operation::Write(data, Durability::of_fua(is_durable))
+                Operation::write(offset, data, durability)
             }
             FLUSH => {
                 check_flags(self.flags, 0)?;
@@ -71,19 +74,24 @@ impl cowslip_request {
             }
             DISCARD => {
                 check_flags(self.flags, 0)?;
-                Operation::Discard(self.length)
+                Operation::Discard { offset, len }
             }
             ZERO => {
                 check_flags(self.flags, FUA | MAY_UNMAP)?;
-                Operation::zero(self.length, self.flags & MAY_UNMAP != 0, is_durable)
+                let options = ZeroOptions {
+                    space: Space::of_unmap(self.flags & MAY_UNMAP != 0),
+                    durability,
+                    fast_only: false,
+                };
+                Operation::Zero {
+                    offset,
+                    len,
+                    options,
+                }
             }
             other => return Err(Error::Invalid(format!("no operation {other}"))),
         };
-        Ok(Request {
-            cookie: self.cookie,
-            offset: self.offset,
-            operation,
-        })
+        Ok(Request::new(self.cookie, operation))
     }
 }
 
@@ -183,8 +191,8 @@ pub unsafe extern "C" fn cowslip_queue_complete(
     let taken = quiet(Vec::new(), || queue.submitter.complete(max));
     for (index, completion) in taken.iter().enumerate() {
         let value = cowslip_completion {
-            cookie: completion.cookie,
-            result: match &completion.outcome {
+            cookie: completion.token,
+            result: match &completion.result {
                 Ok(()) => 0,
                 Err(error) => -error.errno(),
             },

@@ -20,7 +20,7 @@ pub use cowslip_nodes::CacheMode;
 pub use create::{NewImage, create};
 pub use open::{Naming, OpenRequest, Opener, open, open_file};
 pub use serve::Serving;
-pub use submitter::{Completion, Operation, Request, Submitter, carry_out};
+pub use submitter::Submitter;
 pub use whole::{ConvertOptions, check, close, commit, convert, new_snapshot};
 
 #[cfg(test)]

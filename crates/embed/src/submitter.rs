@@ -1,48 +1,16 @@
-//! Requests that are submitted and completed, for programs with an event loop.
+//! Requests that are submitted and completed by any thread of a program with an event loop.
+//!
+//! They are those of [`cowslip::requests`], whose queue belongs to one thread. A program in another
+//! language has no such bounds, so here a thread of its own carries them out.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use cowslip::image::{Durability, Space, ZeroOptions};
-use cowslip::{Error, Image, IoVec, IoVecMut, Result};
+use cowslip::requests::{Completion, Request};
+use cowslip::{Error, Image, Result};
 use cowslip_queue::{Backend, Event, Queue, spawn};
-
-/// Kind of a request, with the memory that it needs.
-#[derive(Debug)]
-pub enum Operation {
-    /// Fills the list.
-    Read(IoVecMut),
-    /// Writes the list.
-    Write(IoVec, Durability),
-    /// Makes what had completed durable.
-    Flush,
-    /// Gives up a number of bytes.
-    Discard(u64),
-    /// Makes a number of bytes read as zeroes.
-    Zero(u64, ZeroOptions),
-}
-
-/// A request to the disk.
-#[derive(Debug)]
-pub struct Request {
-    /// The submitter's name for it.
-    pub cookie: u64,
-    /// Offset on the disk, in bytes.
-    pub offset: u64,
-    /// The operation.
-    pub operation: Operation,
-}
-
-/// A request that has ended: nothing of it touches its memory any more.
-#[derive(Debug)]
-pub struct Completion {
-    /// The submitter's name for it.
-    pub cookie: u64,
-    /// Its outcome.
-    pub outcome: Result<()>,
-}
 
 /// A way to an image for one thread of an event loop: [`Submitter::submit`] and
 /// [`Submitter::complete`] do not block. One thread of its own, with an I/O queue of its own, has
@@ -211,9 +179,7 @@ fn serve(queue: &Queue, shared: &Arc<Shared>, image: &Arc<Image>) {
             for request in requests {
                 let (shared, image) = (Arc::clone(shared), Arc::clone(image));
                 spawn(async move {
-                    let cookie = request.cookie;
-                    let outcome = carry_out(&image, request).await;
-                    shared.ended(Completion { cookie, outcome });
+                    shared.ended(request.run(&*image).await);
                 });
             }
             if is_ending || shared.submitted.wait().await.is_err() {
@@ -221,31 +187,4 @@ fn serve(queue: &Queue, shared: &Arc<Shared>, image: &Arc<Image>) {
             }
         }
     });
-}
-
-/// Carries out a request.
-///
-/// # Errors
-/// As of the call of [`Image`].
-pub async fn carry_out(image: &Image, request: Request) -> Result<()> {
-    let offset = request.offset;
-    match request.operation {
-        Operation::Read(target) => image.read(offset, target).await.map(drop),
-        Operation::Write(data, durability) => image.write(offset, data, durability).await,
-        Operation::Flush => image.flush().await,
-        Operation::Discard(len) => image.discard(offset, len).await,
-        Operation::Zero(len, options) => image.write_zeroes(offset, len, options).await,
-    }
-}
-
-impl Operation {
-    /// A write of zeroes, by flags.
-    pub fn zero(len: u64, may_unmap: bool, is_durable: bool) -> Operation {
-        let options = ZeroOptions {
-            space: Space::of_unmap(may_unmap),
-            durability: Durability::of_fua(is_durable),
-            fast_only: false,
-        };
-        Operation::Zero(len, options)
-    }
 }

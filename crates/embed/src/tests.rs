@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use cowslip::image::{DiscardPolicy, Durability};
+use cowslip::image::{DiscardPolicy, Durability, ZeroOptions};
+use cowslip::requests::{Operation, Request};
 use cowslip::{Buf, BufMut, Error, Image, Job};
 
 use super::*;
@@ -168,42 +169,45 @@ fn requests_are_submitted_together_and_complete() {
     let dir = tempfile::tempdir().unwrap();
     let image = Arc::new(opened(&made(&dir.path().join("a.qcow2"), 16 << 20)));
     let submitter = Submitter::new(Arc::clone(&image)).unwrap();
-    let write = |number: u64| Request {
-        cookie: number,
-        offset: number * 4096,
-        operation: Operation::Write(
-            Buf::copy_of(&[number as u8; 4096]).into(),
-            Durability::Cached,
-        ),
+    let write = |number: u64| {
+        let data = Buf::copy_of(&[number as u8; 4096]);
+        let write = Operation::write(number * 4096, data, Durability::Cached);
+        Request::new(number, write)
     };
     submitter.submit((0..100).map(write));
     let mut seen = Vec::new();
     while seen.len() < 100 {
         wait_readable(&submitter);
         for completion in submitter.complete(7) {
-            completion.outcome.unwrap();
-            seen.push(completion.cookie);
+            completion.result.unwrap();
+            seen.push(completion.token);
         }
     }
     seen.sort_unstable();
     assert!(seen.iter().copied().eq(0..100));
     assert!(submitter.complete(7).is_empty() && submitter.in_flight() == 0);
-    let request = |cookie, offset, operation| Request {
-        cookie,
-        offset,
-        operation,
+    let discard = |offset| Operation::Discard { offset, len: 4096 };
+    let zero = Operation::Zero {
+        offset: 8192,
+        len: 4096,
+        options: ZeroOptions {
+            durability: Durability::Durable,
+            ..ZeroOptions::default()
+        },
     };
-    submitter.submit([
-        request(1, 0, Operation::Flush),
-        request(2, 4096, Operation::Discard(4096)),
-        request(3, 8192, Operation::zero(4096, false, true)),
-        request(4, u64::MAX, Operation::Discard(4096)),
-        request(5, 3 * 4096, Operation::Read(BufMut::zeroed(4096).into())),
-    ]);
+    let read = Operation::read(3 * 4096, BufMut::zeroed(4096));
+    let operations = [
+        Operation::Flush,
+        discard(4096),
+        zero,
+        discard(u64::MAX),
+        read,
+    ];
+    submitter.submit((1..).zip(operations).map(|(n, op)| Request::new(n, op)));
     submitter.drain();
     let mut outcomes = submitter.complete(usize::MAX);
-    outcomes.sort_by_key(|completion| completion.cookie);
-    let are_right = outcomes.iter().map(|c| c.outcome.is_ok());
+    outcomes.sort_by_key(|completion| completion.token);
+    let are_right = outcomes.iter().map(|c| c.result.is_ok());
     assert!(
         are_right.eq([true, true, true, false, true]),
         "{outcomes:?}"

@@ -165,6 +165,14 @@ impl Request {
     pub fn new(token: u64, operation: Operation) -> Request {
         Request { token, operation }
     }
+
+    /// Has a disk do its work, without a queue: for executors, and for calls that wait. It ends as
+    /// one in a queue does.
+    pub async fn run(self, disk: &dyn Disk) -> Completion {
+        let Request { token, operation } = self;
+        let byte_count = operation.byte_count();
+        Completion::of(token, byte_count, operation.run(disk).await)
+    }
 }
 
 /// The end of a request.
@@ -178,6 +186,21 @@ pub struct Completion {
     pub target: Option<IoVecMut>,
     /// Bytes of the request: those that were transferred, if it has succeeded.
     pub byte_count: u64,
+}
+
+impl Completion {
+    fn of(token: u64, byte_count: u64, ended: Result<Option<IoVecMut>>) -> Completion {
+        let (result, target) = match ended {
+            Ok(target) => (Ok(()), target),
+            Err(error) => (Err(error), None),
+        };
+        Completion {
+            token,
+            result,
+            target,
+            byte_count,
+        }
+    }
 }
 
 /// Requests of one thread, for disks that may be shared with other threads and their queues.
@@ -251,16 +274,8 @@ impl State {
         let Some(request) = self.in_flight.remove(&token) else {
             return;
         };
-        let (result, target) = match ended {
-            Ok(target) => (Ok(()), target),
-            Err(error) => (Err(error), None),
-        };
-        self.done.push_back(Completion {
-            token,
-            result,
-            target,
-            byte_count: request.byte_count,
-        });
+        let completion = Completion::of(token, request.byte_count, ended);
+        self.done.push_back(completion);
     }
 }
 
