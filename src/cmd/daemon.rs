@@ -26,6 +26,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cowslip::error::system_words;
 use cowslip_qmp::{Call, Executing, Handler, QmpError, Schema, Server};
@@ -83,6 +84,11 @@ use host::Daemon;
 use line::{Doors, Line, Step};
 use supervisor::Supervisor;
 use words::refused;
+
+/// The longest time for which a thread of the daemon keeps a processor for which others wait. The
+/// copies of jobs are made in the kernel, and a request that has come meanwhile waits for its turn;
+/// those that the kernel gives by itself last for some milliseconds.
+const TURN: Duration = Duration::from_micros(100);
 
 /// Serve disks that are added, changed and removed over a control socket (QMP)
 #[derive(clap::Args)]
@@ -346,6 +352,9 @@ fn start(line: Line, program: &Program, role: Role) -> Result<(), CommandError> 
     let io = |error: &std::io::Error| CommandError::new(system_words(error));
     // Before any thread exists, so that none is ended by the signals.
     let signals = Signals::take_over().map_err(|error| io(&error))?;
+    // For the threads of the kernel, too, that write files for the ring: they inherit it. Where it
+    // is refused, guests wait a little longer.
+    drop(cowslip_queue::take_short_turns(TURN));
     let queue = Queue::new(Backend::Auto).map_err(|error| io(&error))?;
     queue.poll_before_sleep(default_poll());
     let daemon = Daemon::new(Log::new(program, line.verbosity).in_format(line.log_format));
