@@ -317,8 +317,8 @@ impl Daemon {
                 }
                 _ => unreachable!("a view is offered, and a backup has a target"),
             }
-            // The image is closed in order when nobody else writes it. If that fails, the checkpoint
-            // is there all the same: clients would take an error for the opposite.
+            // The image is closed in order when nobody else writes it. If that fails, the
+            // checkpoint is there all the same: clients would take an error for the opposite.
             if let Err(error) = self.nodes.leave(&node, true).await {
                 let text = "could not be closed in order after a checkpoint";
                 self.log

@@ -24,7 +24,7 @@ pub struct Adapter {
     prefix: String,
     /// Memory for a list.
     list_bytes_max: usize,
-    /// What it needs of the system, for a process that confines itself while it is open.
+    /// Needs of the system, for a process that confines itself while it is open.
     _reach: Option<Registered>,
 }
 

@@ -78,6 +78,8 @@ mod threads;
 mod timer;
 #[path = "../../../../queue/src/timers.rs"]
 mod timers;
+#[path = "../../../../queue/src/turns.rs"]
+mod turns;
 #[path = "../../../../queue/src/uring.rs"]
 mod uring;
 #[path = "../../../../queue/src/watch.rs"]
@@ -105,4 +107,5 @@ pub use signal::{Signal, Signals};
 pub use socket::{Listener, Stream};
 pub use threads::Threads;
 pub use timer::{Sleep, sleep};
+pub use turns::take_short_turns;
 pub use watch::Watch;
