@@ -58,7 +58,7 @@ pub async fn measure(
 /// Returns the bytes of the header, the tables, the keys and the refcounts of an image whose disk
 /// has `disk` bytes in whole clusters. The clusters of the keys have refcounts like all others,
 /// which qemu-img does not account for.
-fn metadata_bytes(geometry: &Geometry, disk: u64, keys: u64) -> u64 {
+pub(crate) fn metadata_bytes(geometry: &Geometry, disk: u64, keys: u64) -> u64 {
     let tables = mapping_clusters(geometry, disk) + geometry.clusters_for(keys);
     let (blocks, table) = structures_for(geometry, tables + geometry.clusters_for(disk));
     (tables + blocks + table) * geometry.cluster_bytes()

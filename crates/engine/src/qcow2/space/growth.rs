@@ -88,11 +88,23 @@ pub struct Step {
     pub method: Method,
 }
 
-/// The next step of an image file.
-pub fn next_step(policy: Policy, now: &Situation) -> Step {
+/// The part of a file by which it grows beyond what its disk can need: for what is freed and not
+/// yet used again, for tables that move, for bitmaps.
+const BEYOND_FULL_FRACTION: u64 = 16;
+/// The least of that.
+const BEYOND_FULL_BYTES: u64 = 1 << 20;
+
+/// The next step of an image file, whose length is `full_bytes` once all of its disk is allocated:
+/// hardly further.
+pub fn next_step(policy: Policy, now: &Situation, full_bytes: Option<u64>) -> Step {
     let allocate = policy == Policy::Contiguous && now.grown_bytes >= ALLOCATE_FROM_BYTES;
+    let most = full_bytes.map_or(u64::MAX, |full| {
+        let left = full.saturating_sub(now.file_bytes);
+        left.max(now.file_bytes / BEYOND_FULL_FRACTION)
+            .max(BEYOND_FULL_BYTES)
+    });
     Step {
-        bytes: Steps::IMAGE.next_bytes(now),
+        bytes: Steps::IMAGE.next_bytes(now).min(most).max(now.needed_bytes),
         method: if allocate {
             Method::Allocate
         } else {
@@ -113,11 +125,31 @@ mod tests {
             free_bytes: Some(1 << 40),
             needed_bytes: 4096,
         };
-        let method = |policy, now: &Situation| next_step(policy, now).method;
+        let method = |policy, now: &Situation| next_step(policy, now, None).method;
         assert_eq!(method(Policy::Sparse, &now), Method::Extend);
         assert_eq!(method(Policy::Contiguous, &now), Method::Allocate);
         now.grown_bytes = ALLOCATE_FROM_BYTES - 1;
         assert_eq!(method(Policy::Contiguous, &now), Method::Extend);
+    }
+
+    #[test]
+    fn a_file_hardly_grows_beyond_what_its_disk_can_need() {
+        const FULL: u64 = 256 << 20;
+        let mut now = Situation {
+            file_bytes: 200 << 20,
+            grown_bytes: 200 << 20,
+            free_bytes: Some(1 << 40),
+            needed_bytes: 4096,
+        };
+        let step = |now: &Situation, full| next_step(Policy::Contiguous, now, full).bytes;
+        assert_eq!(step(&now, None), 200 << 20, "as far as free space leads");
+        assert_eq!(step(&now, Some(FULL)), 56 << 20);
+        now.file_bytes = FULL;
+        assert_eq!(step(&now, Some(FULL)), 16 << 20);
+        now.file_bytes = 8 << 20;
+        assert_eq!(step(&now, Some(8 << 20)), 1 << 20);
+        now.needed_bytes = 20 << 20;
+        assert_eq!(step(&now, Some(8 << 20)), 20 << 20, "at least the need");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes, is_no_space};
 use crate::file::Event;
 use crate::growth::Situation;
+use crate::measure::metadata_bytes;
 use crate::qcow2::commit::probe::Stage;
 use crate::qcow2::commit::roots::Flush;
 use crate::qcow2::entry::set_refcount;
@@ -53,11 +54,22 @@ impl Qcow2 {
             free_bytes: self.file.block_file().free_bytes(),
             needed_bytes: clusters << bits,
         };
-        let step = growth::next_step(self.policy, &now);
+        let step = growth::next_step(self.policy, &now, self.full_bytes());
         Step {
             bytes: step.bytes.min(counts.step_bytes_max).max(now.needed_bytes),
             ..step
         }
+    }
+
+    /// The length that the file has once all of the disk is allocated; `None` if snapshots may
+    /// make it longer.
+    pub(super) fn full_bytes(&self) -> Option<u64> {
+        let has_snapshots = self.lock().committed.header.nb_snapshots > 0;
+        let geometry = self.geometry();
+        let disk = geometry.clusters_for(self.size()) << geometry.cluster_bits();
+        let tables = metadata_bytes(geometry, disk, 0);
+        let data = if self.format.data_file { 0 } else { disk };
+        (!has_snapshots).then(|| tables.saturating_add(data))
     }
 
     /// Finds some room where there is not enough for the need in one piece at the end of the file:

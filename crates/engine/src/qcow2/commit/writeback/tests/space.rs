@@ -269,7 +269,7 @@ fn the_file_is_extended_to_what_is_claimed() {
                 free_bytes: None,
                 needed_bytes: wanted * CLUSTER,
             };
-            let step = growth::next_step(image.policy, &now);
+            let step = growth::next_step(image.policy, &now, image.full_bytes());
             block_on(image.make_room(wanted)).expect("there is room");
             assert!(image.lock().space.free.clusters() >= wanted);
             let claimed = image.lock().space.claimed() * CLUSTER;
