@@ -16,10 +16,15 @@ fn export(node: &str, is_writable: bool) -> Value {
     json!({"type": "nbd", "id": node, "node-name": node, "writable": is_writable})
 }
 
-fn io(dir: &Path, export: &str, command: &str) -> std::process::Output {
+/// A request to an export, which a reader opens to be read alone.
+fn io(dir: &Path, export: &str, request: &str) -> std::process::Output {
     let uri = format!("nbd+unix:///{export}?socket=nbd.sock");
-    let words = ["io", "-f", "raw", "-c", command, &uri];
-    outcome(cowslip().current_dir(dir).args(words))
+    let mut command = cowslip();
+    command.current_dir(dir).args(["io", "-f", "raw"]);
+    if request.starts_with("read") {
+        command.arg("-r");
+    }
+    outcome(command.args(["-c", request, &uri]))
 }
 
 fn start(dir: &Path) -> Daemon {
