@@ -618,6 +618,25 @@ fn every_file_of_tests_is_built() {
     expect_none("main.rs or Cargo.toml names each file of tests", &findings);
 }
 
+/// `rust-version` is that of before; the compiler of these tests may be newer, and silent.
+#[test]
+fn guards_of_arms_hold_no_patterns_before_rust_1_95() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the manifest is there");
+    assert!(
+        manifest.contains("rust-version = \"1.90\""),
+        "this rule is for 1.90"
+    );
+    let mut findings = Vec::new();
+    for source in &sources() {
+        for (number, line) in source.code() {
+            if line.contains(concat!("if", " let ")) && line.contains("=>") {
+                findings.push(format!("{}:{number}: {}", source.path, line.trim()));
+            }
+        }
+    }
+    expect_none("`if let` in the guard of an arm needs Rust 1.95", &findings);
+}
+
 #[test]
 fn unfinished_work_names_its_issue() {
     let mut findings = Vec::new();

@@ -157,10 +157,14 @@ impl Qcow2 {
     /// Zeroes are left out where the space reads as zeroes already.
     async fn fill(&self, step: &Step, below: &dyn Backing) -> Result<Vec<(u64, Buf)>> {
         let fills = &step.write.fills;
-        let contents = match &fills[..] {
-            [] => return Ok(Vec::new()),
-            fills if self.zeroes_by_call(fills) => return self.zero_by_call(step).await,
-            [head, tail] if let Some(run) = one_source(head, tail) => {
+        let joint = match &fills[..] {
+            [head, tail] => one_source(head, tail),
+            _ => None,
+        };
+        let contents = match (&fills[..], joint) {
+            ([], _) => return Ok(Vec::new()),
+            (fills, _) if self.zeroes_by_call(fills) => return self.zero_by_call(step).await,
+            ([head, tail], Some(run)) => {
                 self.file.reach(Event::CowRead).await;
                 let place = (run.range.start, buffer(&run).into());
                 let all = BufMut::from(self.read_runs(&[run], place, below).await?).freeze();
@@ -168,7 +172,7 @@ impl Qcow2 {
                 let tail_start = (tail.range.start - head.range.start) as usize;
                 vec![all.slice(0, len(head)), all.slice(tail_start, len(tail))]
             }
-            fills => {
+            (fills, _) => {
                 let contents = fills.iter().map(|fill| self.content(step, fill, below));
                 try_join_all(contents).await?
             }
