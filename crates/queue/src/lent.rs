@@ -11,13 +11,22 @@ use crate::iovec::{IoVec, IoVecMut};
 /// Slices that are lent out.
 #[derive(Default)]
 struct Lent {
-    count: Mutex<usize>,
+    state: Mutex<State>,
     returned: Condvar,
 }
 
+#[derive(Default)]
+struct State {
+    /// Slices that have not been returned.
+    count: usize,
+    /// The lender waits. Most requests have ended before: to wake nobody would be a system call
+    /// in each of them.
+    is_awaited: bool,
+}
+
 impl Lent {
-    fn count(&self) -> MutexGuard<'_, usize> {
-        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -26,8 +35,11 @@ struct Token(Arc<Lent>);
 
 impl Drop for Token {
     fn drop(&mut self) {
-        *self.0.count() -= 1;
-        self.0.returned.notify_all();
+        let mut state = self.0.state();
+        state.count -= 1;
+        if state.is_awaited && state.count == 0 {
+            self.0.returned.notify_all();
+        }
     }
 }
 
@@ -38,17 +50,18 @@ struct Loan(Arc<Lent>);
 
 impl Loan {
     fn owner(&self) -> Arc<dyn Any + Send + Sync> {
-        *self.0.count() += 1;
+        self.0.state().count += 1;
         Arc::new(Token(Arc::clone(&self.0)))
     }
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        let mut count = self.0.count();
-        while *count > 0 {
-            let waited = self.0.returned.wait(count);
-            count = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state();
+        while state.count > 0 {
+            state.is_awaited = true;
+            let waited = self.0.returned.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -86,6 +86,8 @@ pub(crate) unsafe fn write_at(
     // The offset comes in two words, of which the kernel looks at as many as it takes.
     let (low, high) = (at as libc::c_long, (at >> 32) as libc::c_long);
     let (fd, slices) = (fd.as_raw_fd(), slices.as_ptr());
+    // Its place is on the stack, a word of which all bytes are to be written.
+    let flags = libc::c_long::from(flags);
     // SAFETY: the call reads the slices and what they refer to, which the caller keeps.
     let written = unsafe { libc::syscall(libc::SYS_pwritev2, fd, slices, count, low, high, flags) };
     transferred(written as libc::ssize_t)
