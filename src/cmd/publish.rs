@@ -201,6 +201,7 @@ fn published(
         let request = Request {
             name: location.name.clone(),
             parents: parents(args, &location, &store).await?,
+            changed: None,
             sizes,
             level: args.level,
             pack_bytes: PACK_BYTES,

@@ -17,6 +17,7 @@
 //! Leases are removed by prunings alone: one that was removed at the end could be gone before a
 //! pruning has looked for it, and the name come after the pruning has looked for names.
 
+use std::ops::Range;
 use std::time::{Duration, Instant, SystemTime};
 
 use cowslip_block::disk::Disk;
@@ -33,6 +34,7 @@ use crate::store::{Store, index_key, session_folder, version_key};
 mod assembly;
 mod begin;
 mod scan;
+mod steps;
 
 use assembly::Assembly;
 pub use begin::PRUNING_MS_MAX;
@@ -60,6 +62,8 @@ pub struct Request {
     pub name: String,
     /// Versions whose chunks are used, besides those of the newest version of the name.
     pub parents: Vec<Parent>,
+    /// What has changed since a parent was published; the rest is not read.
+    pub changed: Option<Changed>,
     /// Lengths of chunks; `None`: those of the first parent, or the usual ones.
     pub sizes: Option<ChunkSizes>,
     /// Level of zstd.
@@ -72,6 +76,15 @@ pub struct Request {
     pub random: Session,
     /// The time at which the lease is renewed again.
     pub renewed_after: Duration,
+}
+
+/// What of a disk may differ from a parent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// The digest of the parent's index.
+    pub since: Digest,
+    /// Ranges in bytes, in their order, without overlaps.
+    pub ranges: Vec<Range<u64>>,
 }
 
 /// Work that a publication did.
@@ -178,12 +191,16 @@ pub async fn publish(
         mut held,
         session,
         parents,
+        since,
         present,
     } = begin(store, request).await?;
     let sizes = request.sizes.or(parents.first().map(|index| index.sizes));
     let sizes = sizes.unwrap_or_default();
     let mut assembly = Assembly::new(store, (session, sizes), request, (parents, present));
-    let scanned = scan::scan((source, sizes), &mut assembly, workers, (job, &mut held)).await;
+    let changed = request.changed.as_ref();
+    let changed = since.zip(changed.map(|changed| &changed.ranges[..]));
+    let way = (job, &mut held);
+    let scanned = scan::scan((source, sizes), changed, &mut assembly, workers, way).await;
     // Uploads that have begun end before anything else is decided.
     let settled = assembly.settle().await;
     scanned.and(settled)?;

@@ -40,6 +40,7 @@ pub fn small_request(name: &str, rng: &mut Rng) -> Request {
     Request {
         name: name.to_string(),
         parents: Vec::new(),
+        changed: None,
         sizes: Some(ChunkSizes {
             min: 4096,
             average: 8192,

@@ -40,6 +40,11 @@ impl Known {
         Known { parents, chunks }
     }
 
+    /// One of the indexes.
+    pub fn parent(&self, number: usize) -> &Index {
+        &self.parents[number]
+    }
+
     /// Whether a chunk is one of them.
     pub fn has(&self, digest: Digest) -> bool {
         self.chunks.contains_key(&digest)

@@ -21,6 +21,8 @@ pub struct Begun {
     pub session: Session,
     /// The indexes whose chunks are used.
     pub parents: Vec<Index>,
+    /// The number of that since which changes are known.
+    pub since: Option<usize>,
     /// Packs of the session that are there, and their lengths.
     pub present: HashMap<Digest, u64>,
 }
@@ -52,11 +54,18 @@ pub async fn begin(store: &Store, request: &Request) -> Result<Begun> {
         held.lease.session = session_text(session);
         held.renew(store).await?;
     }
+    let wanted = request.changed.as_ref().map(|changed| changed.since);
+    let mut since = None;
     let mut indexes = Vec::new();
     for parent in &parents {
         let is_asked_for = newest.as_ref() != Some(parent);
         match index_with_name(store, parent).await? {
-            Some(index) => indexes.push(index),
+            Some(index) => {
+                if wanted == Some(parent.index) {
+                    since = Some(indexes.len());
+                }
+                indexes.push(index);
+            }
             None if is_asked_for => {
                 return Err(Error::invalid(format!(
                     "There is no published disk '{}@{}' any more",
@@ -65,6 +74,10 @@ pub async fn begin(store: &Store, request: &Request) -> Result<Begun> {
             }
             None => {}
         }
+    }
+    if wanted.is_some() && since.is_none() {
+        let text = "the version since which changes are known is not there any more";
+        return Err(Error::invalid(text));
     }
     let mut present = HashMap::new();
     let folder = session_folder(session);
@@ -78,6 +91,7 @@ pub async fn begin(store: &Store, request: &Request) -> Result<Begun> {
         held,
         session,
         parents: indexes,
+        since,
         present,
     })
 }

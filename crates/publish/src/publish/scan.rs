@@ -1,5 +1,5 @@
 //! Reading a disk in order, several pieces ahead, and what is done with each: cutting here, hashing
-//! and compression by workers.
+//! and compression by workers. Parts that are known to be as they were are not read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,10 +12,12 @@ use futures_util::{FutureExt, StreamExt};
 
 use crate::cut::{BLOCK_BYTES, ChunkSizes, Cut, Cutter};
 use crate::digest::Digest;
+use crate::index::Content;
 use crate::pack;
 
 use super::Held;
 use super::assembly::{Assembly, Known, Prepared};
+use super::steps::{Changes, Step, Steps};
 
 /// Bytes of one read.
 const READ_BYTES: u64 = 1 << 20;
@@ -23,6 +25,8 @@ const READ_BYTES: u64 = 1 << 20;
 const READS: usize = 8;
 /// Data of chunks that are hashed and compressed in one unit of work, in bytes.
 const BATCH_BYTES: usize = 1 << 20;
+/// Parts in one unit of work.
+const BATCH_PARTS: usize = 4096;
 /// Units of work in flight.
 const BATCHES: usize = 16;
 /// Extents that are asked for at a time.
@@ -35,11 +39,22 @@ type Blocks = Range<u64>;
 enum Segment {
     Zeroes(Blocks),
     Data(Blocks),
+    Kept(Blocks, Content),
+}
+
+/// What a segment has.
+enum Found {
+    Zeroes,
+    Bytes(Vec<u8>),
+    Kept(Content),
 }
 
 /// Walks over the extents of a disk.
 struct Walk<'a> {
     source: &'a dyn Disk,
+    steps: Steps<'a>,
+    /// The end of the step that is read, in blocks.
+    end: u64,
     /// Extents that are known.
     known: VecDeque<Extent>,
     /// First byte after them.
@@ -53,9 +68,11 @@ struct Walk<'a> {
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl<'a> Walk<'a> {
-    fn new(source: &'a dyn Disk) -> Walk<'a> {
+    fn new(source: &'a dyn Disk, changes: Option<Changes<'a>>) -> Walk<'a> {
         Walk {
             source,
+            steps: Steps::new(changes, source.size()),
+            end: 0,
             known: VecDeque::new(),
             asked: 0,
             at: 0,
@@ -63,13 +80,28 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The next segment: zeroes as far as they go, or data of one read.
+    /// The next segment: zeroes as far as they go, data of one read, or what is as it was.
     async fn next(&mut self) -> Result<Option<Segment>> {
-        let size = self.source.size();
-        let blocks = size.div_ceil(BLOCK);
-        if self.at >= blocks {
-            return Ok(None);
+        if self.at >= self.end {
+            match self.steps.next() {
+                None => return Ok(None),
+                Some(Step::Kept(blocks, content)) => {
+                    (self.at, self.end) = (blocks.end, blocks.end);
+                    if content == Content::Unallocated {
+                        let end = blocks.end * BLOCK;
+                        self.unallocated.push_back(blocks.start * BLOCK..end);
+                    }
+                    return Ok(Some(Segment::Kept(blocks, content)));
+                }
+                Some(Step::Read(blocks)) => {
+                    (self.at, self.end) = (blocks.start, blocks.end);
+                    self.asked = blocks.start * BLOCK;
+                    self.known.clear();
+                }
+            }
         }
+        let size = self.source.size().min(self.end * BLOCK);
+        let blocks = self.end;
         loop {
             let done = self.at * BLOCK;
             while let Some(first) = self.known.front()
@@ -164,18 +196,26 @@ async fn read(source: &dyn Disk, blocks: Blocks, job: &Job) -> Result<(Blocks, V
     Ok((blocks, bytes))
 }
 
-/// Chunks that have been cut and not been passed on.
+/// A part that has not been passed on.
+enum Part {
+    Cut(Cut),
+    /// A chunk that the base has, and its blocks.
+    Kept(Digest, u16),
+}
+
+/// Parts that have not been passed on.
 #[derive(Default)]
 struct Batch {
-    cuts: Vec<Cut>,
+    parts: Vec<Part>,
     bytes: usize,
 }
 
-fn prepare(cuts: Vec<Cut>, known: &Known, level: i32) -> Result<Vec<Prepared>> {
-    let prepare = |cut| {
-        Ok(match cut {
-            Cut::Zeroes(blocks) => Prepared::Zeroes(blocks),
-            Cut::Chunk(data) => {
+fn prepare(parts: Vec<Part>, known: &Known, level: i32) -> Result<Vec<Prepared>> {
+    let prepare = |part| {
+        Ok(match part {
+            Part::Kept(digest, blocks) => Prepared::Known(digest, blocks),
+            Part::Cut(Cut::Zeroes(blocks)) => Prepared::Zeroes(blocks),
+            Part::Cut(Cut::Chunk(data)) => {
                 let digest = Digest::of(&data);
                 let blocks = (data.len() / BLOCK_BYTES) as u16;
                 match known.has(digest) {
@@ -185,12 +225,14 @@ fn prepare(cuts: Vec<Cut>, known: &Known, level: i32) -> Result<Vec<Prepared>> {
             }
         })
     };
-    cuts.into_iter().map(prepare).collect()
+    parts.into_iter().map(prepare).collect()
 }
 
-/// Reads the disk from its beginning to its end into the assembly.
+/// Reads the disk from its beginning to its end into the assembly, or what has changed since one of
+/// the indexes that it knows.
 pub async fn scan(
     (source, sizes): (&dyn Disk, ChunkSizes),
+    changed: Option<(usize, &[Range<u64>])>,
     assembly: &mut Assembly<'_>,
     workers: &Workers,
     (job, held): (&Job, &mut Held),
@@ -198,7 +240,11 @@ pub async fn scan(
     job.expect(source.size());
     job.done(0);
     let (known, level) = (assembly.known(), assembly.level());
-    let mut walk = Walk::new(source);
+    let changes = changed.map(|(number, ranges)| Changes {
+        base: known.parent(number),
+        ranges,
+    });
+    let mut walk = Walk::new(source, changes);
     let mut cutter = Cutter::new(sizes);
     let mut batch = Batch::default();
     let mut segments = FuturesOrdered::new();
@@ -210,36 +256,32 @@ pub async fn scan(
                 None => is_more = false,
                 Some(segment) => segments.push_back(async {
                     match segment {
-                        Segment::Zeroes(blocks) => Ok((blocks, None)),
+                        Segment::Zeroes(blocks) => Ok((blocks, Found::Zeroes)),
+                        Segment::Kept(blocks, content) => Ok((blocks, Found::Kept(content))),
                         Segment::Data(blocks) => {
                             let read = read(source, blocks, job).await;
-                            read.map(|(blocks, bytes)| (blocks, Some(bytes)))
+                            read.map(|(blocks, bytes)| (blocks, Found::Bytes(bytes)))
                         }
                     }
                 }),
             }
         }
         let is_end = match segments.next().await.transpose()? {
-            Some((blocks, bytes)) => {
-                let before = batch.cuts.len();
-                match bytes {
-                    None => cutter.push_zeroes(blocks.end - blocks.start),
-                    Some(bytes) => cutter.push(&bytes, &mut batch.cuts),
-                }
-                batch.count(before);
+            Some((blocks, found)) => {
                 let end = (blocks.end * BLOCK).min(source.size());
                 job.done(end - (blocks.start * BLOCK).min(end));
+                batch.add(&mut cutter, blocks.end - blocks.start, found, changes);
                 false
             }
             None => {
-                cutter.finish(&mut batch.cuts);
+                batch.finish(&mut cutter);
                 true
             }
         };
         assembly.add_unallocated(&mut walk.unallocated);
-        if is_end || batch.bytes >= BATCH_BYTES {
-            let (cuts, known) = (std::mem::take(&mut batch).cuts, Arc::clone(&known));
-            batches.push_back(workers.run(move || prepare(cuts, &known, level)));
+        if is_end || batch.is_full() {
+            let (parts, known) = (std::mem::take(&mut batch).parts, Arc::clone(&known));
+            batches.push_back(workers.run(move || prepare(parts, &known, level)));
         }
         while !batches.is_empty() {
             // Also polls those that have not begun.
@@ -261,12 +303,48 @@ pub async fn scan(
 }
 
 impl Batch {
-    /// Counts the cuts that were added behind the first `before`.
-    fn count(&mut self, before: usize) {
-        let chunks = self.cuts[before..].iter().map(|cut| match cut {
-            Cut::Chunk(data) => data.len(),
-            Cut::Zeroes(_) => 0,
-        });
-        self.bytes += chunks.sum::<usize>();
+    /// Adds a segment, which the cutter cuts unless it is as it was.
+    fn add(
+        &mut self,
+        cutter: &mut Cutter,
+        blocks: u64,
+        found: Found,
+        changes: Option<Changes<'_>>,
+    ) {
+        let mut cuts = Vec::new();
+        match (found, changes) {
+            (Found::Zeroes, _) => cutter.push_zeroes(blocks),
+            (Found::Bytes(bytes), _) => cutter.push(&bytes, &mut cuts),
+            (Found::Kept(Content::Chunk(number)), Some(changes)) => {
+                let chunk = &changes.base.chunks[number as usize];
+                self.finish(cutter);
+                self.parts.push(Part::Kept(chunk.digest, chunk.blocks));
+            }
+            (Found::Kept(_), _) => {
+                self.finish(cutter);
+                self.parts.push(Part::Cut(Cut::Zeroes(blocks)));
+            }
+        }
+        self.take(cuts);
+    }
+
+    /// Ends what the cutter has.
+    fn finish(&mut self, cutter: &mut Cutter) {
+        let mut cuts = Vec::new();
+        cutter.finish(&mut cuts);
+        self.take(cuts);
+    }
+
+    fn take(&mut self, cuts: Vec<Cut>) {
+        for cut in cuts {
+            if let Cut::Chunk(data) = &cut {
+                self.bytes += data.len();
+            }
+            self.parts.push(Part::Cut(cut));
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes >= BATCH_BYTES || self.parts.len() >= BATCH_PARTS
     }
 }

@@ -24,6 +24,7 @@ fn request(random: u8) -> Request {
     Request {
         name: "one".to_string(),
         parents: Vec::new(),
+        changed: None,
         sizes: None,
         level: 1,
         pack_bytes: 1 << 20,
