@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
 use cowslip::image::{Durability, OpenOptions};
-use cowslip::job::{Attendant, Moment};
+use cowslip::job::{Attendant, Moment, Stage};
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::check::Severity;
 use cowslip::qcow2::compact::{CompactOptions, Compaction};
@@ -295,6 +295,64 @@ fn leaks_are_freed() {
     block_on(image.close()).unwrap();
     checked_clean(&file, "leaky");
     assert!(file.contents().len() < bytes.len());
+}
+
+/// While all counts are checked and all tables are read, requests end without the compaction's
+/// being polled; what they take is no leak.
+#[test]
+fn requests_go_on_while_tables_are_read() {
+    const CLUSTER: usize = 512;
+    let create_options = CreateOptions {
+        cluster_size: CLUSTER as u64,
+        size: 2 << 20,
+        ..shapes()[1].clone()
+    };
+    let (mut bytes, mut disk) = half_empty(&create_options);
+    let block = first_block(&bytes);
+    let free = (0..256).filter(|cluster| bytes[block + 2 * cluster + 1] == 0);
+    let leaks: Vec<usize> = free.step_by(40).collect();
+    assert!(leaks.len() > 2);
+    for cluster in &leaks {
+        bytes[block + 2 * cluster + 1] = 1;
+    }
+    let file = Arc::new(MemoryFile::new("image", bytes, 1));
+    let image = open(file.clone());
+    let (options, job) = (CompactOptions::default(), Job::default());
+    let mut compaction = pin!(image.compact(&options, &job));
+    let mut context = Context::from_waker(Waker::noop());
+    let mut requests = 0;
+    let done = loop {
+        if let Poll::Ready(outcome) = compaction.as_mut().poll(&mut context) {
+            break outcome.unwrap();
+        }
+        if job.progress().stage != Stage::Begin || job.progress().done_bytes == 0 {
+            continue;
+        }
+        // It takes a cluster, gives one up, and writes both back.
+        let (taken, given) = (requests * 7 % 2000, 4095 - requests * 11 % 2000);
+        disk[taken * CLUSTER..][..CLUSTER].fill(7);
+        disk[given * CLUSTER..][..CLUSTER].fill(0);
+        let mut request = pin!(async {
+            let data = Buf::copy_of(&[7; CLUSTER]);
+            let at = (taken * CLUSTER) as u64;
+            image.write(at, data, Durability::Cached).await?;
+            image
+                .discard((given * CLUSTER) as u64, CLUSTER as u64)
+                .await?;
+            image.flush().await
+        });
+        let ended = (0..100).find_map(|_| match request.as_mut().poll(&mut context) {
+            Poll::Ready(ended) => Some(ended),
+            Poll::Pending => None,
+        });
+        ended.expect("it waits for nothing").unwrap();
+        requests += 1;
+    };
+    assert!(requests > 5, "{requests}");
+    assert_eq!(done.leaked_bytes, (leaks.len() * CLUSTER) as u64);
+    assert!(read(&image) == disk);
+    block_on(image.close()).unwrap();
+    checked_clean(&file, "beside requests");
 }
 
 /// Counts of 64 bits may be higher than a change of them can say.

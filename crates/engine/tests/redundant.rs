@@ -44,13 +44,16 @@ fn read(image: &Image) -> Vec<u8> {
     block_on(image.read(0, buf)).unwrap().to_vec()
 }
 
-fn compact(image: &Image, zeroes: bool, dedupe_backing: bool) -> Result<Compaction> {
-    let options = CompactOptions {
+fn wanted(zeroes: bool, dedupe_backing: bool) -> CompactOptions {
+    CompactOptions {
         zeroes,
         dedupe_backing,
         ..CompactOptions::default()
-    };
-    block_on(image.compact(&options, &Job::default()))
+    }
+}
+
+fn compact(image: &Image, zeroes: bool, dedupe_backing: bool) -> Result<Compaction> {
+    block_on(image.compact(&wanted(zeroes, dedupe_backing), &Job::default()))
 }
 
 fn severities(bytes: Vec<u8>) -> Vec<Severity> {
@@ -143,8 +146,12 @@ fn what_is_below_or_zero_needs_no_space() {
             let what = format!("{options:?}: zeroes {zeroes}, dedupe {dedupe}");
             let file = Arc::new(MemoryFile::new("top", bytes.clone(), 1));
             let image = opened(file.clone(), &base);
+            let plan = block_on(image.compaction_plan(&wanted(zeroes, dedupe), &Job::default()));
+            let plan = plan.unwrap();
             let done = compact(&image, zeroes, dedupe).unwrap();
             assert!(read(&image) == disk, "{what}");
+            assert_eq!(plan.redundant_bytes, done.redundant_bytes, "{what}");
+            assert_eq!(plan.file_bytes_after, done.file_bytes, "{what}");
             // The session goes on.
             write(&image, 512, &[7; 1024]);
             block_on(image.close()).unwrap();

@@ -8,8 +8,7 @@ use crate::qcow2::compact::{CompactOptions, Compaction, CompactionPlan};
 
 impl Image {
     /// Forecasts what [`Image::compact`] does to the file as it is now. If the image is open for
-    /// writing, changes are flushed first; else nothing is written. Requests that change something
-    /// wait meanwhile.
+    /// writing, changes are flushed first; else nothing is written. Requests go on.
     ///
     /// # Errors
     /// `Unsupported` where the format cannot; `Corrupt` if a check finds more than leaks and wrong
@@ -19,13 +18,15 @@ impl Image {
         options: &CompactOptions,
         job: &Job,
     ) -> Result<CompactionPlan> {
-        self.with_space()?.compaction_plan(options, job).await
+        let image = self.with_space()?;
+        image.compaction_plan(&self.below, options, job).await
     }
 
     /// Gives back the space of the file that holds nothing: moves clusters from its end into free
     /// ones before it, frees leaks, cuts the file and punches what is free in it; before that, what
     /// is redundant loses its space, if the options say so: the guest reads what it did. Requests
-    /// go on beside the moves; those that change something wait at the beginning and at the end.
+    /// go on; those that change something wait for moments while it begins and ends, and while what
+    /// several entries refer to, or a table, moves.
     /// There is one compaction at a time, another one waits.
     ///
     /// # Errors

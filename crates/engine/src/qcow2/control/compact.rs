@@ -8,16 +8,18 @@
 //!
 //! | step | requests | a crash in it leaves |
 //! | --- | --- | --- |
-//! | the image is checked and surveyed, leaks are freed | changes wait | leaks, and COPIED bits beside them that are not set yet |
+//! | the image is checked, leaks are freed (`leaks.rs`) | go on; changes wait while pending ones are written | leaks, and COPIED bits beside them that are not set yet |
 //! | redundant clusters lose their entries (`redundant.rs`), if that is asked for | go on | leaks; each entry refers to its space, or to nothing |
-//! | moves, in batches of at most the budget, each with a cycle | go on | leaks; each entry refers to the old place or the new one |
-//! | refcount blocks that count nothing go, the file is cut, holes are punched | changes wait | a longer file |
+//! | a survey of all tables; moves by it, in batches of at most the budget, each with a cycle | go on, but for moves of what several words refer to (`still.rs`) | leaks; each entry refers to the old place or the new one |
+//! | refcount blocks that count nothing go, the file is cut | changes wait | a longer file |
+//! | what is free becomes holes, some at a time | go on | fewer holes |
 //!
 //! Cancelled, failed for want of space, or done, it ends with the last step, so that what has moved
 //! by then is given back.
 
 mod data;
 mod ends;
+mod leaks;
 #[doc(hidden)]
 pub mod plan;
 mod redundant;
@@ -33,22 +35,23 @@ use cowslip_boxed::boxed;
 
 use crate::backing::Backing;
 use crate::job::{Job, Stage};
+use crate::qcow2::Qcow2;
 use crate::qcow2::commit::writeback::is_no_space;
-use crate::qcow2::geometry::{GuestCluster, HostCluster};
-use crate::qcow2::{Counts, Qcow2};
+use crate::qcow2::geometry::{Geometry, HostCluster};
 use crate::{Error, Result};
 
-use plan::{Move, Outline, Room, batches, outline};
+use leaks::LOOKS_MAX;
+use plan::{Move, Outline, Owners, Room, outline};
 use survey::{Kind, Survey, walk_behind};
 use units::{Unit, Units, moves_in_turn, moves_later};
 
 /// Additional space that a compaction may take, unless it is said otherwise.
 pub const BUDGET_BYTES: u64 = 64 << 20;
 /// Clusters that one round moves at most, since the list of them is kept.
-const ROUND_CLUSTERS_MAX: usize = 1 << 22;
+const ROUND_CLUSTERS_MAX: u64 = 1 << 22;
 /// Clusters that one batch moves at most, whatever the budget: each has a count to raise, an entry
-/// and a place in the quarantine until the batch is durable.
-const BATCH_CLUSTERS_MAX: u64 = 1 << 17;
+/// and a place in the quarantine until the batch is durable, and a guest's flush waits for all.
+const BATCH_CLUSTERS_MAX: u64 = 1 << 12;
 /// Rounds that move what requests have put behind the end meanwhile: a busy guest goes on to.
 const FURTHER_ROUNDS_MAX: usize = 8;
 
@@ -98,6 +101,8 @@ pub struct CompactionPlan {
     pub extents: u64,
     /// Clusters of the disk with space of their own, in bytes.
     pub data_bytes: u64,
+    /// Bytes of the disk that need no space of their own, and will lose it, if the options say so.
+    pub redundant_bytes: u64,
 }
 
 /// Figures of a compaction that has ended.
@@ -118,11 +123,21 @@ pub struct Compaction {
 /// The work of one round.
 struct Round {
     outline: Outline,
-    batches: Vec<Vec<Move>>,
+    /// Clusters of the disk that move, beside its requests.
+    owners: Owners,
+    room: Room,
+    /// Clusters of the disk that one batch moves at most.
+    batch: u64,
     /// Clusters that move after these, while nothing else is under way, or in the turn.
     later: Vec<Vec<Unit>>,
     /// It moves as many clusters as a round may: more may be left.
     is_full: bool,
+}
+
+impl Round {
+    fn next_batch(&mut self, geometry: &Geometry) -> Option<Vec<Move>> {
+        self.owners.next_batch(geometry, &mut self.room, self.batch)
+    }
 }
 
 /// Has the space of freed clusters go back to the host until it is dropped.
@@ -147,7 +162,7 @@ fn moves(kind: Kind) -> bool {
 
 fn word(kind: Kind) -> &'static str {
     match kind {
-        Kind::Free | Kind::Uncounted | Kind::Leaked => "nothing",
+        Kind::Free | Kind::Uncounted => "nothing",
         Kind::Data => "data",
         Kind::Shared => "snapshots",
         Kind::Compressed | Kind::Spanned => "compressed clusters",
@@ -166,12 +181,20 @@ impl Qcow2 {
     #[boxed]
     pub(crate) async fn compaction_plan(
         &self,
+        below: &dyn Backing,
         options: &CompactOptions,
         job: &Job,
     ) -> Result<CompactionPlan> {
         job.enter(Stage::Begin);
+        self.refuse_redundant(below, options)?;
         let file_bytes = self.file.len().await?;
-        let survey = self.survey_now(job).await?;
+        let leaks = self.find_leaks("nothing was planned", job).await?;
+        let redundant = self.count_redundant(below, options, job).await?;
+        let mut survey = self.survey(job).await?;
+        let kinds = (0..).zip(&mut survey.kinds);
+        kinds
+            .filter(|(cluster, kind)| **kind == Kind::Data && redundant.has(*cluster))
+            .for_each(|(_, kind)| *kind = Kind::Free);
         let bits = self.geometry().cluster_bits();
         let outline = self.outline_of(&survey, options);
         Ok(CompactionPlan {
@@ -179,11 +202,14 @@ impl Qcow2 {
             file_bytes_after: (outline.end << bits).min(file_bytes),
             moved_bytes: outline.moving << bits,
             used_bytes: survey.bytes_of(Kind::is_used),
-            leaked_bytes: survey.bytes_of(|kind| kind == Kind::Leaked),
-            free_bytes: survey.bytes_of(|kind| matches!(kind, Kind::Free | Kind::Uncounted)),
+            leaked_bytes: leaks.clusters << bits,
+            free_bytes: survey
+                .bytes_of(|kind| !kind.is_used())
+                .saturating_sub(leaks.clusters << bits),
             held_by: outline.held_by.map(word),
             extents: survey.extents,
             data_bytes: survey.data_clusters << bits,
+            redundant_bytes: redundant.bytes,
         })
     }
 
@@ -192,18 +218,34 @@ impl Qcow2 {
         outline(survey, moves, self.geometry().clusters_for(least))
     }
 
-    /// The image as it is now, which is written before if it is open for writing.
+    /// Surveys the file while requests go on: what moves by it is looked at once more. If tables
+    /// have become something else meanwhile it is read again, at last with changes held back.
     #[boxed]
-    async fn survey_now(&self, job: &Job) -> Result<Survey> {
+    async fn survey(&self, job: &Job) -> Result<Survey> {
         if !self.writable {
-            self.refuse_unsound("nothing was planned", job).await?;
             return Survey::read(&self.file, &self.header(), job).await;
+        }
+        for _ in 0..LOOKS_MAX {
+            // While a job waits for its user, or for the guest, nothing is held back.
+            job.begin(0).await?;
+            let watch = {
+                let mut counts = self.turn.take().await;
+                self.latch_if_cancelled(self.settle_space(&mut counts))
+                    .await?;
+                counts.refcounts.watch()
+            };
+            let read = Survey::read(&self.file, &self.header(), job).await;
+            let changes = self.turn.take().await.refcounts.watched(watch);
+            match (read, changes) {
+                (Err(Error::Cancelled), _) => return Err(Error::Cancelled),
+                (Ok(survey), Some(changes)) if !survey.is_disturbed(&changes) => return Ok(survey),
+                _ => {}
+            }
         }
         let _drained = self.drain().await;
         let mut counts = self.turn.take().await;
         self.latch_if_cancelled(async {
             self.settle_space(&mut counts).await?;
-            self.refuse_unsound("nothing was planned", job).await?;
             Survey::read(&self.file, &self.header(), job).await
         })
         .await
@@ -223,12 +265,17 @@ impl Qcow2 {
             file_bytes_before: self.file.len().await?,
             ..Compaction::default()
         };
+        self.refuse_redundant(below, options)?;
         let gives_back = GivesBack::begin(self);
         // One that is cancelled before it has changed anything has nothing to give back.
-        let mut begun = options.zeroes || options.dedupe_backing;
+        let mut begun = false;
         let outcome = async {
+            let leaks = self.find_leaks("nothing was moved", job).await?;
+            begun = true;
+            done.leaked_bytes =
+                self.free_leaks(&leaks, job).await? << self.geometry().cluster_bits();
             done.redundant_bytes = self.drop_redundant(below, options, job).await?;
-            self.rounds(options, job, (&mut done, &mut begun)).await
+            self.rounds(options, job, &mut done).await
         };
         let outcome = outcome.await;
         let ended = match &outcome {
@@ -248,20 +295,17 @@ impl Qcow2 {
         &self,
         options: &CompactOptions,
         job: &Job,
-        (done, begun): (&mut Compaction, &mut bool),
+        done: &mut Compaction,
     ) -> Result<()> {
         let mut further = 0;
         loop {
             job.enter(Stage::Begin);
-            // While a job waits for its user, or for the guest, nothing is held back.
-            job.begin(0).await?;
-            *begun = true;
-            let round = self.begin_round(options, job, done).await?;
+            let mut round = self.begin_round(options, job).await?;
             job.expect(round.outline.moving << self.geometry().cluster_bits());
             let before = done.moved_bytes;
-            for batch in &round.batches {
+            while let Some(batch) = round.next_batch(self.geometry()) {
                 job.enter(Stage::Copy);
-                let moved = self.move_batch(batch, round.outline.end, job).await;
+                let moved = self.move_batch(&batch, round.outline.end, job).await;
                 // What has moved is given up before the budget is spent again.
                 let released = self.release_moved(job).await;
                 done.moved_bytes += moved?;
@@ -298,81 +342,41 @@ impl Qcow2 {
         space.claimed().saturating_sub(end) > free
     }
 
-    /// Frees leaks, and plans what moves.
+    /// Plans what moves.
     #[boxed]
-    async fn begin_round(
-        &self,
-        options: &CompactOptions,
-        job: &Job,
-        done: &mut Compaction,
-    ) -> Result<Round> {
-        {
-            let _drained = self.drain().await;
-            let mut counts = self.turn.take().await;
-            let begun = self.begin_in_turn(&mut counts, options, job, done);
-            if let Some(round) = self.latch_if_cancelled(begun).await? {
-                return Ok(round);
+    async fn begin_round(&self, options: &CompactOptions, job: &Job) -> Result<Round> {
+        // All that is free can be taken.
+        self.find_all_free(job).await?;
+        let survey = self.survey(job).await?;
+        match self.plan_round(&survey, options, job).await {
+            Err(error) if !matches!(error, Error::Cancelled) && !self.is_latched() => {
+                // What was a table may be something else by now.
+                let _drained = self.drain().await;
+                let _counts = self.turn.take().await;
+                self.plan_round(&survey, options, job).await
             }
+            round => round,
         }
-        // Tables change under the cache.
-        let _still = self.stand_still().await?;
-        let mut counts = self.turn.take().await;
-        let righted = async {
-            self.settle_space(&mut counts).await?;
-            self.refuse_unsound("nothing was moved", job).await?;
-            let mut survey = Survey::read(&self.file, &self.header(), job).await?;
-            done.leaked_bytes += survey.bytes_of(|kind| kind == Kind::Leaked);
-            self.free_leaks(&mut counts, &mut survey).await?;
-            self.plan_round(&mut counts, &survey, (options, job)).await
-        };
-        self.latch_if_cancelled(righted).await
-    }
-
-    /// The same where no flag of an entry has to change; `None` if one has.
-    #[boxed]
-    async fn begin_in_turn(
-        &self,
-        counts: &mut Counts,
-        options: &CompactOptions,
-        job: &Job,
-        done: &mut Compaction,
-    ) -> Result<Option<Round>> {
-        self.settle_space(counts).await?;
-        self.refuse_unsound("nothing was moved", job).await?;
-        let mut survey = Survey::read(&self.file, &self.header(), job).await?;
-        if survey.flags_behind {
-            return Ok(None);
-        }
-        done.leaked_bytes += survey.bytes_of(|kind| kind == Kind::Leaked);
-        self.free_leaks(counts, &mut survey).await?;
-        let round = self.plan_round(counts, &survey, (options, job)).await?;
-        Ok(Some(round))
     }
 
     #[boxed]
     async fn plan_round(
         &self,
-        counts: &mut Counts,
         survey: &Survey,
-        (options, job): (&CompactOptions, &Job),
+        options: &CompactOptions,
+        job: &Job,
     ) -> Result<Round> {
-        // All that is free can be taken.
-        while self.scan(counts).await? {
-            job.check()?;
-        }
         let outline = self.outline_of(survey, options);
-        let mut moving: Vec<(GuestCluster, HostCluster)> = Vec::new();
-        let mut units = Units::behind(outline.end, ROUND_CLUSTERS_MAX);
+        let file_end = survey.kinds.len() as u64;
+        let lowest = file_end.saturating_sub(ROUND_CLUSTERS_MAX);
+        let mut owners = Owners::of(outline.end.max(lowest)..file_end);
+        let mut units = Units::behind(outline.end, ROUND_CLUSTERS_MAX as usize);
         let some = (Some((survey, outline.end)), job);
         walk_behind(&self.file, &self.header(), some, &mut |found| {
             units.note(survey, found);
             let from = HostCluster(found.clusters.start);
-            if found.kind == Kind::Data
-                && from.0 >= outline.end
-                && survey.kinds.get(from.0 as usize) == Some(&Kind::Data)
-                && moving.len() < ROUND_CLUSTERS_MAX
-            {
-                moving.push((found.guest, from));
+            if found.kind == Kind::Data && survey.kinds.get(from.0 as usize) == Some(&Kind::Data) {
+                owners.note(found.guest, from);
             }
             Ok(())
         })
@@ -381,14 +385,13 @@ impl Qcow2 {
         let budget = options.budget_bytes >> geometry.cluster_bits();
         let budget = budget.clamp(1, BATCH_CLUSTERS_MAX);
         units.note_blocks(survey);
-        let is_full = moving.len() == ROUND_CLUSTERS_MAX || units.is_full();
-        let mut room = Room::before(survey, outline.end);
-        let batches = batches(geometry, moving, &mut room, budget);
         Ok(Round {
-            outline,
-            batches,
+            is_full: outline.end < lowest || units.is_full(),
+            owners,
+            room: Room::before(survey.kinds.clone(), outline.end),
+            batch: budget,
             later: units.batches(geometry, budget),
-            is_full,
+            outline,
         })
     }
 }

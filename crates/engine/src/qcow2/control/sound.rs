@@ -15,17 +15,20 @@ struct Judge<'a> {
     first: Option<Finding>,
 }
 
+/// Returns whether a finding is more than a leak, a wrong COPIED bit, or a short snapshot entry.
+pub(super) fn is_forbidding(finding: &Finding) -> bool {
+    // Flags are set right by what follows, or stay as they are; what an entry of the snapshot table
+    // lacks is added when the table is written.
+    let is_spared = matches!(
+        finding,
+        Finding::CopiedL2 { .. } | Finding::CopiedData { .. } | Finding::SnapshotIncomplete { .. }
+    );
+    finding.severity() != Severity::Leak && !is_spared
+}
+
 impl check::Observer for Judge<'_> {
     fn finding(&mut self, finding: &Finding) {
-        // Flags are set right by what follows, or stay as they are; what an entry of the snapshot
-        // table lacks is added when the table is written.
-        let is_spared = matches!(
-            finding,
-            Finding::CopiedL2 { .. }
-                | Finding::CopiedData { .. }
-                | Finding::SnapshotIncomplete { .. }
-        );
-        if finding.severity() != Severity::Leak && !is_spared {
+        if is_forbidding(finding) {
             self.first.get_or_insert_with(|| finding.clone());
         }
     }
@@ -41,7 +44,7 @@ impl check::Observer for Judge<'_> {
 }
 
 /// Work that only reads, dropped where it stands when the job is cancelled.
-async fn or_cancelled<T>(job: &Job, work: impl Future<Output = Result<T>>) -> Result<T> {
+pub(super) async fn or_cancelled<T>(job: &Job, work: impl Future<Output = Result<T>>) -> Result<T> {
     let mut work = pin!(work);
     std::future::poll_fn(|context| match job.check() {
         Err(error) => Poll::Ready(Err(error)),
@@ -69,12 +72,17 @@ impl Qcow2 {
         or_cancelled(job, checking).await?;
         match judge.first {
             None => Ok(()),
-            Some(finding) => Err(Error::Corrupt {
-                file: self.name().to_string(),
-                structure: "image",
-                offset: 0,
-                detail: format!("{finding}; {spared} (check -r all repairs it)"),
-            }),
+            Some(finding) => Err(self.unsound(&finding, spared)),
+        }
+    }
+
+    /// The error of an image in which a check has found something.
+    pub(super) fn unsound(&self, finding: &Finding, spared: &str) -> Error {
+        Error::Corrupt {
+            file: self.name().to_string(),
+            structure: "image",
+            offset: 0,
+            detail: format!("{finding}; {spared} (check -r all repairs it)"),
         }
     }
 }

@@ -12,6 +12,7 @@
 //! 3. COPIED is compared with the refcounts on disk. The first two steps determine whether any flag
 //!    can be wrong at all, so the L2 tables of a sound image are read once only.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Result;
@@ -34,6 +35,7 @@ pub use findings::{Finding, Severity, SnapshotL1Flaw, Structure};
 pub use state::{CheckOptions, CheckResult, Observer};
 
 use reader::Reader;
+use refcounts::Refcounts;
 use state::{L1, Owner, State, count_l1, count_l2_tables};
 
 /// Checks the image in `file`, whose header is `header`. For structures that lie beyond the end of
@@ -50,16 +52,73 @@ pub async fn check(
 ) -> Result<CheckResult> {
     let reader = Reader::new(file).await?;
     let mut state = State::new(&reader, header, options, observer)?;
-    let snapshots = snapshots::read(&reader, &mut state).await?;
+    let mut refcounts = count(&reader, &mut state).await?;
+    copied::compare(&reader, &mut state, &mut refcounts).await?;
+    refcounts.find_overlaps(&mut state).await?;
+    Ok(state.result)
+}
+
+/// Checks as [`check`] does, but for COPIED, an image that may change meanwhile: returns what it
+/// has read as tables.
+///
+/// # Errors
+/// As [`check`]; with tables that have become something else, any.
+pub(in crate::qcow2) async fn check_counts(
+    file: &Arc<dyn BlockFile>,
+    header: &Header,
+    observer: &mut dyn Observer,
+) -> Result<TablesRead> {
+    let reader = Reader::new(file).await?;
+    let options = CheckOptions::default();
+    let mut state = State::new(&reader, header, &options, observer)?;
+    let mut refcounts = count(&reader, &mut state).await?;
+    refcounts.find_overlaps(&mut state).await?;
+    let bits = header.geometry().cluster_bits();
+    let tables = state
+        .l2_tables
+        .list
+        .iter()
+        .map(|table| table.offset >> bits);
+    let clusters = tables.chain(refcounts.blocks()).collect();
+    let regions = state.regions.iter();
+    let regions = regions.map(|part| part.first_cluster..part.first_cluster + part.clusters);
+    Ok(TablesRead::of(clusters, regions.collect()))
+}
+
+/// Clusters of the file that a check has read as tables.
+#[derive(Debug, Default)]
+pub(in crate::qcow2) struct TablesRead {
+    clusters: Vec<u64>,
+    regions: Vec<Range<u64>>,
+}
+
+impl TablesRead {
+    /// These clusters, and the parts of the file that have several.
+    pub(in crate::qcow2) fn of(mut clusters: Vec<u64>, regions: Vec<Range<u64>>) -> TablesRead {
+        clusters.sort_unstable();
+        TablesRead { clusters, regions }
+    }
+
+    /// Returns whether a cluster is one of them.
+    pub(in crate::qcow2) fn contain(&self, cluster: u64) -> bool {
+        let is_in_region = self.regions.iter().any(|region| region.contains(&cluster));
+        is_in_region || self.clusters.binary_search(&cluster).is_ok()
+    }
+}
+
+/// Counts all references, and compares them with the refcounts.
+async fn count<'a>(reader: &'a Reader<'a>, state: &mut State<'_>) -> Result<Refcounts<'a>> {
+    let header = state.header;
+    let snapshots = snapshots::read(reader, state).await?;
     state.region(0, state.cluster_bytes, Structure::Header)?;
     let active = L1 {
         offset: header.l1_table_offset,
         entries: u64::from(header.l1_size),
         owner: Owner::Active,
     };
-    count_l1(&reader, &mut state, active).await?;
-    snapshots.count(&reader, &mut state).await?;
-    count_l2_tables(&reader, &mut state).await?;
+    count_l1(reader, state, active).await?;
+    snapshots.count(reader, state).await?;
+    count_l2_tables(reader, state).await?;
     state.region(
         header.snapshots_offset,
         snapshots.bytes,
@@ -74,12 +133,10 @@ pub async fn check(
     if let Some(crypto) = header.extensions.crypto_header {
         state.region(crypto.offset, crypto.length, Structure::CryptoHeader)?;
     }
-    bitmaps::count(&reader, &mut state).await?;
-    let mut refcounts = refcounts::Refcounts::read(&reader, &mut state).await?;
-    refcounts.count_blocks(&mut state)?;
-    let highest = refcounts.compare(&mut state).await?;
+    bitmaps::count(reader, state).await?;
+    let refcounts = Refcounts::read(reader, state).await?;
+    refcounts.count_blocks(state)?;
+    let highest = refcounts.compare(state).await?;
     state.result.image_end_offset = (highest + 1) * state.cluster_bytes;
-    copied::compare(&reader, &mut state, &mut refcounts).await?;
-    refcounts.find_overlaps(&mut state).await?;
-    Ok(state.result)
+    Ok(refcounts)
 }

@@ -111,6 +111,19 @@ impl FreeSet {
         runs.map(|(&start, &(len, content))| (start, len, content))
     }
 
+    /// The first run of free clusters that are not before `from`.
+    pub fn run_from(&self, from: u64) -> Option<(u64, u64, SpaceContent)> {
+        let before = self.runs.range(..from).next_back();
+        let around = before.filter(|&(&at, &(len, _))| at + len > from);
+        match around {
+            Some((&at, &(len, content))) => Some((from, at + len - from, content)),
+            None => {
+                let next = self.runs.range(from..).next();
+                next.map(|(&at, &(len, content))| (at, len, content))
+            }
+        }
+    }
+
     /// Adds free clusters.
     ///
     /// # Panics
@@ -364,6 +377,18 @@ mod tests {
             previous = Some((cluster, content));
         }
         longest
+    }
+
+    #[test]
+    fn runs_are_found_from_any_cluster_on() {
+        let mut free = FreeSet::default();
+        free.add(HostCluster(3), 4, SpaceContent::Unknown);
+        free.add(HostCluster(10), 2, SpaceContent::Zeroes);
+        let starts = [0, 3, 5, 6, 7, 10, 11, 12];
+        let found = starts.map(|from| free.run_from(from).map(|(at, len, _)| (at, len)));
+        let expected = [(3, 4), (3, 4), (5, 2), (6, 1), (10, 2), (10, 2), (11, 1)];
+        assert_eq!(found[..7], expected.map(Some));
+        assert_eq!(found[7], None);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use cowslip_boxed::boxed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
 
@@ -19,6 +20,9 @@ use crate::{Buf, Error, Result};
 const SLICES_MAX: usize = 512;
 /// Slices that are kept however small the budget.
 const SLICES_MIN: usize = 4;
+
+/// Changes that are noted at most.
+const CHANGES_MAX: usize = 1 << 20;
 
 /// How clusters without a refcount block are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +44,47 @@ pub struct Refcounts {
     dirty: BTreeSet<u64>,
     /// Something was written that no barrier covers yet.
     unsettled: bool,
+    /// Clusters whose counts change, while something watches them, and the number of that watch.
+    watched: Option<(u64, Changes)>,
+}
+
+/// Clusters whose counts have changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    changed: BTreeSet<u64>,
+    freed: BTreeSet<u64>,
+    /// There were too many to note.
+    is_partial: bool,
+}
+
+impl Changes {
+    /// Notes a new count.
+    pub fn note(&mut self, cluster: HostCluster, count: u64) {
+        self.is_partial |= self.changed.len() >= CHANGES_MAX;
+        if self.is_partial {
+            (self.changed, self.freed) = Default::default();
+            return;
+        }
+        self.changed.insert(cluster.0);
+        if count == 0 {
+            self.freed.insert(cluster.0);
+        }
+    }
+
+    /// Returns whether there were more than are known.
+    pub fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
+    /// The clusters whose counts have changed.
+    pub fn changed(&self) -> &BTreeSet<u64> {
+        &self.changed
+    }
+
+    /// The clusters whose counts were 0 for a time, or are: each may hold something else now.
+    pub fn freed(&self) -> &BTreeSet<u64> {
+        &self.freed
+    }
 }
 
 impl Refcounts {
@@ -59,6 +104,29 @@ impl Refcounts {
             slices_max: SLICES_MAX,
             dirty: BTreeSet::new(),
             unsettled: false,
+            watched: None,
+        }
+    }
+
+    /// Notes from now on which counts change; the number of this watch. An earlier one has ended.
+    pub fn watch(&mut self) -> u64 {
+        // Counts that take the place of these have other numbers.
+        static WATCHES: AtomicU64 = AtomicU64::new(0);
+        let watch = WATCHES.fetch_add(1, Ordering::Relaxed);
+        self.watched = Some((watch, Changes::default()));
+        watch
+    }
+
+    /// Ends a watch. `None` if it has ended before, or other counts have taken the place of these.
+    pub fn watched(&mut self, watch: u64) -> Option<Changes> {
+        let ended = self.watched.take_if(|(number, _)| *number == watch);
+        ended.map(|(_, changes)| changes)
+    }
+
+    /// A count has changed, here or in a block that was not made here.
+    pub fn note_change(&mut self, cluster: HostCluster, count: u64) {
+        if let Some((_, changes)) = &mut self.watched {
+            changes.note(cluster, count);
         }
     }
 
@@ -176,6 +244,7 @@ impl Refcounts {
         };
         set_refcount(bytes, (cluster.0 % per_slice) as usize, order, new);
         self.dirty.insert(slice);
+        self.note_change(cluster, new);
         Ok(new)
     }
 

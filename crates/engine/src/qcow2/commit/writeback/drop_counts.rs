@@ -24,6 +24,7 @@
 //! space that it does not count may be in use.
 
 use cowslip_boxed::boxed;
+use cowslip_queue::yield_now;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -42,6 +43,9 @@ use crate::{Job, Result};
 /// blocks has counted stay until the next shrink: a hostile image has a million of them.
 const ROUNDS_MAX: usize = 1024;
 
+/// Blocks that are looked at in one turn.
+const BLOCKS_AT_ONCE: u64 = 64;
+
 /// Entries whose space waits to be released, at most and but for those of one table.
 const GIVEN_UP_MAX: usize = 1 << 16;
 
@@ -54,8 +58,64 @@ impl Qcow2 {
         let _drained = self.drain().await;
         let tables = self.empty_tables_behind(size).await?;
         let mut counts = self.turn.take().await;
-        self.latch_if_cancelled(self.give_up_in_turn(&mut counts, &tables, job))
-            .await
+        self.latch_if_cancelled(async {
+            if !self.is_settled_and_known(&mut counts).await? {
+                return Ok(());
+            }
+            // The check reads the counts from the file.
+            counts.refcounts.write_dirty().await?;
+            self.barrier().await?;
+            let spared = "the file keeps its length";
+            if self.refuse_unsound(spared, job).await.is_err() {
+                return Ok(());
+            }
+            let blocks = (0..counts.refcounts.table().len() as u64).collect();
+            self.give_up_in_turn(&mut counts, &tables, blocks).await
+        })
+        .await
+    }
+
+    /// The same in an image that this session has checked before. Requests wait for the changes
+    /// alone, not while it is looked for what is empty.
+    pub(in crate::qcow2) async fn give_up_emptied_of_sound(&self, size: u64) -> Result<()> {
+        let blocks = self.find_empty_blocks().await?;
+        let _nothing_is_kept = self.kept_space.take().await;
+        let _drained = self.drain().await;
+        let tables = self.empty_tables_behind(size).await?;
+        let mut counts = self.turn.take().await;
+        self.latch_if_cancelled(async {
+            match self.is_settled_and_known(&mut counts).await? {
+                true => self.give_up_in_turn(&mut counts, &tables, blocks).await,
+                false => Ok(()),
+            }
+        })
+        .await
+    }
+
+    /// The blocks that may go, some looked at in each turn.
+    async fn find_empty_blocks(&self) -> Result<BTreeSet<u64>> {
+        let mut found = BTreeSet::new();
+        let mut end = u64::MAX;
+        while end > 0 {
+            let mut counts = self.turn.take().await;
+            end = end.min(counts.refcounts.table().len() as u64);
+            let some: BTreeSet<u64> = (end.saturating_sub(BLOCKS_AT_ONCE)..end).collect();
+            let looking = self.empty_blocks(&mut counts, &some);
+            let empty = self.latch_if_cancelled(looking).await?;
+            let is_there =
+                |&&index: &&u64| counts.refcounts.block(index).is_ok_and(|at| at.is_some());
+            let is_end =
+                !self.may_leave_gaps() && empty.len() < some.iter().filter(is_there).count();
+            found.extend(empty.iter().map(|block| block.index));
+            if is_end {
+                break;
+            }
+            end = end.saturating_sub(BLOCKS_AT_ONCE);
+            drop(counts);
+            // Where all counts are in memory, nothing else lets requests go on.
+            yield_now().await;
+        }
+        Ok(found)
     }
 
     /// Makes L1 refer no longer to tables behind a disk of `size` bytes that snapshots share, nor
@@ -116,28 +176,33 @@ impl Qcow2 {
         Ok(entries.map(|entries| entries.into_iter().filter(refers).collect()))
     }
 
-    #[boxed]
-    async fn give_up_in_turn(&self, counts: &mut Counts, tables: &[u64], job: &Job) -> Result<()> {
+    /// All that has changed is written, and what is counted is known; `false` if it cannot be.
+    async fn is_settled_and_known(&self, counts: &mut Counts) -> Result<bool> {
         self.cycle(counts).await?;
         {
             let mut state = self.lock();
             // A request that was dropped may still reach some of them.
             if state.mapping.epochs.any_abandoned() || state.mapping.has_bad_tables() {
-                return Ok(());
+                return Ok(false);
             }
             state.space.release_table_space();
         }
         counts.compressed_tail = None;
         self.release_counted_ahead(counts).await?;
-        // The check reads the counts from the file.
+        Ok(true)
+    }
+
+    #[boxed]
+    async fn give_up_in_turn(
+        &self,
+        counts: &mut Counts,
+        tables: &[u64],
+        blocks: BTreeSet<u64>,
+    ) -> Result<()> {
         counts.refcounts.write_dirty().await?;
         self.barrier().await?;
-        let spared = "the file keeps its length";
-        if self.refuse_unsound(spared, job).await.is_err() {
-            return Ok(());
-        }
         self.drop_tables(counts, tables).await?;
-        let dropped = self.drop_empty_blocks(counts).await?;
+        let dropped = self.drop_empty_blocks(counts, blocks).await?;
         self.cut_behind_last_use(counts).await?;
         self.punch_uncounted(&dropped).await;
         Ok(())
@@ -190,10 +255,14 @@ impl Qcow2 {
         Ok(true)
     }
 
-    /// Drops all blocks that count nothing, round by round. Returns their indices.
-    async fn drop_empty_blocks(&self, counts: &mut Counts) -> Result<Vec<u64>> {
+    /// Drops those of these blocks that count nothing, and what that leaves empty, round by round.
+    /// Returns their indices.
+    async fn drop_empty_blocks(
+        &self,
+        counts: &mut Counts,
+        mut candidates: BTreeSet<u64>,
+    ) -> Result<Vec<u64>> {
         let mut dropped = Vec::new();
-        let mut candidates: BTreeSet<u64> = (0..counts.refcounts.table().len() as u64).collect();
         for _ in 0..ROUNDS_MAX {
             let empty = self.empty_blocks(counts, &candidates).await?;
             let Some(lowest) = empty.first().map(|block| block.index) else {

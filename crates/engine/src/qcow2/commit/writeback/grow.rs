@@ -285,6 +285,7 @@ impl Qcow2 {
                 Some((_, _, bytes)) => {
                     let at = geometry.index_in_refcount_block(cluster) as usize;
                     set_refcount(bytes, at, geometry.refcount_order(), 1);
+                    counts.refcounts.note_change(cluster, 1);
                 }
                 None => {
                     counts.refcounts.add(cluster, 1).await?;

@@ -1,20 +1,20 @@
-//! The beginning and the end of a compaction: counts that nothing needs go down, blocks that count
-//! nothing go, the file is cut, and what is free becomes holes. Requests that change something wait
-//! meanwhile.
+//! The beginning and the end of a compaction: what is pending is written, blocks that count nothing
+//! go, the file is cut, and what is free becomes holes.
 
 use cowslip_boxed::boxed;
+use cowslip_queue::yield_now;
 
-use super::survey::{Excess, Kind, Survey};
 use crate::Result;
 use crate::job::{Job, Stage};
 use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::space::alloc::SpaceContent;
 use crate::qcow2::{Counts, Qcow2};
 
-/// Clusters whose counts go down before they are written.
-const LOWERED_AT_ONCE: usize = 1 << 16;
 /// Bytes whose extents are asked for at a time, which bounds their number.
 const LOOK_BYTES: u64 = 256 << 20;
+/// Bytes, and runs of clusters, that become holes in one turn.
+const PUNCHED_BYTES: u64 = 64 << 20;
+const PUNCHED_RUNS: usize = 64;
 
 impl Qcow2 {
     /// All that has changed is written, nothing is in the quarantine but what a request that was
@@ -31,54 +31,6 @@ impl Qcow2 {
         self.cycle(counts).await?;
         counts.refcounts.write_dirty().await?;
         self.barrier().await
-    }
-
-    /// Lowers the counts that are higher than the references. Nothing at all is under way.
-    #[boxed]
-    pub(super) async fn free_leaks(&self, counts: &mut Counts, survey: &mut Survey) -> Result<()> {
-        // What a request that was dropped may still reach is no leak.
-        let waits = {
-            let state = self.lock();
-            state.mapping.epochs.any_abandoned() || !state.space.quarantine.is_empty()
-        };
-        if waits || survey.excess.is_empty() {
-            return Ok(());
-        }
-        if survey.flags_behind {
-            self.mark_dirty(true).await?;
-        }
-        let mut freed = Vec::new();
-        for Excess { clusters, by } in std::mem::take(&mut survey.excess) {
-            for cluster in clusters {
-                if self.lower_leak(counts, HostCluster(cluster), by).await? == 0 {
-                    survey.kinds[cluster as usize] = Kind::Free;
-                    freed.push(HostCluster(cluster));
-                }
-                if freed.len() >= LOWERED_AT_ONCE {
-                    counts.refcounts.write_dirty().await?;
-                    self.free_clusters(counts, std::mem::take(&mut freed)).await;
-                }
-            }
-        }
-        counts.refcounts.write_dirty().await?;
-        self.barrier().await?;
-        self.free_clusters(counts, freed).await;
-        if survey.flags_behind {
-            self.right_flags(counts, &Job::default()).await?;
-            self.mark_dirty(false).await?;
-        }
-        Ok(())
-    }
-
-    /// Lowers a count by more than a change of it can say, if need be; the new count.
-    async fn lower_leak(&self, counts: &mut Counts, cluster: HostCluster, by: u64) -> Result<u64> {
-        let (mut left, mut count) = (by, 0);
-        while left > 0 {
-            let step = left.min(i64::MAX as u64);
-            count = counts.refcounts.add(cluster, -(step as i64)).await?;
-            left -= step;
-        }
-        Ok(count)
     }
 
     /// The cycles that give up what has moved, and the space of it.
@@ -98,39 +50,86 @@ impl Qcow2 {
     #[boxed]
     pub(super) async fn end_compaction(&self) -> Result<()> {
         self.release_moved(&Job::default()).await?;
-        // The VM state has tables behind the end of the disk, which may be empty while it is
-        // written.
-        let _size_stays = self.vm_state.take().await;
-        self.give_up_emptied(self.size(), &Job::default()).await?;
-        let _kept = self.kept_space.take().await;
-        let _drained = self.drain().await;
-        let mut counts = self.turn.take().await;
-        self.latch_if_cancelled(self.punch_free(&mut counts)).await
+        {
+            let mut counts = self.turn.take().await;
+            self.latch_if_cancelled(self.settle_space(&mut counts))
+                .await?;
+        }
+        {
+            // The VM state has tables behind the end of the disk, which may be empty while it is
+            // written.
+            let _size_stays = self.vm_state.take().await;
+            self.give_up_emptied_of_sound(self.size()).await?;
+        }
+        self.punch_free().await
     }
 
-    /// Makes all that is free a hole, whatever is done with discards.
+    /// Makes all that is free a hole, whatever is done with discards, some of it at a time.
     #[boxed]
-    async fn punch_free(&self, counts: &mut Counts) -> Result<()> {
+    async fn punch_free(&self) -> Result<()> {
         if !self.file.capabilities().punches_holes {
             return Ok(());
         }
-        while self.scan(counts).await? {}
-        let free = {
-            let mut state = self.lock();
-            self.unlatched(&state)?;
-            state.space.release_table_space();
-            std::mem::take(&mut state.space.free)
-        };
-        let runs: Vec<_> = free.runs().collect();
-        for (start, len, content) in runs {
+        self.find_all_free(&Job::default()).await?;
+        // What is not free for a moment has no count, and no reference.
+        let _kept = self.kept_space.take().await;
+        self.lock().space.release_table_space();
+        let mut next = Some(0);
+        while let Some(at) = next {
+            {
+                let _counts = self.turn.take().await;
+                next = self.latch_if_cancelled(self.punch_some(at)).await?;
+            }
+            yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Looks through all counts that existed at open for free clusters.
+    pub(super) async fn find_all_free(&self, job: &Job) -> Result<()> {
+        loop {
+            job.check()?;
+            {
+                let mut counts = self.turn.take().await;
+                if !self.latch_if_cancelled(self.scan(&mut counts)).await? {
+                    return Ok(());
+                }
+            }
+            // Where all counts are in memory, nothing else lets requests go on.
+            yield_now().await;
+        }
+    }
+
+    /// Makes some of what is free from a cluster on a hole, in the turn; where the rest begins, if
+    /// there is any. No request takes it meanwhile.
+    async fn punch_some(&self, from: u64) -> Result<Option<u64>> {
+        let bits = self.geometry().cluster_bits();
+        let most = (PUNCHED_BYTES >> bits).max(1);
+        let (mut at, mut left) = (from, most);
+        for _ in 0..PUNCHED_RUNS {
+            let (start, len, content) = {
+                let mut state = self.lock();
+                self.unlatched(&state)?;
+                let Some((start, len, content)) = state.space.free.run_from(at) else {
+                    return Ok(None);
+                };
+                let len = len.min(left);
+                state.space.free.remove(start..start + len);
+                (start, len, content)
+            };
             let content = match self.punch_run((start, len, content)).await {
                 true => SpaceContent::Zeroes,
                 false if content.may_be_hole() => content,
                 false => SpaceContent::Unknown,
             };
             self.lock().space.free.add(HostCluster(start), len, content);
+            at = start + len;
+            left -= len;
+            if left == 0 {
+                break;
+            }
         }
-        Ok(())
+        Ok(Some(at))
     }
 
     /// Punches clusters in a row, where the host has space for them; whether all of them are known

@@ -7,6 +7,7 @@
 //! places.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::survey::{Kind, Survey};
 use crate::qcow2::geometry::{Geometry, GuestCluster, HostCluster};
@@ -87,6 +88,10 @@ pub fn outline(survey: &Survey, moves: impl Fn(Kind) -> bool, least: u64) -> Out
         held_by: None,
     };
     for end in (least..kinds.len() as u64).rev() {
+        // With an even lower end there is more behind it, and less room.
+        if behind > room {
+            break;
+        }
         let kind = kinds[end as usize];
         room -= u64::from(kind.is_room());
         match kind {
@@ -112,23 +117,21 @@ pub fn outline(survey: &Survey, moves: impl Fn(Kind) -> bool, least: u64) -> Out
 }
 
 /// Places that are free before the end, in order.
-pub struct Room<'a> {
-    kinds: &'a [Kind],
+#[derive(Debug)]
+pub struct Room {
+    kinds: Vec<Kind>,
     at: usize,
 }
 
-impl<'a> Room<'a> {
-    /// The room before `end` clusters.
-    pub fn before(survey: &'a Survey, end: u64) -> Room<'a> {
-        let end = (end as usize).min(survey.kinds.len());
-        Room {
-            kinds: &survey.kinds[..end],
-            at: 0,
-        }
+impl Room {
+    /// The room before `end` clusters of a file of these.
+    pub fn before(mut kinds: Vec<Kind>, end: u64) -> Room {
+        kinds.truncate(end.try_into().unwrap_or(usize::MAX));
+        Room { kinds, at: 0 }
     }
 }
 
-impl Iterator for Room<'_> {
+impl Iterator for Room {
     type Item = HostCluster;
 
     fn next(&mut self) -> Option<HostCluster> {
@@ -139,20 +142,54 @@ impl Iterator for Room<'_> {
     }
 }
 
-/// Splits what moves, `(cluster of the disk, its place)`, into batches of at most `batch` clusters,
-/// and finds a place for each as long as there is room.
-pub fn batches(
-    geometry: &Geometry,
-    mut moving: Vec<(GuestCluster, HostCluster)>,
-    room: &mut Room<'_>,
-    batch: u64,
-) -> Vec<Vec<Move>> {
-    moving.sort_unstable_by_key(|&(_, from)| std::cmp::Reverse(from));
-    let mut batches = Vec::new();
-    for part in moving.chunks_mut(batch.max(1) as usize) {
+/// No cluster of the disk.
+const NONE: u64 = u64::MAX;
+
+/// The clusters of the disk that lie in a part of the file, by their places.
+#[derive(Debug)]
+pub struct Owners {
+    first: u64,
+    guests: Vec<u64>,
+}
+
+impl Owners {
+    /// Those of some clusters of the file, of which none is known yet.
+    pub fn of(clusters: Range<u64>) -> Owners {
+        let len = clusters.end.saturating_sub(clusters.start);
+        Owners {
+            first: clusters.start,
+            guests: vec![NONE; len as usize],
+        }
+    }
+
+    /// Notes which cluster of the disk a place belongs to, if it is one of them.
+    pub fn note(&mut self, guest: GuestCluster, place: HostCluster) {
+        let at = place.0.checked_sub(self.first);
+        if let Some(owner) = at.and_then(|at| self.guests.get_mut(at as usize)) {
+            *owner = guest.0;
+        }
+    }
+
+    /// The next batch: the highest places, at most `most` of them, which are not among them any
+    /// more. Each gets another place, as long as there is room; `None` if none is left.
+    pub fn next_batch(
+        &mut self,
+        geometry: &Geometry,
+        room: &mut Room,
+        most: u64,
+    ) -> Option<Vec<Move>> {
+        let mut part: Vec<(GuestCluster, HostCluster)> = Vec::new();
+        while (part.len() as u64) < most.max(1)
+            && let Some(guest) = self.guests.pop()
+        {
+            if guest != NONE {
+                let place = HostCluster(self.first + self.guests.len() as u64);
+                part.push((GuestCluster(guest), place));
+            }
+        }
         part.sort_unstable();
         let mut moves: Vec<Move> = Vec::new();
-        for (&mut (guest, from), to) in part.iter_mut().zip(room.by_ref()) {
+        for (&(guest, from), to) in part.iter().zip(room.by_ref()) {
             match moves.last_mut() {
                 Some(last) if continues(geometry, last, (guest, from, to)) => last.clusters += 1,
                 _ => moves.push(Move {
@@ -163,11 +200,8 @@ pub fn batches(
                 }),
             }
         }
-        if !moves.is_empty() {
-            batches.push(moves);
-        }
+        (!moves.is_empty()).then_some(moves)
     }
-    batches
 }
 
 /// Returns whether a cluster moves together with those before it: all three follow on, one slice of

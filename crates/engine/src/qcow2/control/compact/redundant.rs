@@ -23,7 +23,7 @@ use crate::backing::Backing;
 use crate::file::Event;
 use crate::job::{Cost, Job, Pieces, Stage};
 use crate::qcow2::entry::L2Entry;
-use crate::qcow2::geometry::GuestCluster;
+use crate::qcow2::geometry::{Geometry, GuestCluster};
 use crate::qcow2::map::{Run, map_cluster};
 use crate::qcow2::mapping::inflight::{LeaseKind, LeaseRequest, Ticket};
 use crate::qcow2::path::admit::LeaseGuard;
@@ -31,6 +31,7 @@ use crate::qcow2::path::obstacle::Look;
 use crate::qcow2::plan::{Freed, WriteOrdering};
 use crate::qcow2::space::punch;
 use crate::qcow2::{Qcow2, State};
+use crate::sync::{Mutex, lock};
 use crate::zero::is_zero;
 use crate::{Error, Result};
 
@@ -48,6 +49,43 @@ struct Group {
 
 /// The clusters of a group that may be redundant, and a lease on all of it.
 type Held<'a> = (Vec<(GuestCluster, L2Entry)>, LeaseGuard<'a>);
+
+/// Space that is not needed.
+#[derive(Debug, Default)]
+pub(super) struct Unneeded {
+    /// Bytes of the disk.
+    pub(super) bytes: u64,
+    /// Plain clusters of the file that hold nothing else: a bit each.
+    clusters: Vec<u64>,
+}
+
+impl Unneeded {
+    fn add(&mut self, geometry: &Geometry, freed: Freed) {
+        self.bytes += freed_bytes(geometry, freed);
+        if let Freed::Cluster(host) = freed {
+            let cluster = geometry.host_cluster(host).0;
+            let word = (cluster / 64) as usize;
+            if self.clusters.len() <= word {
+                self.clusters.resize(word + 1, 0);
+            }
+            self.clusters[word] |= 1 << (cluster % 64);
+        }
+    }
+
+    /// Returns whether a cluster of the file holds nothing else.
+    pub(super) fn has(&self, cluster: u64) -> bool {
+        let word = self.clusters.get((cluster / 64) as usize);
+        word.is_some_and(|word| word >> (cluster % 64) & 1 != 0)
+    }
+}
+
+/// Bytes of the disk that space was for.
+fn freed_bytes(geometry: &Geometry, freed: Freed) -> u64 {
+    match freed {
+        Freed::Subclusters(_, parts) => u64::from(parts.count_ones()) << geometry.subcluster_bits(),
+        Freed::Cluster(_) | Freed::Compressed(_) => geometry.cluster_bytes(),
+    }
+}
 
 /// Finds the groups of a disk.
 struct Groups<'a> {
@@ -113,16 +151,14 @@ impl Groups<'_> {
 }
 
 impl Qcow2 {
-    /// Has all redundant clusters lose their space. Returns the bytes of the disk that needed it.
-    #[boxed]
-    pub(super) async fn drop_redundant(
+    /// Refuses an image in which no cluster can lose its space.
+    pub(super) fn refuse_redundant(
         &self,
         below: &dyn Backing,
         options: &CompactOptions,
-        job: &Job,
-    ) -> Result<u64> {
+    ) -> Result<()> {
         if !(options.zeroes || options.dedupe_backing) {
-            return Ok(0);
+            return Ok(());
         }
         if self.format.data_file {
             return Err(Error::Unsupported {
@@ -134,7 +170,21 @@ impl Qcow2 {
             let name = self.name();
             return Err(Error::Invalid(format!("{name}: there is no backing file")));
         }
-        self.refuse_unsound_now(job).await?;
+        Ok(())
+    }
+
+    /// Has all redundant clusters lose their space. The image was checked. Returns the bytes of the
+    /// disk that needed it.
+    #[boxed]
+    pub(super) async fn drop_redundant(
+        &self,
+        below: &dyn Backing,
+        options: &CompactOptions,
+        job: &Job,
+    ) -> Result<u64> {
+        if !(options.zeroes || options.dedupe_backing) {
+            return Ok(0);
+        }
         job.enter(Stage::Copy);
         job.expect(self.size());
         let (bytes, clusters) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -156,18 +206,6 @@ impl Qcow2 {
         outcome.await?;
         job.done(groups.passed);
         Ok(bytes.load(Ordering::Relaxed))
-    }
-
-    /// Refuses an image whose tables cannot be relied on, as it is now.
-    #[boxed]
-    async fn refuse_unsound_now(&self, job: &Job) -> Result<()> {
-        let _drained = self.drain().await;
-        let mut counts = self.turn.take().await;
-        self.latch_if_cancelled(async {
-            self.settle_space(&mut counts).await?;
-            self.refuse_unsound("nothing was dropped", job).await
-        })
-        .await
     }
 
     fn ways(&self, below: &dyn Backing, options: &CompactOptions) -> Ways {
@@ -237,31 +275,74 @@ impl Qcow2 {
         Ok(found)
     }
 
+    /// Finds what is redundant on the disk, and changes nothing.
+    #[boxed]
+    pub(super) async fn count_redundant(
+        &self,
+        below: &dyn Backing,
+        options: &CompactOptions,
+        job: &Job,
+    ) -> Result<Unneeded> {
+        if !(options.zeroes || options.dedupe_backing) {
+            return Ok(Unneeded::default());
+        }
+        job.enter(Stage::Copy);
+        job.expect(self.size());
+        let found = Mutex::new(Unneeded::default());
+        let mut groups = Groups {
+            image: self,
+            ways: self.ways(below, options),
+            at: GuestCluster(0),
+            passed: 0,
+            dropped: &AtomicU64::new(0),
+            written: 0,
+        };
+        let (ways, tally) = (groups.ways, &found);
+        let outcome = job.run_each(&mut groups, |group| async move {
+            self.each_redundant(group, (below, ways), |_, _, (_, freed)| {
+                lock(tally).add(self.geometry(), freed);
+            })
+            .await
+        });
+        outcome.await?;
+        job.done(groups.passed);
+        Ok(std::mem::take(&mut *lock(&found)))
+    }
+
     /// Has what is redundant of a group lose its space: bytes of the disk, and clusters.
     async fn drop_group(
         &self,
         group: Group,
         (below, ways): (&dyn Backing, Ways),
     ) -> Result<(u64, u64)> {
+        let (mut bytes, mut clusters) = (0, 0);
+        let dropped = self.each_redundant(group, (below, ways), |state, cluster, (new, freed)| {
+            clusters += u64::from(!matches!(freed, Freed::Subclusters(..)));
+            bytes += freed_bytes(self.geometry(), freed);
+            self.let_go(state, cluster, (new, freed));
+        });
+        dropped.await?;
+        Ok((bytes, clusters))
+    }
+
+    /// Leases a group and compares it; of each cluster that is redundant, or has parts that are,
+    /// `found` gets the entry without that, and the space that it frees.
+    async fn each_redundant(
+        &self,
+        group: Group,
+        (below, ways): (&dyn Backing, Ways),
+        mut found: impl FnMut(&mut State, GuestCluster, (L2Entry, Freed)),
+    ) -> Result<()> {
         let held = self.when_clear(|state, place| self.look_at(state, group, ways, *place));
         let Some((entries, stay)) = held.await? else {
-            return Ok((0, 0));
+            return Ok(());
         };
         let compared = self.compare(&entries, (below, ways)).await;
         let mut state = self.lock();
         let state = &mut *state;
-        let (mut bytes, mut clusters) = (0, 0);
-        for ((cluster, entry), found) in entries.iter().zip(compared.iter().flatten()) {
-            if let Some((new, freed)) = without(&self.format, entry, *found, ways) {
-                let is_whole = !matches!(freed, Freed::Subclusters(..));
-                bytes += match freed {
-                    Freed::Subclusters(_, parts) => {
-                        u64::from(parts.count_ones()) << self.geometry().subcluster_bits()
-                    }
-                    Freed::Cluster(_) | Freed::Compressed(_) => self.geometry().cluster_bytes(),
-                };
-                clusters += u64::from(is_whole);
-                self.let_go(state, *cluster, (new, freed));
+        for ((cluster, entry), redundant) in entries.iter().zip(compared.iter().flatten()) {
+            if let Some(without) = without(&self.format, entry, *redundant, ways) {
+                found(state, *cluster, without);
             }
         }
         stay.end(state);
@@ -272,7 +353,7 @@ impl Qcow2 {
             }
         }
         state.wake_maintenance_if_dirty();
-        compared.map(|_| (bytes, clusters))
+        compared.map(drop)
     }
 
     /// Takes hold of a group; `None` if nothing of it may be redundant.

@@ -12,19 +12,22 @@ use crate::file::AlignedFile;
 use crate::job::Job;
 use crate::qcow2::control::bitmap::read_directory;
 use crate::qcow2::control::snapshot::read_list;
+use crate::qcow2::entry::big_endian;
 use crate::qcow2::entry::bitmap::TableEntry;
 use crate::qcow2::entry::inspect::{ClaimedSpace, inspect_l1, inspect_refcount_table};
-use crate::qcow2::entry::{big_endian, refcount_at};
-use crate::qcow2::geometry::{Geometry, GuestCluster, HostCluster};
+use crate::qcow2::geometry::{Geometry, GuestCluster};
 use crate::qcow2::header::Header;
-use crate::qcow2::offline::check::counts::{Copied, Counts, Memory, OutOfMemory};
+use crate::qcow2::offline::check::counts::{Memory, OutOfMemory};
 use crate::qcow2::offline::check::reader::Reader;
+use crate::qcow2::space::refcount::Changes;
 use crate::{Error, Result};
 
 /// Bytes of memory for what grows with the image; as a check may use by default.
 const MEMORY_BYTES_MAX: u64 = 1 << 30;
 /// Long tables are read in pieces of this size.
 const PIECE_BYTES: u64 = 256 << 10;
+/// Bytes that a refcount block takes in the collections of them.
+const BLOCK_MEMORY_BYTES: u64 = 32;
 /// Bytes that an L2 table takes in the collection of them.
 const TABLE_MEMORY_BYTES: u64 = 96;
 
@@ -32,12 +35,10 @@ const TABLE_MEMORY_BYTES: u64 = 96;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kind {
-    /// Nothing: its count is 0, and there is a block for the count.
+    /// Nothing refers to it, and there is a block for its count.
     Free,
     /// Nothing, and no block counts it: it cannot be taken.
     Uncounted,
-    /// Nothing, although its count is not 0.
-    Leaked,
     /// A cluster of the disk that one entry of the active tables refers to, with COPIED.
     Data,
     /// A cluster that several entries refer to, or a snapshot's.
@@ -73,12 +74,21 @@ pub enum Kind {
 impl Kind {
     /// Returns whether something refers to it.
     pub fn is_used(self) -> bool {
-        self > Kind::Leaked
+        self > Kind::Uncounted
     }
 
-    /// Returns whether it may be taken, once leaks are freed.
+    /// Returns whether it may be taken, once leaks are freed and no request is under way.
     pub fn is_room(self) -> bool {
-        matches!(self, Kind::Free | Kind::Leaked)
+        self == Kind::Free
+    }
+
+    /// Returns whether something else is found by it.
+    pub fn is_table(self) -> bool {
+        self.is_used()
+            && !matches!(
+                self,
+                Kind::Data | Kind::Shared | Kind::Compressed | Kind::Spanned | Kind::Bits
+            )
     }
 }
 
@@ -97,15 +107,6 @@ pub struct Reference {
     pub guest: GuestCluster,
 }
 
-/// Clusters in a row whose counts are too high by the same number.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Excess {
-    /// The clusters of the file.
-    pub clusters: Range<u64>,
-    /// References that are counted and not there.
-    pub by: u64,
-}
-
 /// Content of the file.
 #[derive(Debug)]
 pub struct Survey {
@@ -113,18 +114,14 @@ pub struct Survey {
     pub geometry: Geometry,
     /// One for each cluster of the file.
     pub kinds: Vec<Kind>,
-    /// Counts that are too high, in the order of the file.
-    pub excess: Vec<Excess>,
-    /// Some of them are of clusters that one reference is left to: COPIED will be wrong there.
-    pub flags_behind: bool,
     /// The refcount blocks: what they count by their index, and where they are.
     pub blocks: Vec<(u64, u64)>,
     /// Clusters of the disk with data, in order, that follow on each other in the file: runs.
     pub extents: u64,
     /// Clusters of the disk that have space of their own.
     pub data_clusters: u64,
-    /// L2 tables by their offset, and the last cluster that each refers to.
-    pub reach: BTreeMap<u64, u64>,
+    /// L2 tables, in the order of the file, and the last cluster that each refers to.
+    pub reach: Vec<(u64, u64)>,
 }
 
 /// The references to an L2 table.
@@ -153,7 +150,7 @@ fn is_compressed(kind: Kind) -> bool {
     matches!(kind, Kind::Compressed | Kind::Spanned)
 }
 
-fn too_large(name: &str) -> Error {
+pub(super) fn too_large(name: &str) -> Error {
     Error::Unsupported {
         file: name.to_string(),
         feature: "compaction of an image whose references take more memory than is allowed".into(),
@@ -317,7 +314,7 @@ impl Walk<'_> {
         }
         let entry_bytes = self.geometry.l2_entry_bytes();
         let is_wanted = |offset: &&u64| match self.behind {
-            Some((survey, end)) => survey.reach.get(*offset).is_some_and(|&last| last >= end),
+            Some((survey, end)) => survey.reaches(**offset, end),
             None => true,
         };
         let wanted = tables.keys().filter(is_wanted);
@@ -417,14 +414,11 @@ impl Survey {
         let mut survey = Survey {
             geometry,
             kinds: vec![Kind::Free; clusters as usize],
-            excess: Vec::new(),
-            flags_behind: false,
             blocks: Vec::new(),
             extents: 0,
             data_clusters: 0,
-            reach: BTreeMap::new(),
+            reach: Vec::new(),
         };
-        let mut references = Counts::new(u64::MAX);
         let mut next = None;
         walk(file, header, job, &mut |found| {
             survey.note(found);
@@ -434,25 +428,37 @@ impl Survey {
                 survey.extents += u64::from(next != Some(place));
                 next = Some((place.0 + 1, place.1 + 1));
             }
-            for cluster in found.clusters.clone() {
-                let times = found.times;
-                let added = references.add(cluster, times, Copied::Ignored, &mut memory);
-                added.map_err(too_large)?;
-            }
             Ok(())
         })
         .await?;
-        survey
-            .compare(file, header, (&mut references, &mut memory))
-            .await?;
+        survey.note_blocks((file, header), &mut memory).await?;
         Ok(survey)
+    }
+
+    /// Returns whether what was read as a table may have been something else.
+    pub fn is_disturbed(&self, changes: &Changes) -> bool {
+        let is_table = |&cluster: &u64| {
+            let kind = self.kinds.get(cluster as usize);
+            kind.is_some_and(|kind| kind.is_table())
+        };
+        changes.is_partial() || changes.freed().iter().any(is_table)
+    }
+
+    /// Returns whether an L2 table refers to something behind `end` clusters.
+    fn reaches(&self, table: u64, end: u64) -> bool {
+        let found = self.reach.binary_search_by_key(&table, |&(table, _)| table);
+        found.is_ok_and(|at| self.reach[at].1 >= end)
     }
 
     fn note(&mut self, found: &Reference) {
         if is_data(found.kind) || is_compressed(found.kind) {
             let table = found.at & !(self.geometry.cluster_bytes() - 1);
-            let last = self.reach.entry(table).or_default();
-            *last = (*last).max(found.clusters.end - 1);
+            let reached = found.clusters.end - 1;
+            match self.reach.last_mut() {
+                // The entries of one table come one after the other.
+                Some((last, reach)) if *last == table => *reach = reached.max(*reach),
+                _ => self.reach.push((table, reached)),
+            }
         }
         let end = found.clusters.end.min(self.kinds.len() as u64);
         for cluster in found.clusters.start.min(end)..end {
@@ -469,36 +475,33 @@ impl Survey {
         }
     }
 
-    /// Compares the counts with the references: what is counted without any is a leak.
-    async fn compare(
+    /// Notes the refcount blocks, and what none of them counts.
+    async fn note_blocks(
         &mut self,
-        file: &AlignedFile,
-        header: &Header,
-        (references, memory): (&mut Counts, &mut Memory),
+        (file, header): (&AlignedFile, &Header),
+        memory: &mut Memory,
     ) -> Result<()> {
         let reader = Reader::new(file.block_file()).await?;
         let (offset, bytes) = (header.refcount_table_offset, header.refcount_table_bytes());
-        let mut index = 0;
         let bits = self.geometry.cluster_bits();
-        {
-            let mut pieces = pin!(reader.pieces(offset, bytes, PIECE_BYTES));
-            while let Some(piece) = pieces.next().await {
-                for entry in piece?.words() {
-                    let block = inspect_refcount_table(entry).offset;
-                    if block != 0 {
-                        memory
-                            .charge(32)
-                            .map_err(|OutOfMemory| too_large(file.name()))?;
-                        self.blocks.push((index, block >> bits));
-                    }
-                    index += 1;
+        let (mut index, mut next_block) = (0, 0);
+        let mut pieces = pin!(reader.pieces(offset, bytes, PIECE_BYTES));
+        while let Some(piece) = pieces.next().await {
+            for entry in piece?.words() {
+                let block = inspect_refcount_table(entry).offset;
+                if block != 0 {
+                    let charged = memory.charge(BLOCK_MEMORY_BYTES);
+                    charged.map_err(|OutOfMemory| too_large(file.name()))?;
+                    self.blocks.push((index, block >> bits));
+                    self.without_block(next_block..index);
+                    next_block = index + 1;
                 }
+                index += 1;
             }
         }
+        self.without_block(next_block..u64::MAX);
         for at in 0..self.blocks.len() {
             let cluster = self.blocks[at].1;
-            let added = references.add(cluster, 1, Copied::Ignored, memory);
-            added.map_err(|OutOfMemory| too_large(file.name()))?;
             self.note(&Reference {
                 kind: Kind::Block,
                 clusters: cluster..cluster + 1,
@@ -507,25 +510,6 @@ impl Survey {
                 guest: GuestCluster(0),
             });
         }
-        let wanted: Vec<(u64, u64)> = self
-            .blocks
-            .iter()
-            .map(|&(index, at)| (at << bits, index))
-            .collect();
-        let mut reads = pin!(reader.tables(wanted.into_iter(), self.geometry.cluster_bytes()));
-        let mut next_block = 0;
-        while let Some(read) = reads.next().await {
-            let (index, bytes) = read?;
-            self.without_block(next_block..index);
-            next_block = index + 1;
-            self.compare_block(index, &bytes, references);
-            reader.recycle(bytes);
-            let taken = (self.excess.len() * std::mem::size_of::<Excess>()) as u64;
-            if taken > MEMORY_BYTES_MAX {
-                return Err(too_large(file.name()));
-            }
-        }
-        self.without_block(next_block..u64::MAX);
         Ok(())
     }
 
@@ -538,35 +522,6 @@ impl Survey {
         for kind in &mut self.kinds[first as usize..end.max(first) as usize] {
             if *kind == Kind::Free {
                 *kind = Kind::Uncounted;
-            }
-        }
-    }
-
-    fn compare_block(&mut self, index: u64, bytes: &[u8], references: &Counts) {
-        let first = self.geometry.first_counted(index).0;
-        let end = self.geometry.first_counted(index + 1).0;
-        let end = end.min(self.kinds.len() as u64);
-        let order = self.geometry.refcount_order();
-        for cluster in first..end {
-            let within = self.geometry.index_in_refcount_block(HostCluster(cluster));
-            let count = refcount_at(bytes, within as usize, order);
-            let found = references.get(cluster).references;
-            if count <= found {
-                continue;
-            }
-            if found == 0 {
-                self.kinds[cluster as usize] = Kind::Leaked;
-            }
-            self.flags_behind |= found == 1;
-            let by = count - found;
-            match self.excess.last_mut() {
-                Some(last) if last.clusters.end == cluster && last.by == by => {
-                    last.clusters.end += 1;
-                }
-                _ => self.excess.push(Excess {
-                    clusters: cluster..cluster + 1,
-                    by,
-                }),
             }
         }
     }

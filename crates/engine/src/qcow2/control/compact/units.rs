@@ -11,7 +11,7 @@ use crate::qcow2::geometry::{Geometry, HostCluster};
 /// kept in memory. A cluster with more of them stays.
 pub(super) const WORDS_MAX: usize = 4096;
 /// Bytes that move while requests wait.
-const STILL_BYTES_MAX: u64 = 4 << 20;
+const STILL_BYTES_MAX: u64 = 1 << 20;
 
 /// Kinds that move after the data of the disk, in their order: what a word lies in moves after what
 /// the word refers to, so no word is looked for where it was.
@@ -163,12 +163,10 @@ mod tests {
         Survey {
             geometry: Geometry::new(16, 4, false).unwrap(),
             kinds: kinds.to_vec(),
-            excess: Vec::new(),
-            flags_behind: false,
             blocks: vec![(0, 1), (3, 5), (0, 6)],
             extents: 0,
             data_clusters: 0,
-            reach: BTreeMap::new(),
+            reach: Vec::new(),
         }
     }
 

@@ -88,6 +88,15 @@ impl<'a> Refcounts<'a> {
         Ok(())
     }
 
+    /// The clusters of all blocks that can be read.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = u64> + '_ {
+        let indices = 0..self.table.len() as u64;
+        indices.filter_map(|index| match self.block(index) {
+            Block::At(offset) => Some(offset >> self.geometry.cluster_bits()),
+            Block::Absent | Block::Unreadable => None,
+        })
+    }
+
     fn block(&self, index: u64) -> Block {
         let entry = usize::try_from(index)
             .ok()

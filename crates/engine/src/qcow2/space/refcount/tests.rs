@@ -323,3 +323,29 @@ fn a_corrupt_table_entry_is_named() {
     let error = counts.block(3).unwrap_err();
     assert!(matches!(error, Error::Corrupt { offset, .. } if offset == TABLE + 3 * 8));
 }
+
+#[test]
+fn a_watch_notes_each_change_until_another_one_begins() {
+    let mut random = Random(3);
+    let (_, mut counts, model) = image(4, &mut random);
+    let free = |from: u64| (from..model.per_block()).find(|&c| model.counts[c as usize] == 0);
+    let first = free(0).unwrap();
+    let second = free(first + 1).unwrap();
+    let add = |counts: &mut Refcounts, cluster, delta| {
+        block_on(counts.add(HostCluster(cluster), delta)).unwrap()
+    };
+    add(&mut counts, first, 1);
+    let watch = counts.watch();
+    assert_eq!(counts.watched(watch), Some(Changes::default()));
+    let watch = counts.watch();
+    add(&mut counts, first, -1);
+    add(&mut counts, first, 1);
+    add(&mut counts, second, 1);
+    let changes = counts.watched(watch).unwrap();
+    assert_eq!(changes.changed(), &BTreeSet::from([first, second]));
+    assert_eq!(changes.freed(), &BTreeSet::from([first]));
+    assert_eq!(counts.watched(watch), None);
+    let (earlier, later) = (counts.watch(), counts.watch());
+    assert_eq!(counts.watched(earlier), None);
+    assert!(counts.watched(later).is_some());
+}

@@ -1,13 +1,12 @@
 //! The plan beside a naive one, on random files.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::*;
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 10] = [
     Kind::Free,
     Kind::Uncounted,
-    Kind::Leaked,
     Kind::Data,
     Kind::Shared,
     Kind::Compressed,
@@ -38,8 +37,7 @@ fn random_survey(random: &mut Random) -> Survey {
     let kind = |random: &mut Random| match random.below(12) {
         0..4 => Kind::Free,
         4..9 => Kind::Data,
-        9 => Kind::Leaked,
-        _ => KINDS[random.below(8) as usize],
+        _ => KINDS[random.below(7) as usize],
     };
     let mut kinds: Vec<Kind> = (0..len).map(|_| kind(random)).collect();
     kinds
@@ -60,12 +58,10 @@ fn random_survey(random: &mut Random) -> Survey {
     Survey {
         geometry,
         kinds,
-        excess: Vec::new(),
-        flags_behind: false,
         blocks,
         extents: 0,
         data_clusters: 0,
-        reach: BTreeMap::new(),
+        reach: Vec::new(),
     }
 }
 
@@ -127,9 +123,14 @@ fn every_cluster_behind_the_end_gets_a_place_of_its_own() {
         let mut guests: Vec<u64> = (0..1000).collect();
         let mut draw = || GuestCluster(guests.remove(random.below(guests.len() as u64) as usize));
         let moving: Vec<_> = behind.map(|(at, _)| (draw(), at)).collect();
-        let mut room = Room::before(&survey, outline.end);
+        let mut room = Room::before(survey.kinds.clone(), outline.end);
         let batch = 1 + seed % 7;
-        let found = batches(&survey.geometry, moving.clone(), &mut room, batch);
+        let mut owners = Owners::of(outline.end..survey.kinds.len() as u64);
+        for &(guest, from) in &moving {
+            owners.note(guest, from);
+        }
+        let next = || owners.next_batch(&survey.geometry, &mut room, batch);
+        let found: Vec<_> = std::iter::from_fn(next).collect();
         let (mut moved, mut places) = (BTreeSet::new(), BTreeSet::new());
         let mut lowest = u64::MAX;
         for batch_of in &found {
@@ -157,14 +158,17 @@ fn every_cluster_behind_the_end_gets_a_place_of_its_own() {
 #[test]
 fn neighbours_move_together() {
     let geometry = Geometry::new(16, 4, false).unwrap();
-    let mut survey = random_survey(&mut Random(1));
-    survey.kinds = vec![Kind::Free; 40];
-    let moving = (0..20)
-        .map(|i| (GuestCluster(100 + i), HostCluster(50 + i)))
-        .collect();
-    let mut room = Room::before(&survey, 40);
-    let found = batches(&geometry, moving, &mut room, 1000);
-    let lens: Vec<u64> = found[0].iter().map(|run| run.clusters).collect();
+    let mut owners = Owners::of(50..80);
+    for at in 0..20 {
+        owners.note(GuestCluster(100 + at), HostCluster(50 + at));
+    }
+    // What lies elsewhere is not among them.
+    owners.note(GuestCluster(3), HostCluster(49));
+    owners.note(GuestCluster(4), HostCluster(80));
+    let mut room = Room::before(vec![Kind::Free; 40], 40);
+    let found = owners.next_batch(&geometry, &mut room, 1000).unwrap();
+    assert_eq!(owners.next_batch(&geometry, &mut room, 1000), None);
+    let lens: Vec<u64> = found.iter().map(|run| run.clusters).collect();
     // One MiB at most.
     assert_eq!(lens, [16, 4]);
 }
