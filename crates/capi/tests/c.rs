@@ -190,15 +190,22 @@ fn program(directory: &Path, source: &str, extra: &[&str]) -> PathBuf {
 }
 
 /// Runs a program in the directory, within another one if the environment has it
-/// (`COWSLIP_C_WITHIN="valgrind --error-exitcode=99 -q"`).
+/// (`COWSLIP_C_WITHIN="valgrind --error-exitcode=99 -q"`), which sees a kernel without io_uring.
 fn within(program: &Path, words: &[&str], directory: &Path) -> String {
     let within = std::env::var("COWSLIP_C_WITHIN").unwrap_or_default();
     let mut line: Vec<&str> = within.split_whitespace().collect();
     line.push(program.to_str().unwrap());
     line.extend(words);
-    run(Command::new(line[0])
-        .args(&line[1..])
-        .current_dir(directory))
+    let mut command = Command::new(line[0]);
+    command.args(&line[1..]).current_dir(directory);
+    if !within.is_empty() {
+        let shim = directory.join("without_ring.so");
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-o"]).arg(&shim);
+        run(cc.arg(here().join("tests/without_ring.c")).arg("-ldl"));
+        command.env("LD_PRELOAD", shim);
+    }
+    run(&mut command)
 }
 
 #[test]
