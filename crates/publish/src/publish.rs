@@ -62,7 +62,7 @@ pub struct Request {
     pub name: String,
     /// Versions whose chunks are used, besides those of the newest version of the name.
     pub parents: Vec<Parent>,
-    /// What has changed since a parent was published; the rest is not read.
+    /// Changes since a parent was published; the rest is not read.
     pub changed: Option<Changed>,
     /// Lengths of chunks; `None`: those of the first parent, or the usual ones.
     pub sizes: Option<ChunkSizes>,
@@ -78,7 +78,7 @@ pub struct Request {
     pub renewed_after: Duration,
 }
 
-/// What of a disk may differ from a parent.
+/// Parts of a disk that may differ from a parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// The digest of the parent's index.

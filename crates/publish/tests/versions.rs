@@ -135,7 +135,7 @@ fn a_version_of_which_the_changes_are_known_is_the_disk() {
     }
 }
 
-/// What is not marked is not looked at: here it is other bytes, which nobody gets.
+/// A part that is not marked is not looked at: here it is other bytes, which nobody gets.
 #[test]
 fn what_has_not_changed_is_not_read() {
     let mut rng = Rng(29);

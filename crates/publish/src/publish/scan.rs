@@ -42,7 +42,7 @@ enum Segment {
     Kept(Blocks, Content),
 }
 
-/// What a segment has.
+/// Content of a segment.
 enum Found {
     Zeroes,
     Bytes(Vec<u8>),

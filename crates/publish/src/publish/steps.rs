@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::cut::BLOCK_BYTES;
 use crate::index::{Content, Index};
 
-/// What has changed since a disk was published.
+/// Changes of a disk since it was published.
 #[derive(Clone, Copy, Debug)]
 pub struct Changes<'a> {
     /// The disk as it was.
