@@ -63,6 +63,7 @@ mod private_files;
 mod publish;
 mod qemu_nbd_lines;
 mod record;
+mod remote_guest;
 mod remote_images;
 mod report;
 mod resize_amend;

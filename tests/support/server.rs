@@ -45,6 +45,14 @@ impl Server {
         self.child.wait().unwrap();
     }
 
+    /// Ends it in order.
+    pub fn stop(mut self) {
+        let number = i32::try_from(self.child.id()).unwrap();
+        let process = rustix::process::Pid::from_raw(number).unwrap();
+        rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+        self.wait();
+    }
+
     /// The address of its only export.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
