@@ -505,7 +505,9 @@ impl Write {
     }
 
     fn finish(self, result: io::Result<()>) -> Next<Write> {
+        // A waiter may rely on it that nothing here keeps the file open, or has its memory.
         drop(self.file);
+        drop(self.data);
         self.completer.complete(result);
         Next::Done
     }
