@@ -110,12 +110,18 @@ impl Queue {
             }
         };
         let mut run = Vec::new();
-        while (run.len() as u64) < most
-            && let Some(waiters) = self.blocks.remove(&(first + run.len() as u64))
-        {
+        self.pop_after(first, &mut run, most);
+        Some((first, run))
+    }
+
+    /// Adds blocks to a run that directly follow it, at most `most` of them.
+    fn pop_after(&mut self, first: u64, run: &mut Vec<Vec<Waiter>>, most: u64) {
+        for _ in 0..most {
+            let Some(waiters) = self.blocks.remove(&(first + run.len() as u64)) else {
+                return;
+            };
             run.push(waiters);
         }
-        Some((first, run))
     }
 }
 
@@ -243,19 +249,16 @@ impl Blocks {
         }
     }
 
-    /// Notes a read of the guest, and asks for what will follow it.
-    pub(crate) fn note_read(self: &Arc<Self>, bytes: &Range<u64>) {
-        let next = {
-            let mut state = self.lock();
-            // What follows in a trace is being fetched, and other blocks that follow are not read.
-            match state.traced.has_all(self.blocks_of(bytes)) {
-                true => None,
-                false => state.ahead.note(bytes),
-            }
+    /// Notes a read of the guest. Returns the blocks that are worth asking for as they will follow
+    /// it; they may be none.
+    pub(crate) fn note_read(&self, bytes: &Range<u64>) -> Range<u64> {
+        let mut state = self.lock();
+        // What follows in a trace is being fetched, and other blocks that follow are not read.
+        let next = match state.traced.has_all(self.blocks_of(bytes)) {
+            true => None,
+            false => state.ahead.note(bytes),
         };
-        if let Some(next) = next {
-            self.ask(self.blocks_of(&next), Urgency::Ahead);
-        }
+        next.map_or(0..0, |next| self.blocks_of(&next))
     }
 
     /// Says which blocks a trace has that is being replayed.
@@ -274,23 +277,20 @@ impl Blocks {
         all.then_some(found)
     }
 
-    /// Asks for blocks that nobody waits for, but for those that a cache has.
-    pub(crate) fn ask(self: &Arc<Self>, blocks: Range<u64>, urgency: Urgency) {
-        let mut is_more = false;
-        {
-            let mut state = self.lock();
-            for block in blocks {
-                let is_cached = self.cache.as_ref().is_some_and(|cache| cache.had(block));
-                if !is_cached && !state.memory.has(block) {
-                    is_more |= state.want(block, urgency, None);
-                }
-            }
-        }
+    /// Asks for blocks that will follow a read which needs no request.
+    pub(crate) fn ask(self: &Arc<Self>, blocks: Range<u64>) {
+        let is_more = self.lock().want_ahead(blocks, self.cache.as_deref());
         // Where the runtime cannot be started, reads will say so.
         if is_more && let Ok(entered) = runtime::enter() {
             let all = Arc::clone(self);
             entered.spawn(async move { all.dispatch() });
         }
+    }
+
+    /// Notes that blocks are wanted which will follow a read that is about to ask for its own, so
+    /// that neighbours come by one request.
+    pub(crate) fn expect_after(&self, blocks: Range<u64>) {
+        self.lock().want_ahead(blocks, self.cache.as_deref());
     }
 
     /// The bytes of blocks, in their order.
@@ -372,9 +372,14 @@ impl Blocks {
                 Urgency::Ahead | Urgency::Trace | Urgency::Background => OTHER_REQUEST_MAX,
             };
             let most = (most / self.block_bytes).max(1);
-            let Some((first, waiters)) = state.wanted[urgency as usize].pop(most) else {
+            let Some((first, mut waiters)) = state.wanted[urgency as usize].pop(most) else {
                 continue;
             };
+            if urgency == Urgency::Guest {
+                // What follows the guest's sequence comes along.
+                let more = (OTHER_REQUEST_MAX / self.block_bytes).max(1);
+                state.wanted[Urgency::Ahead as usize].pop_after(first, &mut waiters, more);
+            }
             let count = waiters.len() as u64;
             for (block, waiters) in (first..).zip(waiters) {
                 state.fetching.insert(block, waiters);
@@ -498,6 +503,19 @@ impl State {
         }
     }
 
+    /// Notes blocks that are wanted ahead of a sequence, but for those that are there. Returns
+    /// whether some were not wanted so far.
+    fn want_ahead(&mut self, blocks: Range<u64>, cache: Option<&CacheFile>) -> bool {
+        let mut is_more = false;
+        for block in blocks {
+            let is_cached = cache.is_some_and(|cache| cache.had(block));
+            if !is_cached && !self.memory.has(block) {
+                is_more |= self.want(block, Urgency::Ahead, None);
+            }
+        }
+        is_more
+    }
+
     /// Notes that a block is wanted. Returns whether it was not wanted as urgently so far.
     fn want(&mut self, block: u64, urgency: Urgency, waiter: Option<Waiter>) -> bool {
         if let Some(waiters) = self.fetching.get_mut(&block) {
@@ -581,5 +599,30 @@ mod tests {
         state.want(7, Urgency::Background, None);
         let wanted = URGENCIES.map(|urgency| state.wanted[urgency as usize].blocks.len());
         assert_eq!(wanted, [1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn what_follows_a_run_directly_is_added_to_it() {
+        let bounds = Bounds {
+            connections: 1,
+            memory_bytes: 0,
+            ahead_bytes: 0,
+        };
+        let mut state = State::new(4096, bounds);
+        for block in [8, 9, 10, 12] {
+            state.want(block, Urgency::Ahead, None);
+        }
+        state.want(7, Urgency::Guest, None);
+        let (first, mut run) = state.wanted[Urgency::Guest as usize].pop(64).unwrap();
+        let ahead = &mut state.wanted[Urgency::Ahead as usize];
+        ahead.pop_after(first, &mut run, 2);
+        assert_eq!((first, run.len()), (7, 3));
+        // The order still names what is gone.
+        let left = [ahead.pop(64).unwrap(), ahead.pop(64).unwrap()];
+        assert_eq!(
+            left.map(|(first, run)| (first, run.len())),
+            [(10, 1), (12, 1)]
+        );
+        assert!(ahead.pop(64).is_none());
     }
 }

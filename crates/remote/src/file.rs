@@ -343,26 +343,32 @@ impl BlockFile for RemoteFile {
         if let Some(why) = self.blocks.object.change() {
             return Pending::ready((Err(io::Error::other(why)), target));
         }
-        self.blocks.note_read(&(offset..end));
+        let next = self.blocks.note_read(&(offset..end));
         if let Some(recording) = &self.recording {
             recording.note(numbers.clone());
         }
         if let Some(cache) = &self.blocks.cache
             && numbers.clone().all(|block| cache.is_verified(block))
         {
+            self.blocks.ask(next);
             let blocks = Arc::clone(&self.blocks);
             return read_cache(blocks, Arc::clone(cache), offset, target);
         }
         let is_small = target.len() <= READ_MAX;
         if is_small && let Some(parts) = self.blocks.in_memory(numbers.clone()) {
+            self.blocks.ask(next);
             copy(&self.blocks, &parts, numbers.start, offset, &mut target);
             return Pending::ready((Ok(()), target));
         }
         match &self.blocks.cache {
             Some(cache) if cowslip_queue::has_queue() => {
-                read_present(Arc::clone(&self.blocks), Arc::clone(cache), offset, target)
+                let blocks = Arc::clone(&self.blocks);
+                read_present((blocks, next), Arc::clone(cache), offset, target)
             }
-            _ => bring(Arc::clone(&self.blocks), offset, target),
+            _ => {
+                self.blocks.expect_after(next);
+                bring(Arc::clone(&self.blocks), offset, target)
+            }
         }
     }
 
@@ -442,9 +448,10 @@ fn read_cache(
     result
 }
 
-/// Reads blocks that the cache may have; what it has not comes from the server.
+/// Reads blocks that the cache may have; what it has not comes from the server, with the blocks
+/// that will follow.
 fn read_present(
-    blocks: Arc<Blocks>,
+    (blocks, next): (Arc<Blocks>, Range<u64>),
     cache: Arc<CacheFile>,
     offset: u64,
     mut target: IoVecMut,
@@ -453,9 +460,11 @@ fn read_present(
     let (to, result) = pending();
     cowslip_queue::spawn(async move {
         if let Some(parts) = cache.present(numbers.clone()).await {
+            blocks.ask(next);
             copy(&blocks, &parts, numbers.start, offset, &mut target);
             return to.complete((Ok(()), target));
         }
+        blocks.expect_after(next);
         to.complete(bring(blocks, offset, target).await);
     });
     result
