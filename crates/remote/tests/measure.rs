@@ -131,8 +131,10 @@ fn starts_behind_a_link() {
             taken.as_secs_f64(),
             taken.as_secs_f64() / full.as_secs_f64(),
         );
-        let mib = sent as f64 / MIB as f64;
-        println!("{what:<28} {seconds:7.2} s  {share:5.2} of the download  {mib:7.1} MiB");
+        let (mib, requests) = (sent as f64 / MIB as f64, server.requests().len());
+        println!(
+            "{what:<28} {seconds:7.2} s  {share:5.2} of the download  {mib:7.1} MiB  {requests:5} requests"
+        );
     };
     line("download", (full, full_bytes));
     line("on demand, no cache", start(&server, "", &bytes));

@@ -229,7 +229,8 @@ fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             (None, Some(judge)) => judge(&request),
             (None, None) => WebFault::Nothing,
         };
-        std::thread::sleep(lock(&shared.link).latency);
+        let mut sent = Instant::now() + lock(&shared.link).latency;
+        sleep_until(sent);
         let (head, body) = match answer(&request, &fault, shared) {
             Some(answer) => answer,
             None => {
@@ -258,7 +259,7 @@ fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             }
         }
         for packet in body[..length].chunks(PACKET) {
-            wait_for_link(packet.len(), shared);
+            sent = pass_link(packet.len(), sent, shared);
             writer.write_all(packet)?;
         }
         if fault == WebFault::EndlessBody {
@@ -272,21 +273,26 @@ fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
     }
 }
 
-/// Waits until the link has sent this much.
-fn wait_for_link(bytes: usize, shared: &Shared) {
+/// Waits until the link has sent this much, which it was given at a moment; returns when that was.
+/// Moments are the link's: where this thread wakes too late, what follows is not late for that.
+fn pass_link(bytes: usize, given: Instant, shared: &Shared) -> Instant {
     let rate = lock(&shared.link).bytes_per_second;
     if rate == 0 {
-        return;
+        return given;
     }
     let takes = Duration::from_secs_f64(bytes as f64 / rate as f64);
     let until = {
         let mut free_at = lock(&shared.free_at);
-        let now = Instant::now();
-        let until = free_at.map_or(now, |at| at.max(now)) + takes;
+        let until = free_at.map_or(given, |at| at.max(given)) + takes;
         *free_at = Some(until);
         until
     };
-    std::thread::sleep(until.saturating_duration_since(Instant::now()));
+    sleep_until(until);
+    until
+}
+
+fn sleep_until(moment: Instant) {
+    std::thread::sleep(moment.saturating_duration_since(Instant::now()));
 }
 
 fn read_request(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<WebRequest>> {
