@@ -110,6 +110,46 @@ fn a_disk_is_published_used_in_place_and_pulled() {
 }
 
 #[test]
+fn a_version_is_published_by_what_a_bitmap_has() {
+    let dir = scratch();
+    let dir = dir.path();
+    golden(dir, 8 << 20);
+    line(dir, "convert -O qcow2 golden.raw golden.qcow2");
+    line(dir, "publish -q golden.qcow2 store/golden");
+    line(dir, "bitmap --add golden.qcow2 since-1");
+    let write = "write -q -P 7 3M 200k";
+    run(cowslip()
+        .current_dir(dir)
+        .args(["io", "-c", write, "golden.qcow2"]));
+    let words = "publish --json --bitmap since-1 --parent golden@1 golden.qcow2 store/golden";
+    let second = json(dir, words);
+    let new = second["new-bytes"].as_u64().unwrap();
+    assert!(new < 200 << 10, "{second}");
+    line(dir, "pull -q store/golden pulled.qcow2");
+    line(dir, "compare pulled.qcow2 golden.qcow2");
+    let known = "publish --bitmap since-1";
+    for (line, said) in [
+        (
+            format!("{known} --parent golden@1 --parent golden@2 golden.qcow2 store/golden"),
+            "goes with one --parent",
+        ),
+        (
+            "publish --bitmap other --parent golden@1 golden.qcow2 store/golden".to_string(),
+            "'other' not found",
+        ),
+    ] {
+        let refusal = refused(dir, &line);
+        assert!(refusal.contains(said), "{refusal}");
+    }
+    line(dir, "bitmap --disable golden.qcow2 since-1");
+    let refusal = refused(
+        dir,
+        &format!("{known} --parent golden@2 golden.qcow2 store/golden"),
+    );
+    assert!(refusal.contains("is disabled"), "{refusal}");
+}
+
+#[test]
 fn what_cannot_be_is_refused() {
     let dir = scratch();
     let dir = dir.path();

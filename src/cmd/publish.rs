@@ -6,6 +6,8 @@ use std::time::Duration;
 use cowslip::Error;
 use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
+use cowslip::image::Image;
+use cowslip::qcow2::inspect::BitmapInfo;
 use cowslip_nodes::drivers::published::PREFIX;
 use cowslip_nodes::stores::open_store;
 use cowslip_publish::catalog;
@@ -13,7 +15,7 @@ use cowslip_publish::cut::ChunkSizes;
 use cowslip_publish::location::{Location, Version};
 use cowslip_publish::pack::PACK_BYTES;
 use cowslip_publish::prune::{PruneOptions, prune};
-use cowslip_publish::publish::{Parent, Published, Request, publish};
+use cowslip_publish::publish::{Changed, Parent, Published, Request, publish};
 use cowslip_publish::record::VersionRecord;
 use cowslip_publish::store::Store;
 use cowslip_remote::StoreOptions;
@@ -85,6 +87,15 @@ pub struct Args {
     /// version of the name is always looked at
     #[arg(long, value_name = "NAME[@VERSION]")]
     parent: Vec<String>,
+    /// Read only what this bitmap of the image says has changed since the version that --parent
+    /// names was published
+    #[arg(
+        long,
+        value_name = "BITMAP",
+        requires = "parent",
+        conflicts_with = "snapshot"
+    )]
+    bitmap: Option<String>,
     /// Usual length of a chunk before compression: a power of two from 16k to 1M; 32k, or as the
     /// parent has it
     #[arg(long, value_name = "SIZE")]
@@ -198,10 +209,11 @@ fn published(
     };
     let outcome = block_on(Aio::Auto, async {
         let image = open_image(&spec, &settings).await?;
+        let parents = parents(args, &location, &store).await?;
         let request = Request {
             name: location.name.clone(),
-            parents: parents(args, &location, &store).await?,
-            changed: None,
+            changed: changed(args, &image, &parents).await?,
+            parents,
             sizes,
             level: args.level,
             pack_bytes: PACK_BYTES,
@@ -246,6 +258,32 @@ async fn parents(
         });
     }
     Ok(parents)
+}
+
+/// Changes since the parent, if a bitmap has them.
+async fn changed(
+    args: &Args,
+    image: &Image,
+    parents: &[Parent],
+) -> Result<Option<Changed>, CommandError> {
+    let Some(name) = args.bitmap.as_deref() else {
+        return Ok(None);
+    };
+    let [parent] = parents else {
+        let text = "--bitmap goes with one --parent: the version since which it notes changes";
+        return Err(CommandError::new(text));
+    };
+    let bits = image.dirty_bits(name).await?;
+    let follows = |bitmap: &BitmapInfo| bitmap.name == name && bitmap.auto;
+    if !image.bitmaps().await?.iter().any(follows) {
+        return Err(CommandError::new(format!(
+            "Bitmap '{name}' is disabled, so it may have missed changes"
+        )));
+    }
+    Ok(Some(Changed {
+        since: parent.index,
+        ranges: bits.dirty_ranges().collect(),
+    }))
 }
 
 fn report(args: &Args, location: &Location, done: &Published) {
