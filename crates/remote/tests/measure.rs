@@ -131,7 +131,13 @@ fn starts_behind_a_link() {
             taken.as_secs_f64(),
             taken.as_secs_f64() / full.as_secs_f64(),
         );
-        let (mib, requests) = (sent as f64 / MIB as f64, server.requests().len());
+        let mib = sent as f64 / MIB as f64;
+        // Those of the run before, where nothing was sent.
+        let requests = if sent == 0 {
+            0
+        } else {
+            server.requests().len()
+        };
         println!(
             "{what:<28} {seconds:7.2} s  {share:5.2} of the download  {mib:7.1} MiB  {requests:5} requests"
         );
