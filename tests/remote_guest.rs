@@ -213,7 +213,10 @@ fn a_guest_starts_from_a_golden_image_afar() {
         println!("{what:<26} {seconds:7.2} s {sent:8.1} MiB {requests:6} requests");
         if way == "second" {
             // Two starts differ by some of what runs at the same time.
-            assert!(sent < 8.0, "a second start fetches hardly anything: {sent} MiB");
+            assert!(
+                sent < 8.0,
+                "a second start fetches hardly anything: {sent} MiB"
+            );
         }
     }
 }
