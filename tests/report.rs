@@ -208,6 +208,7 @@ fn all_tables_are_one_page_and_end_in_their_time() {
         "discard",
         "metadata",
         "fragmentation",
+        "compact",
         "subclusters",
     ];
     let html = read(&page);
