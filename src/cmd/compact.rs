@@ -33,8 +33,8 @@ what is free before becomes holes. No second file is needed, and at most --budge
 Interrupted or cancelled, the command gives back what it has emptied by then; killed, or after a power failure, the image \
 is sound but for leaks, which the next compaction frees. Tables of several clusters, and \
 compressed clusters that continue in the next cluster of the file, stay where they are; --plan says what holds the end \
-of the file. --plan compares no data: it does not count \
-what --zeroes and --dedupe-backing would give back. See docs/compaction.md.")]
+of the file. With --zeroes or --dedupe-backing, --plan reads all data, as they do. \
+See docs/compaction.md.")]
 pub struct Args {
     /// The image's format
     #[arg(short, long, value_name = "FMT")]
@@ -150,7 +150,11 @@ async fn carry_out(
     args: &Args,
     (options, job): (&CompactOptions, &Job),
 ) -> Result<Done, Error> {
-    let plan = image.compaction_plan(options, job).await?;
+    let wanted = match args.plan {
+        true => options.clone(),
+        false => without_comparing(options),
+    };
+    let plan = image.compaction_plan(&wanted, job).await?;
     reaches(&plan, options)?;
     match args.plan {
         true => {
@@ -158,6 +162,15 @@ async fn carry_out(
             Ok(Done::Planned { plan, rate })
         }
         false => image.compact(options, job).await.map(Done::Compacted),
+    }
+}
+
+/// The options of a plan that reads no data.
+pub fn without_comparing(options: &CompactOptions) -> CompactOptions {
+    CompactOptions {
+        zeroes: false,
+        dedupe_backing: false,
+        ..options.clone()
     }
 }
 
@@ -209,6 +222,10 @@ impl Done {
                     size::human(plan.free_bytes),
                     size::human(plan.leaked_bytes),
                 );
+                if plan.redundant_bytes > 0 {
+                    let redundant = size::human(plan.redundant_bytes);
+                    words += &format!("{redundant} of the disk would lose their space before.\n");
+                }
                 if let Some(seconds) = seconds(plan, *rate) {
                     words += &format!("It would take about {:.0} s.\n", seconds.ceil());
                 }
@@ -245,6 +262,7 @@ impl Done {
                 "leaked-bytes": plan.leaked_bytes,
                 "data-bytes": plan.data_bytes,
                 "extents": plan.extents,
+                "redundant-bytes": plan.redundant_bytes,
                 "held-by": plan.held_by,
                 "seconds": seconds(plan, *rate),
             }),

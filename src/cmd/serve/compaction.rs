@@ -1,8 +1,8 @@
 //! `--compact-background`: the image's file is compacted while clients leave the disk alone.
 //!
-//! Moves wait while a request is under way, and until none has come for [`IDLE`]; then they keep
-//! the rate. After a compaction another one begins when clients have changed something, and
-//! [`PAUSE`] has passed.
+//! Moves wait while a request is under way, and until none has come for some time; then they keep
+//! the rate. After a compaction another one begins when clients have changed something, and some
+//! more time has passed.
 
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -17,10 +17,17 @@ use super::log::{Log, Severity};
 use crate::job::Pace;
 use crate::size;
 
-/// Time for which clients have to leave the disk alone before anything moves.
-pub const IDLE: Duration = Duration::from_millis(500);
-/// Shortest time between two compactions: each reads all tables.
-const PAUSE: Duration = Duration::from_secs(600);
+/// How compactions go behind clients.
+#[derive(Clone, Copy, Debug)]
+pub struct Background {
+    /// Bytes that move in a second.
+    pub rate: u64,
+    /// Time for which clients have to leave the disk alone before anything moves.
+    pub idle: Duration,
+    /// Shortest time between two compactions: each reads all tables.
+    pub pause: Duration,
+}
+
 /// Time between two looks at whether another one is due.
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest wait before it is asked whether the work is to end.
@@ -49,11 +56,15 @@ impl Attendant for Behind {
 }
 
 impl Compacting {
-    /// Begins to compact an image beside the clients of a disk, at `rate` bytes a second.
-    pub fn begin(image: &Arc<Image>, disk: &Arc<LiveDisk>, (rate, log): (u64, Log)) -> Compacting {
+    /// Begins to compact an image beside the clients of a disk.
+    pub fn begin(
+        image: &Arc<Image>,
+        disk: &Arc<LiveDisk>,
+        (background, log): (Background, Log),
+    ) -> Compacting {
         let job = Job::attended(Behind {
-            quiet: Quiet::new(vec![Arc::clone(disk)], IDLE),
-            pace: Pace::new(rate),
+            quiet: Quiet::new(vec![Arc::clone(disk)], background.idle),
+            pace: Pace::new(background.rate),
         });
         let compacting = Compacting {
             job: job.clone(),
@@ -67,7 +78,7 @@ impl Compacting {
                 let guard = turn.take().await;
                 let changes = changes_of(&disk);
                 let is_due = before.is_none_or(|(changes_then, ended)| {
-                    changes != changes_then && ended.elapsed() >= PAUSE
+                    changes != changes_then && ended.elapsed() >= background.pause
                 });
                 if job.is_cancelled() || (is_due && !compact(&image, &job, &log).await) {
                     return;

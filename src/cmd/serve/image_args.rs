@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::compaction::Background;
 use super::log::Verbosity;
 use super::record::Record;
 use super::sandbox;
@@ -69,6 +70,22 @@ pub struct ImageArgs {
     /// nothing, moving no more than this in a second: 20M, for one
     #[arg(long, value_name = "RATE", conflicts_with = "read_only")]
     compact_background: Option<String>,
+    /// Milliseconds for which clients have to leave the disk alone before anything moves
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 500,
+        requires = "compact_background"
+    )]
+    compact_idle_ms: u32,
+    /// Seconds from the end of a compaction until another one may begin
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 600,
+        requires = "compact_background"
+    )]
+    compact_pause: u32,
     /// Confine the server with Landlock and seccomp once its files are open: auto (as far as the
     /// kernel supports them), on (refuse to serve unless both are in force), off
     #[arg(long, default_value = "auto", value_name = "MODE")]
@@ -120,10 +137,15 @@ impl ImageArgs {
         }
         if let Some(rate) = &self.compact_background {
             let rate = rate.strip_suffix("/s").unwrap_or(rate);
-            service.compact_rate = match options::size("compact-background", rate)? {
+            let rate = match options::size("compact-background", rate)? {
                 0 => return Err(CommandError::new("--compact-background must be above 0")),
-                rate => Some(rate),
+                rate => rate,
             };
+            service.compaction = Some(Background {
+                rate,
+                idle: Duration::from_millis(u64::from(self.compact_idle_ms)),
+                pause: Duration::from_secs(u64::from(self.compact_pause)),
+            });
         }
         if self.verbose {
             service.verbosity = Verbosity::Everything;

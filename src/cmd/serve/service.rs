@@ -20,7 +20,7 @@ use cowslip_graph::LiveDisk;
 use cowslip_nodes::KeptFiles;
 use cowslip_queue::{Backend, Event, Queue, Signal, Signals};
 
-use super::compaction::Compacting;
+use super::compaction::{Background, Compacting};
 use super::detach::{self, Daemonize, Detached, Role};
 use super::handover::{self, Desk, Door, ImageName, Taken, Terms};
 use super::log::{Log, Severity, Verbosity};
@@ -55,8 +55,8 @@ pub struct Service {
     pub pid_file: Option<PathBuf>,
     /// A trace of the requests.
     pub record: Option<Record>,
-    /// Bytes a second that compactions move while clients leave the disk alone, if there are any.
-    pub compact_rate: Option<u64>,
+    /// Compactions while clients leave the disk alone, if there are to be any.
+    pub compaction: Option<Background>,
     /// The sandbox.
     pub sandbox: sandbox::Mode,
     /// Whether it takes over from another server, and lets another one take over.
@@ -101,7 +101,7 @@ impl Service {
             poll: default_poll(),
             pid_file: None,
             record: None,
-            compact_rate: None,
+            compaction: None,
             sandbox: sandbox::Mode::Auto,
             handover: Handover::Never,
         }
@@ -451,7 +451,7 @@ impl Service {
 
     /// Has it be known when clients use the disk, if something waits until they do not.
     fn watched(&self, served: &mut Served) -> Option<Arc<LiveDisk>> {
-        self.compact_rate?;
+        self.compaction?;
         let live = LiveDisk::new(served.disk.name(), Arc::clone(&served.disk));
         served.disk = live.clone();
         Some(live)
@@ -463,8 +463,8 @@ impl Service {
         image: &Arc<Image>,
         (live, log): (Option<Arc<LiveDisk>>, Log),
     ) -> Option<Compacting> {
-        let (rate, live) = (self.compact_rate?, live?);
-        Some(Compacting::begin(image, &live, (rate, log)))
+        let (background, live) = (self.compaction?, live?);
+        Some(Compacting::begin(image, &live, (background, log)))
     }
 
     /// Begins the trace of the disk that clients see, if there is to be one.
