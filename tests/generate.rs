@@ -41,13 +41,13 @@ fn each_verb_has_a_manual_page() {
             assert!(overview.contains(&named), "{named}");
         }
     }
-    let nowhere = outcome(cowslip().args(["manual", "/nonexistent"]));
-    assert_eq!(nowhere.status.code(), Some(1));
-    let text = String::from_utf8_lossy(&nowhere.stderr).into_owned();
-    assert!(
-        text.contains("'/nonexistent': No such file or directory"),
-        "{text}"
-    );
+    let made = dir.path().join("share/man/man1");
+    run(cowslip().arg("manual").arg(&made));
+    assert!(made.join("cowslip.1").exists());
+    let below_a_file = outcome(cowslip().arg("manual").arg(made.join("cowslip.1/x")));
+    assert_eq!(below_a_file.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&below_a_file.stderr).into_owned();
+    assert!(text.contains("cowslip.1/x': Not a directory"), "{text}");
 }
 
 #[test]

@@ -280,7 +280,7 @@ fn a_socket_on_which_a_server_answers_is_not_taken() {
                 said,
                 format!(
                     "cowslip: A server is already listening on the socket '{}': stop it, or choose \
-                     another path with --socket\n",
+                     another path\n",
                     socket.display()
                 )
             );
