@@ -158,3 +158,21 @@ impl BlockFile for PartFile {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cowslip_block::file::memory::MemoryFile;
+    use cowslip_queue::BufMut;
+
+    /// As in a program whose own executor polls the disk.
+    #[test]
+    fn reads_beyond_the_end_need_no_queue() {
+        let inner = Arc::new(MemoryFile::new("a", vec![7; 4096], 1));
+        let part = PartFile::new(inner, 4096, (1024, Some(512))).expect("a part");
+        let read = part.read(256, BufMut::zeroed(1024).into());
+        let (outcome, list) = cowslip_queue::block_here(read);
+        outcome.expect("it can be read");
+        assert_eq!(list.to_vec(), [vec![7; 256], vec![0; 768]].concat());
+    }
+}
