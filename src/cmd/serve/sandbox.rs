@@ -538,16 +538,19 @@ mod tests {
         tempfile::tempdir().unwrap()
     }
 
+    /// The same test in a child, which is confined and says in the end that it has looked.
+    fn looks_in_a_child(test: &str) {
+        let outcome = in_a_child(test, scratch().path());
+        let said = String::from_utf8_lossy(&outcome.stdout);
+        assert!(outcome.status.success(), "{outcome:?}");
+        assert!(said.contains("the child has looked"), "{said}");
+    }
+
     /// Both halves; without the second, what the first refuses is seen.
     #[test]
     fn files_and_connections_are_out_of_reach() {
         let Some(directory) = std::env::var_os(CHILD) else {
-            let scratch = scratch();
-            let outcome = in_a_child("files_and_connections_are_out_of_reach", scratch.path());
-            let said = String::from_utf8_lossy(&outcome.stdout);
-            assert!(outcome.status.success(), "{outcome:?}");
-            assert!(said.contains("the child has looked"), "{said}");
-            return;
+            return looks_in_a_child("files_and_connections_are_out_of_reach");
         };
         let directory = Path::new(&directory);
         let [socket, other] = ["socket", "other"].map(|name| directory.join(name));
@@ -601,12 +604,7 @@ mod tests {
     #[test]
     fn only_ports_that_are_named_are_connected_to() {
         let Some(_) = std::env::var_os(CHILD) else {
-            let scratch = scratch();
-            let outcome = in_a_child("only_ports_that_are_named_are_connected_to", scratch.path());
-            let said = String::from_utf8_lossy(&outcome.stdout);
-            assert!(outcome.status.success(), "{outcome:?}");
-            assert!(said.contains("the child has looked"), "{said}");
-            return;
+            return looks_in_a_child("only_ports_that_are_named_are_connected_to");
         };
         let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
         let [named, other] = [listen(), listen()].map(|it| (it.local_addr().unwrap(), it));
@@ -644,12 +642,7 @@ mod tests {
     #[test]
     fn there_are_no_new_processes_and_no_new_code() {
         let Some(_) = std::env::var_os(CHILD) else {
-            let scratch = scratch();
-            let outcome = in_a_child("there_are_no_new_processes_and_no_new_code", scratch.path());
-            let said = String::from_utf8_lossy(&outcome.stdout);
-            assert!(outcome.status.success(), "{outcome:?}");
-            assert!(said.contains("the child has looked"), "{said}");
-            return;
+            return looks_in_a_child("there_are_no_new_processes_and_no_new_code");
         };
         confine_calls(REMOVING).unwrap();
         assert_eq!(
