@@ -7,6 +7,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -106,15 +107,24 @@ fn segments_of_any_size_and_address_are_transferred() {
     }
 }
 
+/// A new file past the page cache; `None` where there is no such thing.
+fn direct_file(path: &Path) -> Option<std::fs::File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true);
+    options.custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32);
+    let file = options.open(path).ok();
+    if file.is_none() {
+        eprintln!("SKIPPED: no direct I/O here");
+    }
+    file
+}
+
 #[test]
 fn direct_io_takes_segments_of_whole_sectors() {
     let dir = tempfile::tempdir().unwrap();
     for (index, (queue, route)) in queues().into_iter().enumerate() {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true);
-        options.custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32);
-        let Ok(file) = options.open(dir.path().join(index.to_string())) else {
-            return eprintln!("SKIPPED: no direct I/O here");
+        let Some(file) = direct_file(&dir.path().join(index.to_string())) else {
+            return;
         };
         let alignment = MemoryAlignment {
             start_bytes: 4096,
@@ -218,11 +228,8 @@ fn files_grow_beside_direct_writes_of_their_last_block() {
         len_bytes: 512,
     };
     for (index, (queue, route)) in queues().into_iter().enumerate() {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true);
-        options.custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32);
-        let Ok(file) = options.open(dir.path().join(index.to_string())) else {
-            return eprintln!("SKIPPED: no direct I/O here");
+        let Some(file) = direct_file(&dir.path().join(index.to_string())) else {
+            return;
         };
         let file = File::new(file.into(), route, alignment);
         let sector = |byte: u8| IoVec::from(Buf::copy_of(&[byte; 512]));
