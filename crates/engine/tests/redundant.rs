@@ -28,8 +28,12 @@ impl Gate for Base {
 }
 
 fn opened(file: Arc<dyn BlockFile>, base: &Base) -> Image {
+    opened_for(true, file, base)
+}
+
+fn opened_for(writable: bool, file: Arc<dyn BlockFile>, base: &Base) -> Image {
     let options = OpenOptions {
-        writable: true,
+        writable,
         ..OpenOptions::default()
     };
     block_on(Image::open(file, options, base)).unwrap()
@@ -145,9 +149,22 @@ fn what_is_below_or_zero_needs_no_space() {
         for (zeroes, dedupe) in [(false, false), (true, false), (false, true), (true, true)] {
             let what = format!("{options:?}: zeroes {zeroes}, dedupe {dedupe}");
             let file = Arc::new(MemoryFile::new("top", bytes.clone(), 1));
+            let plan_of = |image: &Image| {
+                block_on(image.compaction_plan(&wanted(zeroes, dedupe), &Job::default())).unwrap()
+            };
+            let image = opened_for(false, file.clone(), &base);
+            let plan_of_reader = plan_of(&image);
+            block_on(image.close()).unwrap();
             let image = opened(file.clone(), &base);
-            let plan = block_on(image.compaction_plan(&wanted(zeroes, dedupe), &Job::default()));
-            let plan = plan.unwrap();
+            let plan = plan_of(&image);
+            assert_eq!(
+                plan_of_reader.redundant_bytes, plan.redundant_bytes,
+                "{what}"
+            );
+            assert_eq!(
+                plan_of_reader.file_bytes_after, plan.file_bytes_after,
+                "{what}"
+            );
             let done = compact(&image, zeroes, dedupe).unwrap();
             assert!(read(&image) == disk, "{what}");
             assert_eq!(plan.redundant_bytes, done.redundant_bytes, "{what}");

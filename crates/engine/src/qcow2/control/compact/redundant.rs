@@ -248,7 +248,9 @@ impl Qcow2 {
             L2Entry::Standard(entry) => entry.copied,
             L2Entry::Compressed(_) => true,
         };
-        if may_be {
+        // Where an image that is only read ends, and where its metadata is, is not kept: its check
+        // has looked at that, and nothing is given up.
+        if may_be && self.writable {
             self.refuse_misplaced(state, &entry)?;
         }
         Ok(may_be.then_some(entry))
