@@ -222,9 +222,11 @@ fn clusters_that_need_no_space_lose_it() {
         ];
         qemu_io(dir, "a.qcow2", &writes.map(String::from));
         qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
-        let done = "compact --json --zeroes --dedupe-backing a.qcow2";
-        let done = json(&succeeds(dir, done));
+        let words = "--json --zeroes --dedupe-backing a.qcow2";
+        let plan = json(&succeeds(dir, &format!("compact --plan {words}")));
+        let done = json(&succeeds(dir, &format!("compact {words}")));
         let redundant = done["redundant-bytes"].as_u64().unwrap();
+        assert_eq!(plan["redundant-bytes"], redundant, "{options}");
         // Version 2 has no flag for zeroes above other data.
         let zero = match options.ends_with("0.10") {
             true => 2 << 20,
