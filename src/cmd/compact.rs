@@ -150,28 +150,15 @@ async fn carry_out(
     args: &Args,
     (options, job): (&CompactOptions, &Job),
 ) -> Result<Done, Error> {
-    let wanted = match args.plan {
-        true => options.clone(),
-        false => without_comparing(options),
-    };
-    let plan = image.compaction_plan(&wanted, job).await?;
-    reaches(&plan, options)?;
-    match args.plan {
-        true => {
+    if args.plan || options.target_bytes.is_some() {
+        let plan = image.compaction_plan(options, job).await?;
+        reaches(&plan, options)?;
+        if args.plan {
             let rate = read_rate(image).await?;
-            Ok(Done::Planned { plan, rate })
+            return Ok(Done::Planned { plan, rate });
         }
-        false => image.compact(options, job).await.map(Done::Compacted),
     }
-}
-
-/// The options of a plan that reads no data.
-pub fn without_comparing(options: &CompactOptions) -> CompactOptions {
-    CompactOptions {
-        zeroes: false,
-        dedupe_backing: false,
-        ..options.clone()
-    }
+    image.compact(options, job).await.map(Done::Compacted)
 }
 
 /// Refuses a length of the file that cannot be reached.

@@ -93,9 +93,7 @@ impl Daemon {
     ) -> Result<(), QmpError> {
         let image = node.image();
         if wanted.target_bytes.is_some() {
-            let plan = image
-                .compaction_plan(&compact::without_comparing(wanted), &job.work)
-                .await;
+            let plan = image.compaction_plan(wanted, &job.work).await;
             compact::reaches(&plan.map_err(failed)?, wanted).map_err(failed)?;
         }
         let done = image.compact(wanted, &job.work).await.map_err(failed)?;
