@@ -146,21 +146,8 @@ fn bench(stage: &Stage<'_>, contestant: Contestant, path: &Path) -> Command {
         Contestant::QemuImgCached(budget) | Contestant::CowslipCached(budget) => budget,
         _ => CacheBudget::Unlimited,
     };
-    let mut command = stage.program(contestant);
-    let name = path.display().to_string().replace(',', ",,");
-    command.args([
-        "bench",
-        "-t",
-        stage.cache(),
-        "-i",
-        stage.aio(),
-        "--image-opts",
-    ]);
-    command.arg(format!(
-        "driver=qcow2,file.driver=file,file.filename={name},l2-cache-size={}",
-        budget.bytes()
-    ));
-    command
+    let options = format!("l2-cache-size={}", budget.bytes());
+    stage.bench_with_options(contestant, path, &options)
 }
 
 fn add_load(command: &mut Command, stage: &Stage<'_>, contestant: Contestant, load: &CellLoad) {

@@ -427,6 +427,21 @@ impl<'a> Stage<'a> {
         Ok(path)
     }
 
+    /// `bench` of a qcow2 image with further options of its driver; the load is still to be added.
+    pub fn bench_with_options(
+        &self,
+        contestant: Contestant,
+        image: &Path,
+        options: &str,
+    ) -> Command {
+        let mut command = self.program(contestant);
+        let name = image.display().to_string().replace(',', ",,");
+        let image = format!("driver=qcow2,file.driver=file,file.filename={name},{options}");
+        command.args(["bench", "-t", self.cache, "-i", &self.aio]);
+        command.args(["--image-opts", &image]);
+        command
+    }
+
     /// `bench` of this file by the contestant's engine; what it is to do is still to be said.
     fn bench(&self, contestant: Contestant, file: &Path) -> Command {
         use Contestant::{QemuRaw, Raw};

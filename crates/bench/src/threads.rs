@@ -118,21 +118,11 @@ fn image(stage: &Stage<'_>, index: u16) -> Result<RemovedOnInterrupt, CommandErr
 }
 
 fn command(stage: &Stage<'_>, cell: &Cell, contestant: Contestant, image: &Path) -> Command {
-    let mut command = stage.program(contestant);
-    let image = image.display().to_string().replace(',', ",,");
-    command.args([
-        "bench",
-        "-t",
-        stage.cache(),
-        "-i",
-        stage.aio(),
-        "--image-opts",
-    ]);
-    command.arg(format!(
-        "driver=qcow2,file.driver=file,file.filename={image},data-file.driver=null-co,\
-         data-file.size={}",
+    let data = format!(
+        "data-file.driver=null-co,data-file.size={}",
         stage.disk_bytes()
-    ));
+    );
+    let mut command = stage.bench_with_options(contestant, image, &data);
     let mut load = cell.load;
     if let Contestant::CowslipProcesses(count) = contestant {
         load.requests /= u64::from(count);

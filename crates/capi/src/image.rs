@@ -191,6 +191,15 @@ pub unsafe extern "C" fn cowslip_layer_count(image: *const cowslip_image) -> usi
     unsafe { pointer::reference(image) }.map_or(0, |image| image.layers.len())
 }
 
+/// Name and format of a layer, if there is such an image and layer.
+///
+/// # Safety
+/// `image` is null or an open image.
+unsafe fn layer<'a>(image: *const cowslip_image, depth: usize) -> Option<&'a (CString, CString)> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer::reference(image) }.and_then(|image| image.layers.get(depth))
+}
+
 /// Name of a layer's file until the image is closed; null if there is no such layer.
 ///
 /// # Safety
@@ -201,9 +210,7 @@ pub unsafe extern "C" fn cowslip_layer_name(
     depth: usize,
 ) -> *const c_char {
     // SAFETY: the caller's promise.
-    let image = unsafe { pointer::reference(image) };
-    let layer = image.and_then(|image| image.layers.get(depth));
-    layer.map_or(ptr::null(), |(name, _)| name.as_ptr())
+    unsafe { layer(image, depth) }.map_or(ptr::null(), |(name, _)| name.as_ptr())
 }
 
 /// Format of a layer until the image is closed; null if there is no such layer.
@@ -216,9 +223,7 @@ pub unsafe extern "C" fn cowslip_layer_format(
     depth: usize,
 ) -> *const c_char {
     // SAFETY: the caller's promise.
-    let image = unsafe { pointer::reference(image) };
-    let layer = image.and_then(|image| image.layers.get(depth));
-    layer.map_or(ptr::null(), |(_, format)| format.as_ptr())
+    unsafe { layer(image, depth) }.map_or(ptr::null(), |(_, format)| format.as_ptr())
 }
 
 /// Gives the disk another size; a smaller one is refused.

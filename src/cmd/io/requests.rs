@@ -301,15 +301,7 @@ fn vectored_read_line(
             _ => {}
         }
     }
-    let operands = scanner.operands();
-    let [offset, lengths @ ..] = &operands[..] else {
-        return Err(Complaint::Usage(None));
-    };
-    if lengths.is_empty() {
-        return Err(Complaint::Usage(None));
-    }
-    let offset = parse::size(offset).map_err(Complaint::Said)?;
-    let length = parse::total_length(lengths).map_err(Complaint::Said)?;
+    let (offset, length) = offset_and_lengths(&scanner.operands())?;
     Ok(Some(Reading {
         offset,
         length,
@@ -362,14 +354,9 @@ fn write_line(args: &[String]) -> Result<Writing, Complaint> {
     })
 }
 
-fn writev_line(args: &[String]) -> Result<Writing, Complaint> {
-    let mut scanner = Scanner::new(args, "CfP:qr", &[]);
-    let mut line = WriteLine::default();
-    while let Some(option) = scanner.next_option()? {
-        line.take(option.name, option.value())?;
-    }
-    let operands = scanner.operands();
-    let [offset, lengths @ ..] = &operands[..] else {
+/// `OFFSET LENGTH [LENGTH…]`: the offset and the sum of the lengths.
+fn offset_and_lengths(operands: &[&str]) -> Result<(u64, u64), Complaint> {
+    let [offset, lengths @ ..] = operands else {
         return Err(Complaint::Usage(None));
     };
     if lengths.is_empty() {
@@ -377,6 +364,16 @@ fn writev_line(args: &[String]) -> Result<Writing, Complaint> {
     }
     let offset = parse::size(offset).map_err(Complaint::Said)?;
     let length = parse::total_length(lengths).map_err(Complaint::Said)?;
+    Ok((offset, length))
+}
+
+fn writev_line(args: &[String]) -> Result<Writing, Complaint> {
+    let mut scanner = Scanner::new(args, "CfP:qr", &[]);
+    let mut line = WriteLine::default();
+    while let Some(option) = scanner.next_option()? {
+        line.take(option.name, option.value())?;
+    }
+    let (offset, length) = offset_and_lengths(&scanner.operands())?;
     Ok(Writing {
         offset,
         length,

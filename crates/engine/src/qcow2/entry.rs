@@ -151,14 +151,7 @@ impl EntryFormat {
         }
         let extended = self.geometry.extended_l2();
         let flags = if extended { COPIED } else { COPIED | ZERO };
-        let reserved = entry & !(flags | OFFSET_MASK);
-        if reserved != 0 {
-            return Err(EntryError::Reserved(reserved));
-        }
-        let offset = entry & OFFSET_MASK;
-        if !self.geometry.is_cluster_aligned(offset) {
-            return Err(EntryError::Unaligned(offset));
-        }
+        let offset = self.offset(entry, flags)?;
         let copied = entry & COPIED != 0;
         // With an external data file offset 0 is valid; COPIED distinguishes it from "no offset".
         let host = (offset != 0 || (self.data_file && copied)).then_some(HostOffset(offset));
@@ -284,19 +277,25 @@ impl EntryFormat {
         1 << self.compressed_offset_bits().min(56)
     }
 
+    /// Takes the offset of a cluster out of an entry that may have these flags beside it.
+    fn offset(&self, entry: u64, flags: u64) -> Result<u64, EntryError> {
+        let reserved = entry & !(flags | OFFSET_MASK);
+        if reserved != 0 {
+            return Err(EntryError::Reserved(reserved));
+        }
+        let offset = entry & OFFSET_MASK;
+        match self.geometry.is_cluster_aligned(offset) {
+            true => Ok(offset),
+            false => Err(EntryError::Unaligned(offset)),
+        }
+    }
+
     /// Decodes an L1 entry: the L2 table's offset, and whether its refcount is 1 (COPIED).
     ///
     /// # Errors
     /// The entry is corrupt.
     pub fn decode_l1(&self, entry: u64) -> Result<Option<TableRef>, EntryError> {
-        let reserved = entry & !(COPIED | OFFSET_MASK);
-        if reserved != 0 {
-            return Err(EntryError::Reserved(reserved));
-        }
-        let offset = entry & OFFSET_MASK;
-        if !self.geometry.is_cluster_aligned(offset) {
-            return Err(EntryError::Unaligned(offset));
-        }
+        let offset = self.offset(entry, COPIED)?;
         let copied = entry & COPIED != 0;
         Ok((offset != 0).then_some(TableRef {
             offset: HostOffset(offset),

@@ -210,14 +210,9 @@ impl Qcow2 {
         let balance = Balance::new(None, Some(lost.references));
         let mut preparation = Preparation::new(balance, Vec::new());
         let shorter: SnapshotList = list.without(position).completed(header.size);
-        let prepared = async {
-            let table = self
-                .place_structure(counts, &mut preparation, shorter.encode())
-                .await?;
-            self.prepare(counts, &mut preparation, job).await?;
-            Ok(table)
-        };
-        let prepared = prepared.await;
+        let prepared = self
+            .prepare_table(counts, &mut preparation, &shorter, job)
+            .await;
         let (table, balance) = self.or_undo(counts, preparation, prepared, job).await?;
         let l1 = self.lock().mapping.tables.l1().to_vec();
         self.switch(counts, l1, |header| {
@@ -233,6 +228,22 @@ impl Qcow2 {
         self.end_snapshots(counts).await
     }
 
+    /// Writes a new table of snapshots to new space, and counts all that refers to something new.
+    /// Returns the table's offset.
+    async fn prepare_table(
+        &self,
+        counts: &mut Counts,
+        preparation: &mut Preparation,
+        list: &SnapshotList,
+        job: &Job,
+    ) -> Result<u64> {
+        let table = self
+            .place_structure(counts, preparation, list.encode())
+            .await?;
+        self.prepare(counts, preparation, job).await?;
+        Ok(table)
+    }
+
     async fn complete_in_turn(&self, counts: &mut Counts, job: &Job) -> Result<()> {
         let list = self.begin_snapshots(counts, job).await?;
         let header = self.header();
@@ -245,14 +256,9 @@ impl Qcow2 {
             .clusters_at(header.snapshots_offset, list.encode().len() as u64);
         let nothing = Balance::new(None, None);
         let mut preparation = Preparation::new(Balance::new(None, None), Vec::new());
-        let prepared = async {
-            let table = self
-                .place_structure(counts, &mut preparation, complete.encode())
-                .await?;
-            self.prepare(counts, &mut preparation, job).await?;
-            Ok(table)
-        };
-        let prepared = prepared.await;
+        let prepared = self
+            .prepare_table(counts, &mut preparation, &complete, job)
+            .await;
         let (table, _) = self.or_undo(counts, preparation, prepared, job).await?;
         let l1 = self.lock().mapping.tables.l1().to_vec();
         self.switch(counts, l1, |header| header.snapshots_offset = table)
