@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::golden::words;
 use crate::support::rng::Rng;
 use bench::{Bench, Outcome, Whose};
 
@@ -393,15 +394,7 @@ fn a_backing_file_wants_a_format() {
 #[test]
 fn a_data_file_that_cannot_be_used_is_named() {
     let bench = Bench::new();
-    let create = [
-        "qemu-img",
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-o",
-        "data_file=data.raw",
-    ];
+    let create = words("qemu-img create -q -f qcow2 -o data_file=data.raw");
     bench.must(&[&create[..], &[IMAGE, "1M"]].concat());
     let write = ["qemu-io", "-f", "qcow2", "-c", "write 0 64k", IMAGE];
     std::fs::remove_file(bench.path("data.raw")).unwrap();
@@ -482,27 +475,11 @@ fn a_full_disk_leaves_sound_images_and_nothing_half_made() {
     let Some(_small) = Small::mount(&at) else {
         return;
     };
-    let full = [
-        "qemu-img",
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-o",
-        "preallocation=full",
-    ];
+    let full = words("qemu-img create -q -f qcow2 -o preallocation=full");
     let text = bench.refused(&[&full[..], &["small/new.qcow2", "8M"]].concat());
     assert_says(&text, &["small/new.qcow2", "No space left on device"]);
     assert!(!at.join(NEW).exists());
-    bench.must(&[
-        "qemu-img",
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "small/a.qcow2",
-        "8M",
-    ]);
+    bench.must(&words("qemu-img create -q -f qcow2 small/a.qcow2 8M"));
     let write = [
         "qemu-io",
         "-f",
@@ -527,15 +504,7 @@ fn a_read_only_file_system_is_read_and_not_written() {
     let Some(_small) = Small::mount(&at) else {
         return;
     };
-    bench.must(&[
-        "qemu-img",
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "small/a.qcow2",
-        "8M",
-    ]);
+    bench.must(&words("qemu-img create -q -f qcow2 small/a.qcow2 8M"));
     let remount = ["-o", "remount,ro"];
     assert!(
         Command::new("mount")

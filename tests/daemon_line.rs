@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -15,6 +15,16 @@ fn daemon(dir: &Path) -> Command {
     let mut command = cowslip();
     command.current_dir(dir).arg("qemu-storage-daemon");
     command
+}
+
+/// The daemon with a monitor on its standard input and output, which are pipes.
+fn monitored_by_pipes(dir: &Path) -> Child {
+    daemon(dir)
+        .args(["--chardev", "stdio,id=c", "--monitor", "c"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the daemon starts")
 }
 
 /// A directory with an image, `a.qcow2`.
@@ -87,12 +97,7 @@ fn lines_are_refused_in_the_words_of_qemu() {
 #[test]
 fn standard_input_and_output_are_a_monitor() {
     let dir = with_image();
-    let mut child = daemon(dir.path())
-        .args(["--chardev", "stdio,id=c", "--monitor", "c"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = monitored_by_pipes(dir.path());
     let mut requests = child.stdin.take().unwrap();
     let mut replies = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut reply =
@@ -112,12 +117,7 @@ fn standard_input_and_output_are_a_monitor() {
 #[test]
 fn replies_are_written_before_the_daemon_ends() {
     let dir = with_image();
-    let mut child = daemon(dir.path())
-        .args(["--chardev", "stdio,id=c", "--monitor", "c"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = monitored_by_pipes(dir.path());
     let text = r#"{"execute":"qmp_capabilities"}{"execute":"query-qmp-schema"}{"execute":"quit"}"#;
     child
         .stdin

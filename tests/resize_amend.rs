@@ -148,15 +148,8 @@ fn compare(verb: &str, lines: &str, files: &[&str]) {
     golden::copy_files(here.path(), there.path());
     let mut failures = String::new();
     for line in golden::lines(lines) {
-        let said = |mut program: Command, dir: &Path| {
-            let output = outcome(program.current_dir(dir).arg(verb).args(words(line)));
-            golden::said(&output)
-        };
-        let ours = said(golden::ours(), here.path());
-        let theirs = said(Command::new("qemu-img"), there.path());
-        if ours != theirs {
-            failures += &format!("{verb} {line}\n--- expected\n{theirs}--- actual\n{ours}");
-        }
+        let command_line = [&[verb][..], &words(line)].concat();
+        failures += &golden::difference(&command_line, here.path(), there.path());
         for file in files {
             let info = |dir: &Path| {
                 let line = ["info", "-U", "--output=json", file];

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use super::run;
+use super::{outcome, run};
 
 /// Command lines, one a line of text, which begins with a line break; an empty one is a command
 /// line without words.
@@ -33,6 +33,22 @@ pub fn said(output: &Output) -> String {
         String::from_utf8_lossy(&output.stderr),
         output.status
     )
+}
+
+/// The difference between what both programs say to a command line, each in its directory; empty
+/// if there is none.
+pub fn difference(words: &[&str], here: &Path, there: &Path) -> String {
+    let said =
+        |mut program: Command, dir: &Path| said(&outcome(program.current_dir(dir).args(words)));
+    let ours = said(ours(), here);
+    let theirs = said(Command::new("qemu-img"), there);
+    match ours == theirs {
+        true => String::new(),
+        false => {
+            let line = words.join(" ");
+            format!("{line}\n--- expected\n{theirs}--- actual\n{ours}")
+        }
+    }
 }
 
 /// The command under test, as qemu-img.

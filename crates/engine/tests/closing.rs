@@ -12,6 +12,15 @@ use cowslip::image::{Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Image};
 
+/// A failure of the `at`th operation, half of which is done.
+fn strike(at: usize, errno: i32) -> Strike {
+    Strike {
+        at,
+        reach: Reach::Half,
+        errno,
+    }
+}
+
 /// The bytes of a file: a new image, or a raw disk.
 fn bytes(format: Format) -> Vec<u8> {
     if format == Format::Raw {
@@ -202,12 +211,7 @@ fn an_image_whose_flush_has_failed_is_not_reopened() {
         let contents = [("image".to_string(), bytes(format))].into_iter().collect();
         let mut lost = 0;
         for at in 0..20 {
-            let strike = Strike {
-                at,
-                reach: Reach::Half,
-                errno: 5,
-            };
-            let medium = Medium::new(&contents, Some(strike));
+            let medium = Medium::new(&contents, Some(strike(at, 5)));
             block_on(async {
                 let file = medium.file("image");
                 let image = Image::open(file, options.clone(), &NoFiles).await.unwrap();
@@ -245,12 +249,7 @@ fn an_image_whose_emptying_has_failed_is_not_reopened() {
     let contents = [("image".to_string(), bytes)].into_iter().collect();
     let mut lost = 0;
     for at in 0..60 {
-        let strike = Strike {
-            at,
-            reach: Reach::Half,
-            errno: 28,
-        };
-        let medium = Medium::new(&contents, Some(strike));
+        let medium = Medium::new(&contents, Some(strike(at, 28)));
         block_on(async {
             let file = medium.file("image");
             let image = Image::open(file, options.clone(), &NoFiles).await.unwrap();

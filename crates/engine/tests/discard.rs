@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
-use crate::support::block_on;
+use crate::support::{block_on, write};
 use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, Durability, Space};
+use cowslip::file::{BlockFile, Space};
 use cowslip::image::{AllocPolicy, DiscardPolicy, Extent, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::header::Header;
-use cowslip::{Buf, BufMut, Image};
+use cowslip::{BufMut, Image};
 use cowslip_queue::{Completer, Pending, pending};
 
 /// A call that concerns the space of a file.
@@ -149,16 +149,6 @@ fn policy(alloc_policy: AllocPolicy) -> OpenOptions {
         alloc_policy,
         ..OpenOptions::default()
     }
-}
-
-fn write(
-    image: &Image,
-    offset: u64,
-    len: u64,
-    byte: u8,
-) -> impl Future<Output = cowslip::Result<()>> {
-    let data = Buf::copy_of(&vec![byte; len as usize]);
-    image.write(offset, data, Durability::Cached)
 }
 
 fn read(image: &Image, offset: u64, len: u64) -> Vec<u8> {

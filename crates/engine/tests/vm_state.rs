@@ -149,14 +149,19 @@ fn a_size_with_which_it_begins_at_the_same_place_leaves_it_alone() {
     files.close(&image);
 }
 
+/// A disk with a data file of this kind, if with any.
+fn with_data_file(is_raw: Option<bool>) -> Files {
+    Files::default().with_top(CreateOptions {
+        data_file: is_raw.map(|_| "data".to_string()),
+        data_file_raw: is_raw == Some(true),
+        ..CreateOptions::new(SIZE)
+    })
+}
+
 #[test]
 fn a_disk_that_grows_over_it_shows_none_of_it() {
     for data_file_raw in [None, Some(false), Some(true)] {
-        let files = Files::default().with_top(CreateOptions {
-            data_file: data_file_raw.map(|_| "data".to_string()),
-            data_file_raw: data_file_raw == Some(true),
-            ..CreateOptions::new(SIZE)
-        });
+        let files = with_data_file(data_file_raw);
         let image = files.open("top");
         save(&image, 0, 1, 2 * TABLE as usize);
         save(&image, 5 * TABLE, 2, 1024);
@@ -183,11 +188,7 @@ fn a_disk_that_grows_over_it_shows_none_of_it() {
 #[test]
 fn a_disk_that_shrinks_below_its_last_table_takes_it_along() {
     for data_file_raw in [None, Some(false), Some(true)] {
-        let files = Files::default().with_top(CreateOptions {
-            data_file: data_file_raw.map(|_| "data".to_string()),
-            data_file_raw: data_file_raw == Some(true),
-            ..CreateOptions::new(SIZE)
-        });
+        let files = with_data_file(data_file_raw);
         let image = files.open("top");
         let data = Buf::copy_of(&vec![5; SIZE as usize]);
         block_on(image.write(0, data, Default::default())).unwrap();

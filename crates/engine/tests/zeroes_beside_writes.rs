@@ -5,11 +5,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use crate::support::block_on;
 use crate::support::slow::{FAILING, HELD, NoFiles, SlowFile};
-use cowslip::image::{Durability, OpenOptions, Space, ZeroOptions};
+use crate::support::{block_on, write};
+use cowslip::image::{OpenOptions, Space, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::{Buf, BufMut, Image};
+use cowslip::{BufMut, Image};
 
 const SUBCLUSTER: u64 = 2048;
 
@@ -27,16 +27,6 @@ fn disk() -> (Arc<SlowFile>, Image) {
     };
     let image = block_on(Image::open(file.clone(), options, &NoFiles)).unwrap();
     (file, image)
-}
-
-fn write(
-    image: &Image,
-    offset: u64,
-    len: u64,
-    byte: u8,
-) -> impl Future<Output = cowslip::Result<()>> {
-    let data = Buf::copy_of(&vec![byte; len as usize]);
-    image.write(offset, data, Durability::Cached)
 }
 
 fn read(image: &Image, offset: u64, len: u64) -> Vec<u8> {

@@ -409,6 +409,15 @@ impl Model {
         begun
     }
 
+    /// Recognises a granule in bytes that begin at `base`.
+    fn found(&self, granule: u64, base: u64, bytes: &[u8]) -> Found {
+        let (start, end) = (self.grain.start(granule), self.grain.start(granule + 1));
+        recognise(
+            granule,
+            &bytes[(start - base) as usize..(end - base) as usize],
+        )
+    }
+
     /// A read that began then failed.
     pub fn abandon_read(&mut self, begun: Moment) {
         self.reads.retain(|read| *read != begun);
@@ -428,19 +437,14 @@ impl Model {
         let ended = self.tick();
         let base = self.grain.start(granules.start);
         for granule in granules.clone() {
-            let start = self.grain.start(granule);
-            let end = self.grain.start(granule + 1);
-            let found = recognise(
-                granule,
-                &bytes[(start - base) as usize..(end - base) as usize],
-            );
+            let found = self.found(granule, base, bytes);
             let versions = self.versions(granule);
             let visible = |v: &Version| v.issued < ended && !hidden(v, versions, begun);
             let legal = |write| versions.iter().any(|v| v.write == write && visible(v));
             let Some(seen) = explained(found, legal) else {
                 let what = explain(found, versions, "read");
                 return Err(Violation {
-                    offset: start,
+                    offset: self.grain.start(granule),
                     what,
                 });
             };
@@ -490,18 +494,13 @@ impl Model {
         let now = self.tick();
         let base = self.grain.start(granules.start);
         for granule in granules.clone() {
-            let start = self.grain.start(granule);
-            let end = self.grain.start(granule + 1);
-            let found = recognise(
-                granule,
-                &bytes[(start - base) as usize..(end - base) as usize],
-            );
+            let found = self.found(granule, base, bytes);
             let versions = self.versions(granule);
             let may_be = |write| versions.iter().any(|v| v.write == write);
             let Some(seen) = explained(found, may_be) else {
                 let what = explain(found, versions, "found after reopening");
                 return Err(Violation {
-                    offset: start,
+                    offset: self.grain.start(granule),
                     what,
                 });
             };

@@ -9,8 +9,9 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use cowslip::file::BlockFile;
+use cowslip::Buf;
 use cowslip::file::memory::MemoryFile;
+use cowslip::file::{BlockFile, Durability};
 use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, check};
 use cowslip::qcow2::header::Header;
 
@@ -34,6 +35,17 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             return output;
         }
     }
+}
+
+/// Writes a range with one byte.
+pub fn write(
+    image: &cowslip::Image,
+    offset: u64,
+    len: u64,
+    byte: u8,
+) -> impl Future<Output = cowslip::Result<()>> {
+    let data = Buf::copy_of(&vec![byte; len as usize]);
+    image.write(offset, data, Durability::Cached)
 }
 
 /// An image file in a scratch directory.

@@ -473,6 +473,15 @@ mod tests {
     use crate::qcow2::geometry::HostOffset;
     use std::future::Future;
 
+    /// A guest cluster and the new space that requests share.
+    const CLUSTER_AND_SPACE: (GuestCluster, Space) = (
+        GuestCluster(3),
+        Space {
+            host: HostOffset(0x10000),
+            fresh: 0xff,
+        },
+    );
+
     fn want(range: Range<u64>, kind: LeaseKind) -> LeaseRequest {
         LeaseRequest { range, kind }
     }
@@ -559,13 +568,7 @@ mod tests {
     #[test]
     fn joint_space_is_forfeited_only_when_the_last_member_failed() {
         let mut joint = JointClusters::default();
-        let (cluster, space) = (
-            GuestCluster(3),
-            Space {
-                host: HostOffset(0x10000),
-                fresh: 0xff,
-            },
-        );
+        let (cluster, space) = CLUSTER_AND_SPACE;
         joint.join(cluster, space, false, 1);
         joint.join(cluster, space, false, 2);
         assert_eq!(joint.get(cluster), Some(space));
@@ -591,13 +594,7 @@ mod tests {
     #[test]
     fn what_could_not_be_erased_is_not_published_until_somebody_makes_it_whole() {
         let mut joint = JointClusters::default();
-        let (cluster, space) = (
-            GuestCluster(3),
-            Space {
-                host: HostOffset(0x10000),
-                fresh: 0xff,
-            },
-        );
+        let (cluster, space) = CLUSTER_AND_SPACE;
         joint.join(cluster, space, false, 0b0110);
         joint.join(cluster, space, false, 0b0010);
         joint.taint(cluster, 0b0010);

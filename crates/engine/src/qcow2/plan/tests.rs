@@ -135,6 +135,17 @@ impl<'a> World<'a> {
             .collect()
     }
 
+    /// The subclusters that lie within a range of the cluster: the mask of their bits, and each.
+    fn covered(&self, bytes: &Range<u64>) -> (u32, Vec<Range<u64>>) {
+        let covered = self
+            .subclusters()
+            .into_iter()
+            .filter(|(_, sub)| bytes.start <= sub.start && sub.end <= bytes.end);
+        let (indices, covered): (Vec<u32>, Vec<Range<u64>>) = covered.unzip();
+        let mask = indices.iter().fold(0, |mask, i| mask | 1 << i);
+        (mask, covered)
+    }
+
     fn store(&mut self, host: HostOffset, range: &Range<u64>, bytes: &[u8]) {
         let at = host.0 + range.start..host.0 + range.end;
         put(&mut self.host, &at, bytes);
@@ -588,12 +599,7 @@ fn assert_nothing_was_needed(
 ) {
     let format = world.format;
     let read = world.read(&view.entry);
-    let covered = world
-        .subclusters()
-        .into_iter()
-        .filter(|(_, sub)| bytes.start <= sub.start && sub.end <= bytes.end);
-    let (indices, covered): (Vec<_>, Vec<Range<u64>>) = covered.unzip();
-    let covered_mask = indices.iter().fold(0, |mask, i| mask | 1 << i);
+    let (covered_mask, covered) = world.covered(bytes);
     let whole = *bytes == (0..CLUSTER);
     let is_part_of_compressed = matches!(view.entry, L2Entry::Compressed(_)) && !whole;
     let is_discard = request == EntryRequest::Discard;
@@ -628,12 +634,7 @@ fn check_change(
 ) {
     let format = world.format;
     let before = world.read(&view.entry);
-    let covered = world
-        .subclusters()
-        .into_iter()
-        .filter(|(_, sub)| bytes.start <= sub.start && sub.end <= bytes.end);
-    let (indices, covered): (Vec<_>, Vec<Range<u64>>) = covered.unzip();
-    let covered_mask = indices.iter().fold(0, |mask, i| mask | 1 << i);
+    let (covered_mask, covered) = world.covered(bytes);
     let whole = *bytes == (0..CLUSTER);
     let is_part_of_compressed = matches!(view.entry, L2Entry::Compressed(_)) && !whole;
     let what = format!("{request:?} of {bytes:?} in {view:?}, {unref:?}");
