@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{cowslip, outcome, peers_are_installed, run};
 
+mod failed;
 mod model;
 mod ring;
 mod user;
@@ -447,4 +448,38 @@ fn a_file_is_mounted_over_its_own_image() {
     }
     let read = run(cowslip().args(["io", "-c", "read -v 0 16"]).arg(&image));
     assert!(read.contains("through.the.disk"), "{read}");
+}
+
+#[test]
+fn a_lazy_unmount_returns_while_programs_go_on() {
+    if !can_mount() {
+        return;
+    }
+    let mut mounted = Mounted::new(&[]);
+    let file = mounted.open();
+    let mut umount = cowslip()
+        .args(["umount", "--lazy"])
+        .arg(mounted.file())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = umount.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > Duration::from_secs(20) {
+            umount.kill().unwrap();
+            panic!("it waits for the program");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(status.success());
+    assert!(!is_mounted(&mounted.file()));
+    file.write_all_at(&[4; 4096], 8192).unwrap();
+    drop(file);
+    assert!(mounted.child.wait().unwrap().success());
+    let read = run(cowslip()
+        .args(["io", "-c", "read -P 4 8k 4k"])
+        .arg(mounted.image()));
+    assert!(!read.contains("failed"), "{read}");
 }

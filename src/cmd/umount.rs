@@ -14,7 +14,8 @@ use crate::output::Program;
 pub struct Args {
     /// The file that an image is mounted on
     file: PathBuf,
-    /// Unmount it although programs use it; their further requests fail
+    /// Take its name away although programs use it, and do not wait for them: they are served until
+    /// they have closed it
     #[arg(short, long)]
     lazy: bool,
     /// Wait for a server's order on standard input
@@ -53,6 +54,8 @@ fn unmounted(args: &Args, program: &Program) -> Result<(), CommandError> {
     unmount(&path, manner).map_err(failed)?;
     match standing {
         Standing::Dead => program.warn(format!("the server of '{name}' had ended before")),
+        // Its server ends with the last program that has it open, which may be never.
+        _ if args.lazy => {}
         _ => wait(&path, program),
     }
     Ok(())

@@ -44,6 +44,7 @@ exec 5<&-
 ../cowslip mount --foreground a.qcow2 disk &
 server=$!
 until grep -q \"$PWD/disk \" /proc/self/mountinfo; do sleep 0.01; done
+head -c 1 disk > read # It serves.
 kill -9 $server
 wait $server || true
 cowslip mount a.qcow2 disk 2>said

@@ -106,22 +106,15 @@ impl Transport for Fuse {
             let unmounter = unmounter.map_err(|error| self.failed(&error))?;
             let device = cowslip_fuse::mount(&path, &mount_options).await;
             let device = device.map_err(|error| self.failed(&error))?;
-            let unmounter = Rc::new(unmounter);
+            let mount = Mount(Rc::new(unmounter));
             let server = Server::new(Arc::clone(&served.disk), device, options);
-            let mut server = match server {
-                Ok(server) => server,
-                Err(error) => {
-                    // The device is closed, so that nobody waits for an answer.
-                    drop(unmounter.unmount().await);
-                    return Err(self.failed(&error));
-                }
-            };
+            let mut server = server.map_err(|error| self.failed(&error))?;
             let log = served.log.clone();
             server.observe(move |event| log.report(severity(event), || described(event)));
             Ok(Box::new(Mounted {
                 server,
+                mount,
                 place,
-                unmounter,
                 disk: Arc::clone(&served.disk),
                 is_alone: served.is_alone,
                 log: served.log.clone(),
@@ -164,11 +157,22 @@ fn image_file(name: &str) -> Option<Arc<OwnedFd>> {
     kind.is_file().then(|| Arc::new(file))
 }
 
+/// A mount, which ends with this at the latest: who fails to serve it, or panics, leaves no file
+/// that gives errors.
+struct Mount(Rc<Unmounter>);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
+}
+
 /// A file that is mounted.
 struct Mounted {
+    // In this order they are dropped: nobody waits for an answer, nothing is mounted, no file.
     server: Server,
+    mount: Mount,
     place: Place,
-    unmounter: Rc<Unmounter>,
     disk: Arc<dyn Disk>,
     is_alone: bool,
     log: Log,
@@ -186,7 +190,7 @@ impl Endpoint for Mounted {
 
     fn stopper(&self) -> Box<dyn Fn()> {
         let handle = self.server.handle();
-        let (unmounter, log) = (Rc::clone(&self.unmounter), self.log.clone());
+        let (unmounter, log) = (Rc::clone(&self.mount.0), self.log.clone());
         let path = self.place.path().to_path_buf();
         Box::new(move || {
             let (unmounter, handle) = (Rc::clone(&unmounter), handle.clone());
@@ -212,11 +216,13 @@ impl Endpoint for Mounted {
 
     fn serve(self: Box<Self>) -> LocalFuture<'static, Names> {
         Box::pin(async move {
+            self.mount.0.note_service();
             if let Err(error) = self.server.serve().await {
                 let why = system_words(&error);
                 self.log
                     .write(format_args!("a thread could not be started: {why}"));
             }
+            drop(self.mount);
             if self.is_alone {
                 return Some(Box::new(self.place) as _);
             }

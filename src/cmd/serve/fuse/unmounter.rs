@@ -1,23 +1,41 @@
 //! A process that unmounts the file of a server.
 //!
 //! It is this program again, outside of the server's sandbox, and has one end of a socket for its
-//! standard input. It waits there for the order to unmount; without one it ends with the server and
-//! does nothing: a mount whose server was killed gives errors to those who use it, which is better
-//! than an empty file that takes their data.
+//! standard input. It waits there for an order, or for the end of the server:
+//!
+//! | the server | the process |
+//! | --- | --- |
+//! | is asked to end | writes pages of programs back, and unmounts |
+//! | fails, or panics ([`Unmounter::abandon`]) | unmounts at once |
+//! | is killed before it serves | unmounts: nobody has got an answer |
+//! | is killed while it serves | leaves the mount: it gives errors to those who use it, which is better than an empty file that takes their data |
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use cowslip::error::system_words;
-use cowslip_fuse::{Unmount, unmount};
+use cowslip_fuse::{Standing, Unmount, mount, unmount};
 use cowslip_queue::{BufMut, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// The option of `umount` by which a server starts it.
 pub const OPTION: &str = "--for-server";
+
+/// Orders: note that programs are served from now on; unmount; unmount a file that nobody serves.
+const SERVES: u8 = b's';
+const UNMOUNT: u8 = b'u';
+const ABANDON: u8 = b'a';
+/// How long a server that fails waits for the end of its mount.
+const ABANDON_MAX: Timespec = Timespec {
+    tv_sec: 5,
+    tv_nsec: 0,
+};
 
 /// Answers: the file is unmounted, and nobody used it; some programs did; it is not.
 const UNUSED: u8 = b'u';
@@ -39,6 +57,7 @@ pub enum Ended {
 #[derive(Debug)]
 pub struct Unmounter {
     socket: Stream,
+    has_unmounted: Cell<bool>,
 }
 
 impl Unmounter {
@@ -62,7 +81,26 @@ impl Unmounter {
             .spawn()?;
         Ok(Unmounter {
             socket: Stream::from_fd(own.into()),
+            has_unmounted: Cell::new(false),
         })
+    }
+
+    /// Says that programs are served from now on.
+    pub fn note_service(&self) {
+        // A process that has ended will say so when it is to unmount.
+        let _written = rustix::io::write(self.socket.as_fd(), &[SERVES]);
+    }
+
+    /// Unmounts a file that nobody serves any more, if that was not done yet. Waits for it, and not
+    /// for the queue: it may be ending.
+    pub fn abandon(&self) {
+        if self.has_unmounted.replace(true) {
+            return;
+        }
+        if rustix::io::write(self.socket.as_fd(), &[ABANDON]).is_ok() {
+            let mut answer = [PollFd::new(&self.socket, PollFlags::IN)];
+            let _waited = poll(&mut answer, Some(&ABANDON_MAX));
+        }
     }
 
     /// Unmounts. The file has to be served until then.
@@ -71,7 +109,7 @@ impl Unmounter {
     /// The reason in words.
     pub async fn unmount(&self) -> Result<Ended, String> {
         let words = |error: io::Error| system_words(&error);
-        let order = cowslip_queue::Buf::copy_of(b"u");
+        let order = cowslip_queue::Buf::copy_of(&[UNMOUNT]);
         let sent = self.socket.write_all(vec![order]).await;
         sent.map_err(words)?;
         let mut answer = Vec::new();
@@ -82,22 +120,35 @@ impl Unmounter {
                 got => answer.extend_from_slice(&buf[..got]),
             }
         }
-        match answer.split_first() {
-            Some((&UNUSED, _)) => Ok(Ended::Unused),
-            Some((&IN_USE, _)) => Ok(Ended::InUse),
-            Some((_, why)) => Err(String::from_utf8_lossy(why).into_owned()),
-            None => Err("the process for that has ended".to_string()),
-        }
+        let ended = match answer.split_first() {
+            Some((&UNUSED, _)) => Ended::Unused,
+            Some((&IN_USE, _)) => Ended::InUse,
+            Some((_, why)) => return Err(String::from_utf8_lossy(why).into_owned()),
+            None => return Err("the process for that has ended".to_string()),
+        };
+        self.has_unmounted.set(true);
+        Ok(ended)
     }
 }
 
 /// The process itself. Returns the exit code.
 pub fn run(path: &Path) -> u8 {
-    let mut order = [0];
-    if !matches!(io::stdin().read(&mut order), Ok(1)) {
-        return 0;
-    }
-    let (kind, words) = match carried_out(path) {
+    let mut is_served = false;
+    let outcome = loop {
+        let mut order = [0];
+        match (io::stdin().read(&mut order), order[0]) {
+            (Ok(1), SERVES) => is_served = true,
+            (Ok(1), UNMOUNT) => break carried_out(path),
+            (Ok(1), _) => break abandoned(path),
+            (Ok(_) | Err(_), _) if is_served => return 0,
+            (Ok(_) | Err(_), _) => {
+                // Another server may have mounted there meanwhile, and answers.
+                let is_dead = mount::standing(path).is_ok_and(|it| it == Standing::Dead);
+                return u8::from(is_dead && abandoned(path).is_err());
+            }
+        }
+    };
+    let (kind, words) = match outcome {
         Ok(Ended::Unused) => (UNUSED, String::new()),
         Ok(Ended::InUse) => (IN_USE, String::new()),
         Err(error) => (FAILED, system_words(&error)),
@@ -119,7 +170,14 @@ fn carried_out(path: &Path) -> io::Result<Ended> {
             unmount(path, Unmount::Lazily).map(|()| Ended::InUse)
         }
         // It was unmounted by others just now.
-        Err(_) if !cowslip_fuse::mount::is_own(path)? => Ok(Ended::Unused),
+        Err(_) if !mount::is_own(path)? => Ok(Ended::Unused),
         Err(error) => Err(error),
     }
+}
+
+fn abandoned(path: &Path) -> io::Result<Ended> {
+    if mount::is_own(path)? {
+        unmount(path, Unmount::Lazily)?;
+    }
+    Ok(Ended::Unused)
 }
