@@ -185,6 +185,12 @@ fn named(name: &OsString) -> Option<Personality> {
 }
 
 fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u8 {
+    if personality == Personality::Cowslip
+        && let Some(text) = cmd::ctl::help::asked_for(args)
+    {
+        output::print(&text);
+        return 0;
+    }
     match personality {
         Personality::Cowslip => match parse::<CowslipLine>(args, program) {
             Ok(line) => {

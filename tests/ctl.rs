@@ -91,6 +91,68 @@ fn results_are_tables_for_people_and_json_for_programs() {
 }
 
 #[test]
+fn exports_have_the_names_by_which_clients_find_them() {
+    let daemon = Daemon::ours();
+    daemon.output("nbd-server-start addr.type=unix addr.data.path=nbd");
+    daemon.output("block-export-add type=nbd id=e node-name=a name=disk");
+    daemon.output(
+        "block-export-add type=vhost-user-blk id=v node-name=b addr.type=unix addr.path=guest",
+    );
+    let checkpoint = "checkpoint name=c disks.0.node=a disks.0.export-name=view";
+    daemon.output(checkpoint);
+    let rows = |table: String| {
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        table.lines().map(words).collect::<Vec<_>>()
+    };
+    let expected = [
+        "EXPORT TYPE NODE STATE NAME",
+        "v vhost-user-blk b offered guest",
+        "e nbd a offered disk",
+        "c nbd a checkpoint view",
+    ];
+    assert_eq!(rows(daemon.output("exports")), expected);
+    daemon.output("checkpoint-end name=c");
+    assert_eq!(rows(daemon.output("exports")), expected[..3]);
+    let exports: Value = serde_json::from_str(&daemon.output("exports --json")).unwrap();
+    assert_eq!(exports.as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_compaction_that_is_waited_for_says_what_came_back() {
+    let daemon = Daemon::ours();
+    let dir = daemon.dir.path();
+    daemon.output("blockdev-del node-name=a");
+    run(cowslip()
+        .current_dir(dir)
+        .args(["io", "-d", "unmap", "-c", "discard 0 60M", "a.qcow2"]));
+    daemon.output("blockdev-add driver=qcow2 node-name=a file.driver=file file.filename=a.qcow2");
+    let line = daemon.output("compact device=a --wait");
+    assert!(
+        line.starts_with("The file had 64") && line.contains(" MiB moved"),
+        "{line}"
+    );
+    let ended: Value =
+        serde_json::from_str(&daemon.output("compact device=a --wait --json")).unwrap();
+    let figures = &ended[0]["compacted"];
+    assert_eq!(
+        figures["file-length"], figures["file-length-before"],
+        "{ended}"
+    );
+}
+
+#[test]
+fn each_verb_has_help() {
+    let help = run(cowslip().args(["ctl", "nowhere", "compact", "--help"]));
+    assert!(help.starts_with("Usage: cowslip ctl [OPTIONS] SOCKET compact NAME=VALUE...\n"));
+    assert!(
+        help.contains("\n  device=TEXT  ") && help.contains("default: off"),
+        "{help}"
+    );
+    let general = run(cowslip().args(["ctl", "--help"]));
+    assert!(general.contains("VERB --help"), "{general}");
+}
+
+#[test]
 fn words_and_json_are_the_same_arguments() {
     let daemon = Daemon::ours();
     let json = r#"{"node":"a","name":"x","granularity":4096}"#;

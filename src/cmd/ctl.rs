@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `tables.rs` | results as tables |
 //! | `events.rs` | events as lines |
+//! | `help.rs` | help about a verb |
 //! | `wait.rs` | jobs until their ends |
 //!
 //! All commands of the schema are verbs. Arguments are checked by it before anything is sent, so
@@ -27,6 +28,7 @@ use crate::output::{self, Program, usage_error};
 use crate::size;
 
 mod events;
+pub mod help;
 mod tables;
 mod wait;
 
@@ -79,6 +81,8 @@ const EVENTS: &str = "events";
 /// Send a command to a daemon, show its result, wait for its job
 #[derive(clap::Args)]
 #[command(after_help = "\
+'cowslip ctl SOCKET VERB --help' describes a verb and its arguments.
+
 Exit codes: 0 done; 1 the command line is wrong, or the daemon refuses; 2 there is no daemon, or it \
                   has gone; 3 the job has failed or was cancelled by others.")]
 pub struct Args {
@@ -172,9 +176,12 @@ fn execute(args: &Args, program: &Program) -> Result<(), CommandError> {
     let watched = wait::Watched::new(jobs, &request, args);
     let Request { command, arguments } = request;
     let result = client.execute(&command.name, arguments.into());
-    let result = result.map_err(|error| failure(&error))?;
+    let mut result = result.map_err(|error| failure(&error))?;
     if waits {
         return wait::until_ended(&mut client, watched, program);
+    }
+    if command.name == "query-block-exports" && !args.json {
+        add_views(&mut client, &mut result)?;
     }
     show(command, &result, args.json);
     match args.watch {
@@ -299,6 +306,31 @@ impl Request {
             false => Ok(jobs),
         }
     }
+}
+
+/// Adds the views of checkpoints to the exports: they are offered, too, until they are ended.
+fn add_views(client: &mut Client, exports: &mut Value) -> Result<(), CommandError> {
+    let checkpoints = match client.execute("x-cowslip-query-checkpoints", json!({})) {
+        Ok(checkpoints) => checkpoints,
+        // QEMU's daemon has none.
+        Err(ClientError::Refused(_)) => return Ok(()),
+        Err(error) => return Err(failure(&error)),
+    };
+    let exports = exports.as_array_mut().into_iter();
+    let checkpoints = checkpoints.as_array().into_iter().flatten();
+    let offered = checkpoints.filter(|it| it.get("export-name").is_some());
+    let views = offered.map(|it| {
+        json!({
+            "id": it["name"],
+            "type": "nbd",
+            "node-name": it["node"],
+            "x-cowslip-name": it["export-name"],
+            tables::IS_VIEW: true,
+        })
+    });
+    let views: Vec<Value> = views.collect();
+    exports.for_each(|exports| exports.extend(views.iter().cloned()));
+    Ok(())
 }
 
 /// Prints the result of a command: a table where there is one for it.

@@ -38,14 +38,22 @@ const BLOCK_JOBS: &[Column] = &[
     ("ERROR", Left, |it| text(it, &["error"])),
 ];
 
+/// A member of an export that is the view of a checkpoint.
+pub const IS_VIEW: &str = "is-view";
+
 const EXPORTS: &[Column] = &[
     ("EXPORT", Left, |it| text(it, &["id"])),
     ("TYPE", Left, |it| text(it, &["type"])),
     ("NODE", Left, |it| text(it, &["node-name"])),
-    ("STATE", Left, |it| match it["shutting-down"] == true {
-        true => "ending".to_string(),
-        false => "offered".to_string(),
+    ("STATE", Left, |it| {
+        let state = match (it["shutting-down"] == true, it[IS_VIEW] == true) {
+            (true, _) => "ending",
+            (false, true) => "checkpoint",
+            (false, false) => "offered",
+        };
+        state.to_string()
     }),
+    ("NAME", Left, |it| text(it, &["x-cowslip-name"])),
 ];
 
 const NODES: &[Column] = &[

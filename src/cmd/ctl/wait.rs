@@ -14,8 +14,11 @@ use super::{Args, Request, events, failure};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::output::{self, Program};
+use crate::size;
 use cowslip_console::progress::Progress;
 
+/// The event that has the figures of a compaction.
+const COMPACTED: &str = "X_COWSLIP_COMPACTED";
 /// Exit code for a job that has failed, or that others have cancelled.
 const FAILED: u8 = 3;
 /// Time between two looks at the progress, and at whether the wait was interrupted.
@@ -50,6 +53,8 @@ struct Job {
     /// As an event has reported it before the end.
     outcome: Option<End>,
     end: Option<End>,
+    /// The figures of a compaction.
+    compacted: Option<Map<String, Value>>,
 }
 
 /// Jobs that are waited for.
@@ -71,6 +76,7 @@ impl Watched {
             id,
             outcome: None,
             end: None,
+            compacted: None,
         };
         Watched {
             jobs: ids.into_iter().map(job).collect(),
@@ -104,6 +110,7 @@ impl Watched {
                     None => End::Completed,
                 });
             }
+            COMPACTED => job.compacted = Some(event.data.clone()),
             "BLOCK_JOB_CANCELLED" => job.outcome = Some(End::Cancelled),
             "BLOCK_JOB_PENDING" => job.end = Some(End::Pending),
             "JOB_STATUS_CHANGE" => match text("status")? {
@@ -145,12 +152,18 @@ impl Watched {
                 if let End::Failed(error) = end {
                     found["error"] = error.into();
                 }
+                if let Some(figures) = &job.compacted {
+                    found["compacted"] = figures.clone().into();
+                }
                 found
             };
             output::print_json(&self.jobs.iter().map(describe).collect());
         }
         let mut lines = Vec::new();
         for job in &self.jobs {
+            if let (Some(figures), false) = (&job.compacted, self.as_json) {
+                output::note(&compaction(figures));
+            }
             match &job.end {
                 Some(End::Failed(error)) => lines.push(format!("Job '{}': {error}", job.id)),
                 Some(End::Cancelled) => lines.push(format!("Job '{}' was cancelled", job.id)),
@@ -165,6 +178,28 @@ impl Watched {
             false => Err(CommandError::new(lines.join("; ")).with_exit_code(FAILED)),
         }
     }
+}
+
+/// The figures of a compaction as a line.
+fn compaction(figures: &Map<String, Value>) -> String {
+    let bytes = |name: &str| figures.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let shown = |name: &str| size::human(bytes(name));
+    let mut line = format!(
+        "The file had {} and has {}; {} moved",
+        shown("file-length-before"),
+        shown("file-length"),
+        shown("moved-bytes")
+    );
+    for (name, what) in [
+        ("leaked-bytes", "of leaks freed"),
+        ("redundant-bytes", "of redundant clusters freed"),
+    ] {
+        if bytes(name) > 0 {
+            line.push_str(&format!(", {} {what}", shown(name)));
+        }
+    }
+    line.push('\n');
+    line
 }
 
 /// Waits for the ends of jobs.
@@ -276,6 +311,7 @@ mod tests {
             id: id.to_string(),
             outcome: None,
             end: None,
+            compacted: None,
         };
         Watched {
             jobs: ids.iter().map(job).collect(),
@@ -327,6 +363,18 @@ mod tests {
         assert_eq!(asks, Some(("query-jobs", "c".to_string())));
         jobs.end_by_list("c", &json!([{"id": "c", "error": "it exists"}]));
         assert_eq!(jobs.jobs[0].end, Some(End::Failed("it exists".to_string())));
+    }
+
+    #[test]
+    fn a_compaction_has_its_figures() {
+        let mut jobs = watched(&["c"], false);
+        let figures = json!({"id": "c", "file-length-before": 3 << 20, "file-length": 1 << 20,
+            "moved-bytes": 65536, "leaked-bytes": 0, "redundant-bytes": 131_072});
+        jobs.note(&event(COMPACTED, figures));
+        let figures = jobs.jobs[0].compacted.as_ref().unwrap();
+        let expected = "The file had 3 MiB and has 1 MiB; 64 KiB moved, 128 KiB of redundant \
+                        clusters freed\n";
+        assert_eq!(compaction(figures), expected);
     }
 
     #[test]

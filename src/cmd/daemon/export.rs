@@ -4,6 +4,7 @@
 //! node at a snapshot or at the end of a job.
 
 use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -44,6 +45,8 @@ pub enum Way {
     Nbd(String),
     /// A transport of its own.
     Own {
+        /// The socket or the file.
+        path: PathBuf,
         /// Asks it to end.
         stop: Box<dyn Fn()>,
         /// Lets clients know of another size.
@@ -87,6 +90,14 @@ impl Export {
     /// Whether clients may write.
     pub fn is_writable(&self) -> bool {
         self.is_writable
+    }
+
+    /// The name by which clients find it: of the export, or the path of a socket or a file.
+    pub fn name(&self) -> String {
+        match &self.way {
+            Way::Nbd(name) => name.clone(),
+            Way::Own { path, .. } => path.display().to_string(),
+        }
     }
 
     /// Lets clients know that the disk has another size.

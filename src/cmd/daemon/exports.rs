@@ -27,6 +27,7 @@ use crate::cmd::serve::{
     Endpoint, Fuse, Listening, Served, Transport, VhostUser, nbd_tls, report_nbd,
 };
 use crate::open::object::{self, is_identifier};
+use crate::output::is_called_as_qemu;
 
 /// Clients of the NBD server at a time, if nothing else is asked for.
 const CONNECTIONS_MAX: usize = 100;
@@ -209,8 +210,9 @@ impl Daemon {
             }
             options.block_bytes = bytes as u32;
         }
+        let path = socket.clone();
         let transport = VhostUser { socket, options };
-        self.serve(&transport, disk, "vhost-user-blk").await
+        self.serve((&transport, path), disk, "vhost-user-blk").await
     }
 
     async fn serve_fuse(
@@ -230,12 +232,13 @@ impl Daemon {
             uses_ring: true,
             threads: 1,
         };
-        self.serve(&transport, disk, "fuse").await
+        let path = transport.file.clone();
+        self.serve((&transport, path), disk, "fuse").await
     }
 
     async fn serve(
         &self,
-        transport: &dyn Transport,
+        (transport, path): (&dyn Transport, PathBuf),
         (node, port): (&Rc<Node>, &Arc<LiveDisk>),
         kind: &'static str,
     ) -> Result<(&'static str, Way), QmpError> {
@@ -261,6 +264,7 @@ impl Daemon {
         Ok((
             kind,
             Way::Own {
+                path,
                 stop,
                 inform,
                 ended,
@@ -351,12 +355,16 @@ impl Daemon {
     pub fn query_block_exports(&self) -> Value {
         let exports = self.exports.all();
         let describe = |export: &Rc<Export>| {
-            json!({
+            let mut described = json!({
                 "node-name": export.node().name,
                 "shutting-down": export.is_ending.get(),
                 "type": export.kind,
                 "id": export.id,
-            })
+            });
+            if !is_called_as_qemu() {
+                described["x-cowslip-name"] = export.name().into();
+            }
+            described
         };
         exports.iter().map(describe).collect()
     }
