@@ -386,3 +386,55 @@ fn a_server_says_what_its_cache_does_and_goes_on() {
     server.signal("TERM");
     assert_eq!(server.exit_code(), Some(0));
 }
+
+#[test]
+fn a_snapshot_is_served_in_the_place_of_the_disk_and_not_written() {
+    let directory = scratch();
+    let dir = directory.path();
+    make_image(dir);
+    let ours = |words: &[&str]| run(cowslip().current_dir(dir).args(words));
+    ours(&["io", "-c", "write -P 1 0 64k", "a.qcow2"]);
+    ours(&["snapshot", "-c", "before", "a.qcow2"]);
+    ours(&["io", "-c", "write -P 2 0 64k", "a.qcow2"]);
+    let socket = dir.join("socket");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let options = "driver=qcow2,file.filename=a.qcow2";
+    for (words, pattern) in [
+        (&["--snapshot", "before", "a.qcow2"][..], "1"),
+        (&["--snapshot", "snapshot.name=before", "a.qcow2"], "1"),
+        (&["--snapshot", "1", "--image-opts", options], "1"),
+        (&["--image-opts", options], "2"),
+    ] {
+        let mut serve = cowslip();
+        serve.current_dir(dir).args(["serve", "-k", "socket"]);
+        let server = Server::start(serve.args(words), &socket);
+        let read = format!("read -P {pattern} 0 64k");
+        let said = ours(&["io", "-r", "-f", "raw", "-c", &read, &uri]);
+        assert!(!said.contains("failed"), "{words:?}: {said}");
+        let write = ["io", "-f", "raw", "-c", "write 0 512", &uri];
+        let written = outcome(cowslip().args(write));
+        assert_eq!(written.status.success(), pattern == "2", "{words:?}");
+        server.signal("TERM");
+        assert_eq!(server.exit_code(), Some(0));
+    }
+    for (words, why) in [
+        (&["--snapshot", "after", "a.qcow2"][..], "snapshot"),
+        (
+            &["--image-opts", "-f", "qcow2", options],
+            "cannot be used with",
+        ),
+        (
+            &["--snapshot", "1", "--compact-background", "1M", "a.qcow2"],
+            "cannot be used with",
+        ),
+    ] {
+        let mut serve = cowslip();
+        serve.current_dir(dir).args(["serve", "-k", "socket"]);
+        let refused = outcome(serve.args(words));
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            refused.status.code() == Some(1) && said.contains(why),
+            "{words:?}: {said}"
+        );
+    }
+}

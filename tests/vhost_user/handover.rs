@@ -316,12 +316,17 @@ fn a_successor_that_does_not_fit_is_refused() {
         &["--handover", "--offset", "512"],
         "from byte 512",
     );
-    refused(
-        &mut rig,
-        &path,
-        &["--handover", "--block-size", "4096"],
-        "4096",
-    );
+    // What the guest has seen of the device.
+    let shown = [
+        (&["--block-size", "4096"][..], "--block-size is 4096"),
+        (&["--serial", "other"], "--serial is \"other\""),
+        (&["--queues", "3"], "--queues is 3"),
+        (&["--in-order"], "--in-order is true"),
+    ];
+    for (options, words) in shown {
+        let options = [&["--handover"], options].concat();
+        refused(&mut rig, &path, &options, words);
+    }
     // Known only once the server is at rest: it opens the image again.
     refused(&mut rig, &path, &["--handover", "-f", "raw"], "format");
     let door = rig.socket.with_file_name("socket.handover");

@@ -36,10 +36,17 @@ pub fn door_path(transports: &[&dyn Transport]) -> Option<PathBuf> {
 pub struct Terms {
     /// Device and inode of the image's file, if it is one of the host; else its name.
     pub image: ImageName,
+    /// The internal snapshot that is shown in the place of its disk.
+    #[serde(default)]
+    pub snapshot: Option<String>,
     pub offset: u64,
     pub is_read_only: bool,
     /// Options of the transports, in their order.
     pub transports: Vec<serde_json::Value>,
+    /// The devices that clients of each see, by options. A server from before these were compared
+    /// has none.
+    #[serde(default)]
+    pub shown: Vec<serde_json::Value>,
 }
 
 /// The identity of an image.
@@ -67,6 +74,11 @@ impl Terms {
         if self.image != other.image {
             return Some("it serves another image".to_string());
         }
+        if self.snapshot != other.snapshot {
+            return Some(
+                "of the two, one shows a snapshot, or another one (--snapshot)".to_string(),
+            );
+        }
         if self.offset != other.offset {
             let (ours, theirs) = (self.offset, other.offset);
             return Some(format!(
@@ -75,6 +87,10 @@ impl Terms {
         }
         if self.is_read_only != other.is_read_only {
             return Some("of the two, one refuses writes (--read-only)".to_string());
+        }
+        let mut shown = self.shown.iter().zip(&other.shown);
+        if let Some(why) = shown.find_map(|(ours, theirs)| difference(ours, theirs)) {
+            return Some(why);
         }
         if self.transports != other.transports {
             let list = |all: &[serde_json::Value]| {
@@ -89,6 +105,17 @@ impl Terms {
         }
         None
     }
+}
+
+/// The difference that guests would notice: an option that both servers know has another value.
+fn difference(ours: &serde_json::Value, theirs: &serde_json::Value) -> Option<String> {
+    let (ours, theirs) = (ours.as_object()?, theirs.as_object()?);
+    let differs = |name: &&String| theirs.get(*name).is_some_and(|value| value != &ours[*name]);
+    let name = ours.keys().find(differs)?;
+    Some(format!(
+        "guests would see another device: --{name} is {}, and the running server's is {}",
+        theirs[name], ours[name]
+    ))
 }
 
 /// State of a server at rest, for its successor.
@@ -130,9 +157,11 @@ mod tests {
     fn other_terms_are_refused_with_their_reason() {
         let ours = Terms {
             image: ImageName::File(1, 2),
+            snapshot: None,
             offset: 0,
             is_read_only: false,
             transports: vec![serde_json::json!({"nbd": "/a"})],
+            shown: vec![serde_json::json!({"serial": "a", "queues": 8})],
         };
         assert_eq!(ours.refusal(&ours.clone()), None);
         let refused = |change: fn(&mut Terms)| {
@@ -142,9 +171,23 @@ mod tests {
         };
         assert!(refused(|it| it.image = ImageName::File(1, 3)).contains("another image"));
         assert!(refused(|it| it.image = ImageName::Name(String::new())).contains("another"));
+        assert!(refused(|it| it.snapshot = Some(String::new())).contains("--snapshot"));
         assert!(refused(|it| it.offset = 512).contains("from byte 512"));
         assert!(refused(|it| it.is_read_only = true).contains("--read-only"));
         assert!(refused(|it| it.transports.clear()).contains("/a"));
+        let shows = |value| move |it: &mut Terms| it.shown = vec![value];
+        let mut other = ours.clone();
+        shows(serde_json::json!({"serial": "b", "queues": 8}))(&mut other);
+        let words = "guests would see another device: --serial is \"b\", and the running server's \
+                     is \"a\"";
+        assert_eq!(ours.refusal(&other).as_deref(), Some(words));
+        // Servers of other versions compare more, or less.
+        shows(serde_json::json!({"serial": "a", "color": "red"}))(&mut other);
+        assert_eq!(ours.refusal(&other), None);
+        let mut older = serde_json::to_value(&ours).unwrap();
+        older.as_object_mut().unwrap().remove("shown");
+        let older: Terms = serde_json::from_value(older).unwrap();
+        assert_eq!((ours.refusal(&older), older.refusal(&ours)), (None, None));
     }
 
     #[test]

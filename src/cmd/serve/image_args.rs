@@ -19,6 +19,12 @@ pub struct ImageArgs {
     /// The image's format, such as qcow2, raw or luks; guessed from the image if not given
     #[arg(short, long)]
     format: Option<String>,
+    /// IMAGE is a complete image specification
+    #[arg(long, conflicts_with = "format")]
+    image_opts: bool,
+    /// Show this internal snapshot, by its ID or name, in the place of the disk; refuses writes
+    #[arg(long, value_name = "SNAPSHOT")]
+    snapshot: Option<String>,
     /// Refuse writes
     #[arg(short, long)]
     read_only: bool,
@@ -68,7 +74,7 @@ pub struct ImageArgs {
     record_limit: String,
     /// While clients leave the disk alone, give back the space of the image's file that holds
     /// nothing, moving no more than this in a second: 20M, for one
-    #[arg(long, value_name = "RATE", conflicts_with = "read_only")]
+    #[arg(long, value_name = "RATE", conflicts_with_all = ["read_only", "snapshot"])]
     compact_background: Option<String>,
     /// Milliseconds for which clients have to leave the disk alone before anything moves
     #[arg(
@@ -106,7 +112,15 @@ impl ImageArgs {
     /// # Errors
     /// Values that are not understood.
     pub fn service(self, file: &str) -> Result<Service, CommandError> {
-        let mut service = Service::of(ImageSpec::named(file, self.format.as_deref()));
+        let mut service = Service::of(ImageSpec {
+            image_opts: self.image_opts,
+            ..ImageSpec::named(file, self.format.as_deref())
+        });
+        if let Some(snapshot) = &self.snapshot {
+            let choice = open::parse_choice(snapshot).map_err(CommandError::new)?;
+            service.settings.snapshot = Some(choice);
+            service.settings.access = Access::Read;
+        }
         service.settings.cache =
             CacheMode::parse(&self.cache).ok_or_else(|| invalid("a cache mode", &self.cache))?;
         service.settings.discard = discard_policy(&self.discard)

@@ -202,12 +202,16 @@ impl Service {
     }
 
     fn terms(&self, transports: &[&dyn Transport]) -> Result<Terms, CommandError> {
-        let filename = self.spec.resolve()?.filename;
+        let source = self.spec.resolve()?;
+        let of_image = source.image.snapshot.as_ref();
+        let snapshot = self.settings.snapshot.as_ref().or(of_image);
         Ok(Terms {
-            image: ImageName::of(&filename),
+            image: ImageName::of(&source.filename),
+            snapshot: snapshot.map(|choice| format!("{choice:?}")),
             offset: self.offset,
             is_read_only: self.settings.access != Access::Write,
             transports: transports.iter().filter_map(|it| it.terms()).collect(),
+            shown: transports.iter().map(|it| it.shown()).collect(),
         })
     }
 
@@ -441,7 +445,7 @@ impl Service {
             disk,
             image: Arc::clone(image),
             offset: self.offset,
-            filename: self.spec.filename.clone(),
+            filename: self.spec.resolve()?.filename,
             is_alone: transports == 1,
             poll: self.poll,
             resized,

@@ -59,6 +59,12 @@ pub trait Transport {
         None
     }
 
+    /// The device that clients see, which a successor must show as well, by the names of options:
+    /// an object, or null.
+    fn shown(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+
     /// Makes an endpoint of the parts of another process, which is at rest.
     ///
     /// # Errors

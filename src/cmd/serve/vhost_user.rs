@@ -40,6 +40,15 @@ impl Transport for VhostUser {
         }))
     }
 
+    fn shown(&self) -> serde_json::Value {
+        serde_json::json!({
+            "block-size": self.options.block_bytes,
+            "queues": self.options.queues,
+            "serial": self.options.serial,
+            "in-order": self.options.is_in_order,
+        })
+    }
+
     fn take_over<'a>(
         &'a self,
         served: &'a Served,
