@@ -265,3 +265,41 @@ fn clients_learn_of_the_jobs_that_quit_ends() {
         "{names:?}"
     );
 }
+
+#[test]
+fn a_daemon_that_nobody_can_reach_says_so() {
+    let dir = with_image();
+    let image = "qcow2,node-name=a,file.driver=file,file.filename=a.qcow2";
+    for words in [&[][..], &["--blockdev", image], &["--metrics", "./m"]] {
+        let mut daemon = cowslip();
+        daemon.current_dir(dir.path()).arg("daemon");
+        let (code, said) = ends(&mut daemon, words);
+        assert!(
+            code == Some(1) && said.contains("Nobody could reach the daemon: --control"),
+            "{words:?}: {code:?} {said}"
+        );
+    }
+}
+
+#[test]
+fn errors_say_what_names_are_relative_to_but_not_under_qemus_name() {
+    let dir = with_image();
+    let words = [
+        "--blockdev",
+        "qcow2,node-name=a,file.driver=file,file.filename=nowhere",
+    ];
+    let mut ours = cowslip();
+    ours.current_dir(dir.path()).arg("daemon");
+    let (_, said) = ends(&mut ours, &words);
+    let here = dir.path().canonicalize().unwrap();
+    let note = format!("(names are relative to '{}')", here.display());
+    assert!(
+        said.contains("'nowhere': No such file") && said.contains(&note),
+        "{said}"
+    );
+    let (_, said) = ends(&mut daemon(dir.path()), &words);
+    assert!(
+        said.contains("'nowhere'") && !said.contains("relative"),
+        "{said}"
+    );
+}

@@ -345,7 +345,9 @@ fn in_the_sandbox_images_outside_of_its_directories_are_refused_by_the_kernel() 
     ] {
         let refused = add(&mut client, "o", file);
         let text = refused.as_str().unwrap_or_default();
-        assert!(text.contains("Permission denied"), "{file}: {refused}");
+        let advice = "Permission denied (the sandbox lets files be opened in 'in': give another \
+                      --sandbox-dir";
+        assert!(text.contains(advice), "{file}: {refused}");
     }
     let made = json!({"job-id": "c", "options": {"driver": "file", "filename": "new",
         "size": 1 << 20}});
@@ -361,7 +363,8 @@ fn in_the_sandbox_images_outside_of_its_directories_are_refused_by_the_kernel() 
     );
     let jobs = client.execute("query-jobs", json!({})).unwrap();
     let error = jobs[0]["error"].as_str().unwrap();
-    assert!(error.contains("Permission denied"), "{error}");
+    let advice = "Permission denied (the sandbox lets files be opened in 'in'";
+    assert!(error.contains(advice), "{error}");
     let fuse = json!({"type": "fuse", "id": "f", "node-name": "a", "mountpoint": "in/file"});
     assert_eq!(add(&mut client, "a", "in/a.qcow2"), json!({}));
     let refused = answer(client.execute("block-export-add", fuse));
@@ -455,7 +458,9 @@ fn in_a_sandbox_without_directories_images_are_passed() {
             "file": {"driver": "file", "filename": file}})
     };
     let refused = answer(client.execute("blockdev-add", node("a.qcow2")));
-    assert_eq!(refused, "Could not open 'a.qcow2': Permission denied");
+    let words = "Could not open 'a.qcow2': Permission denied (the sandbox lets no file be opened: \
+                 give --sandbox-dir, or pass it with add-fd)";
+    assert_eq!(refused, words);
     client
         .execute("blockdev-add", node("/dev/fdset/1"))
         .unwrap();

@@ -202,6 +202,11 @@ impl Daemon {
 
     /// A command that changes the graph.
     async fn change(self: &Rc<Self>, name: &str, given: &Given) -> Result<Value, QmpError> {
+        let changed = self.changed_by(name, given).await;
+        changed.map_err(|error| self.explained(error))
+    }
+
+    async fn changed_by(self: &Rc<Self>, name: &str, given: &Given) -> Result<Value, QmpError> {
         match name {
             "blockdev-add" => {
                 let added = self.nodes.add(given.0.clone()).await;

@@ -1,11 +1,12 @@
 //! [`Daemon`]: the state of a daemon. What it does is in the files beside this one.
 
 use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use cowslip_graph::Turn;
-use cowslip_qmp::{Event, ServerHandle};
+use cowslip_qmp::{Event, QmpError, ServerHandle};
 use serde_json::Value;
 
 use super::active::Active;
@@ -13,7 +14,9 @@ use super::export::Exports;
 use super::job::Jobs;
 use super::nodes::Nodes;
 use super::wait::Flag;
+use super::words::explained;
 use crate::cmd::serve::{Log, default_poll};
+use crate::output::is_called_as_qemu;
 
 /// The state of a daemon.
 pub struct Daemon {
@@ -35,6 +38,10 @@ pub struct Daemon {
     pub commands_refused: Cell<u64>,
     /// It is in its sandbox: no programs are run.
     pub is_confined: Cell<bool>,
+    /// The directories in which its sandbox lets files be opened.
+    pub allowed: RefCell<Vec<PathBuf>>,
+    /// The directory that names are relative to; not under QEMU's name, whose errors have no notes.
+    directory: Option<PathBuf>,
     /// The place for events.
     pub log: Log,
     /// Longest time for which threads poll before they sleep.
@@ -55,11 +62,27 @@ impl Daemon {
             clients: RefCell::default(),
             commands_done: Cell::default(),
             is_confined: Cell::default(),
+            allowed: RefCell::default(),
+            directory: match is_called_as_qemu() {
+                true => None,
+                false => std::env::current_dir().ok(),
+            },
             commands_refused: Cell::default(),
             log,
             poll: default_poll(),
             quits: Flag::default(),
         })
+    }
+
+    /// An error with what helps to understand it.
+    pub fn explained(&self, error: QmpError) -> QmpError {
+        let allowed = self.allowed.borrow();
+        let is_due = self.is_confined.get() && !is_called_as_qemu();
+        explained(
+            error,
+            self.directory.as_deref(),
+            is_due.then_some(&allowed[..]),
+        )
     }
 
     /// Sends an event to all clients.

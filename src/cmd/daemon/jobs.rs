@@ -159,6 +159,7 @@ impl Daemon {
                     "Operation canceled".to_string()
                 }
                 false => {
+                    let error = self.explained(error);
                     figures["error"] = error.desc.clone().into();
                     error.desc
                 }

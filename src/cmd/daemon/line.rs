@@ -23,6 +23,7 @@ use super::words::complaint;
 use crate::cmd::serve::sandbox::{self, Mode, Rights};
 use crate::cmd::serve::{Daemonize, Listening, LogFormat, SocketName, Verbosity};
 use crate::error::CommandError;
+use crate::output::is_called_as_qemu;
 use crate::{open, options, text_file};
 
 /// A step that the line asks for, with the value of its option.
@@ -166,6 +167,13 @@ pub async fn follow(daemon: &Rc<Daemon>, line: &Line) -> Result<Doors, CommandEr
         done.map_err(|why| CommandError::new(format!("{}: {why}", step.words())))?;
     }
     doors.confine(daemon, line)?;
+    // QEMU's daemon runs all the same.
+    if !is_called_as_qemu() && !doors.lead_in(daemon) {
+        return Err(CommandError::new(
+            "Nobody could reach the daemon: --control, --monitor, --export or --nbd-server is \
+             needed",
+        ));
+    }
     Ok(doors)
 }
 
@@ -181,6 +189,12 @@ async fn execute(
 }
 
 impl Doors {
+    /// Whether anybody can reach the daemon, or a disk of it.
+    fn lead_in(&self, daemon: &Daemon) -> bool {
+        let has_clients = !self.listeners.is_empty() || !self.connected.is_empty();
+        has_clients || !daemon.exports.all().is_empty() || daemon.exports.nbd().is_ok()
+    }
+
     /// Takes the sockets that a service manager has passed: `metrics` by this name, all others for
     /// clients of the control protocol.
     fn take_passed(&mut self, daemon: &Rc<Daemon>) -> Result<(), CommandError> {
@@ -223,6 +237,7 @@ impl Doors {
         }
         if let Some(report) = sandbox::enforce(*mode, &rights)? {
             daemon.is_confined.set(true);
+            daemon.allowed.replace(directories.clone());
             daemon.log.sandbox(&report.to_string(), report.is_whole());
         }
         Ok(())
