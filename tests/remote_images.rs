@@ -181,6 +181,8 @@ fn an_image_that_changes_is_an_error_for_the_guest() {
     golden.ours("create -q -f qcow2 -b URL -F qcow2 vm.qcow2");
     let socket = golden.path().join("s");
     let mut serve = golden.command("serve --socket s --sandbox off vm.qcow2");
+    let said = golden.path().join("said");
+    serve.stderr(std::fs::File::create(&said).unwrap());
     let server = Server::start(&mut serve, &socket);
     golden.ours(&format!(
         "io -r -f raw -c read__-P__1__0__64k {}",
@@ -194,6 +196,12 @@ fn an_image_that_changes_is_an_error_for_the_guest() {
         server.uri()
     ));
     assert!(code == Some(1) || text.contains("error"), "{code:?} {text}");
+    // Once, whatever is reported otherwise.
+    let said = std::fs::read_to_string(said).unwrap();
+    let url = golden.server.url("/golden.qcow2");
+    let words = format!("{url}: it has changed since it was opened, and reads of it fail");
+    assert_eq!(said.matches(&words).count(), 1, "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
 }
 
 /// The sandbox leaves what a remote image needs: it connects again after the server was away, and

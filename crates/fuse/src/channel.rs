@@ -214,7 +214,7 @@ impl Channel {
         }
         match sent {
             Err(error) if is_lasting(&error) => (self.observer)(&ServerEvent::AnswerRefused {
-                request: format!("{:?}", request.operation),
+                request: request.operation.to_string(),
                 error: error.to_string(),
             }),
             _ => {}
@@ -232,7 +232,7 @@ impl Channel {
 pub(crate) fn report(observer: &Observer, request: &Request, failure: &Failure) {
     if let Some(error) = failure.words() {
         observer(&ServerEvent::RequestFailed {
-            request: format!("{:?}", request.operation),
+            request: request.operation.to_string(),
             error,
         });
     }

@@ -1,5 +1,7 @@
 //! A request of the kernel, taken apart: nothing of it is used that was not checked here.
 
+use std::fmt;
+
 use crate::wire::{
     DATA_BYTES_MAX, IN_HEADER_BYTES, ROOT, Reader, TooShort, WRITE_BYTES, opcode, set,
 };
@@ -55,6 +57,32 @@ pub(crate) enum Operation {
     },
     /// An impossible message.
     Malformed(&'static str),
+}
+
+impl fmt::Display for Operation {
+    /// The request in words, for reports.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Operation::Init(_) => f.write_str("the first message"),
+            Operation::GetAttributes => f.write_str("a question for attributes"),
+            Operation::SetAttributes(_) => f.write_str("a change of attributes"),
+            Operation::Open { .. } => f.write_str("an open"),
+            Operation::Read { offset, len } => write!(f, "a read of {len} bytes at {offset}"),
+            Operation::Write { offset, len, .. } => {
+                write!(f, "a write of {len} bytes at {offset}")
+            }
+            Operation::StatFs => f.write_str("a question for space"),
+            Operation::Flush => f.write_str("a close"),
+            Operation::Fsync => f.write_str("a flush"),
+            Operation::Fallocate { offset, len, .. } => {
+                write!(f, "a change of space of {len} bytes at {offset}")
+            }
+            Operation::Seek { offset, .. } => write!(f, "a search from {offset} on"),
+            Operation::Nothing | Operation::Forget => f.write_str("a message"),
+            Operation::Unsupported { opcode } => write!(f, "a request of kind {opcode}"),
+            Operation::Malformed(why) => write!(f, "an impossible message ({why})"),
+        }
+    }
 }
 
 /// The kernel's offer at the begin of a connection.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::url::ObjectUrl;
+use crate::version::Version;
 
 /// An event that no request reports.
 #[derive(Debug)]
@@ -31,6 +32,13 @@ pub enum Notice<'a> {
         /// Offset of the block in the object, in bytes.
         offset: u64,
     },
+    /// The object has another version than the one that was opened; nothing of it is read any more.
+    Changed {
+        /// The version that was opened.
+        then: &'a Version,
+        /// The version that there is, or why that is not known.
+        now: &'a str,
+    },
 }
 
 impl fmt::Display for Notice<'_> {
@@ -53,6 +61,11 @@ impl fmt::Display for Notice<'_> {
                     "the cache is damaged at offset {offset:#x}; the block is fetched again"
                 )
             }
+            Notice::Changed { then, now } => write!(
+                f,
+                "it has changed since it was opened, and reads of it fail from now on: then \
+                 {then}; now {now}"
+            ),
         }
     }
 }

@@ -256,7 +256,14 @@ impl Object {
             self.way.url, self.version
         );
         let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
-        changed.get_or_insert(why).clone()
+        let is_first = changed.is_none();
+        let why = changed.get_or_insert(why).clone();
+        drop(changed);
+        if is_first {
+            let then = &self.version;
+            self.notify(&Notice::Changed { then, now: &now });
+        }
+        why
     }
 }
 

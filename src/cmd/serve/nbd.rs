@@ -337,7 +337,7 @@ fn described(event: &ServerEvent) -> String {
             connection,
             request,
             error,
-        } => format!("client {connection}: {request:?} failed: {error}"),
+        } => format!("client {connection}: {request} failed: {error}"),
         ServerEvent::Disconnected { connection, reason } => match reason {
             Some(reason) => format!("client {connection} was lost: {reason}"),
             None => format!("client {connection} left"),

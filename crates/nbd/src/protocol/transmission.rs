@@ -8,6 +8,8 @@
 //! Headers are of fixed length and become arrays, since they are made and read once a request.
 //! Payload of reads and writes never passes through here.
 
+use std::fmt;
+
 use super::{
     AllocationFlags, ChunkCode, ChunkFlags, Command, CommandFlags, EXTENDED_REPLY_MAGIC,
     EXTENDED_REQUEST_MAGIC, ErrorCode, Malformed, REQUEST_MAGIC, Reader, SIMPLE_REPLY_MAGIC,
@@ -55,6 +57,25 @@ pub struct Request {
     /// Length of the range in bytes; for `WRITE` that of the payload too, and with `PAYLOAD_LEN`
     /// that of the payload only. 32 bits without extended headers.
     pub len: u64,
+}
+
+impl fmt::Display for Request {
+    /// The request in words, for reports.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.command {
+            Command::Read => "a read",
+            Command::Write => "a write",
+            Command::Disconnect => return f.write_str("the end of the session"),
+            Command::Flush => return f.write_str("a flush"),
+            Command::Trim => "a discard",
+            Command::Cache => "a request to cache",
+            Command::WriteZeroes => "a write of zeroes",
+            Command::BlockStatus => "a question for the status",
+            Command::Resize => return write!(f, "a change of the size to {}", self.len),
+            Command::Unknown(code) => return write!(f, "a request of kind {code}"),
+        };
+        write!(f, "{what} of {} bytes at {}", self.len, self.offset)
+    }
 }
 
 impl Request {
