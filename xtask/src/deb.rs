@@ -192,11 +192,7 @@ impl Facts {
             let line = run::output(command.args(words).current_dir(run::root()));
             line.map(|line| line.trim().to_string())
         };
-        let epoch = match std::env::var("SOURCE_DATE_EPOCH") {
-            Ok(epoch) => epoch,
-            // Sources without their history have no time of their own.
-            Err(_) => one("git", &["log", "-1", "--format=%ct"]).unwrap_or_else(|_| "0".into()),
-        };
+        let epoch = run::epoch();
         let named =
             |name, otherwise: &str| std::env::var(name).unwrap_or_else(|_| otherwise.into());
         Ok(Facts {

@@ -93,12 +93,11 @@ pub fn build(profile: &str, more: &[&str]) -> Result<PathBuf, String> {
         library.args(["build", "--profile", profile, "--package", package]);
         run::run(&mut library)?;
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let directory = match profile {
         "dev" => "debug",
         other => other,
     };
-    Ok(run::root().join(target).join(directory))
+    Ok(run::target().join(directory))
 }
 
 /// The command, and what is made by it.

@@ -10,6 +10,7 @@
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
 //! - `install` installs the command and the library for C, for packages too;
 //! - `deb` makes Debian packages of them, and of the module for Python;
+//! - `wheel` makes the wheel of the Python package, and tests it;
 //! - `manual` writes the manual as static pages;
 //! - `package` makes the packages of the crates that are published, and says what could not be
 //!   checked;
@@ -42,6 +43,7 @@ mod run;
 mod test;
 mod threads;
 mod tree;
+mod wheel;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -83,6 +85,8 @@ enum Command {
     Install(install::Args),
     /// Makes Debian packages of the command, the libraries for C and Python, and QEMU's names
     Deb(deb::Args),
+    /// Makes the wheel of the Python package by maturin, installs it and tests it
+    Wheel(wheel::Args),
     /// Writes the manual as static pages, with the reference of the command, and checks its links
     Manual(manual::Args),
     /// Makes the packages of all crates that are published, without a network
@@ -109,6 +113,7 @@ fn main() -> ExitCode {
         Command::Iotests(args) => iotests::run(&args),
         Command::Install(args) => install::run(&args),
         Command::Deb(args) => deb::run(&args),
+        Command::Wheel(args) => wheel::run(&args),
         Command::Manual(args) => manual::run(&args),
         Command::Package(args) => package::run(&args),
         Command::Mistakes(args) => mistakes::run(&args),

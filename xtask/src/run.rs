@@ -18,6 +18,21 @@ pub fn cargo() -> Command {
     command
 }
 
+/// The directory of what cargo builds.
+pub fn target() -> PathBuf {
+    root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
+/// The time that packages of these sources have, in seconds since 1970: `SOURCE_DATE_EPOCH`, or
+/// that of the last commit. Sources without their history have none of their own, and get 0.
+pub fn epoch() -> String {
+    let mut commit = Command::new("git");
+    commit.args(["log", "-1", "--format=%ct"]);
+    std::env::var("SOURCE_DATE_EPOCH")
+        .or_else(|_| output(commit.current_dir(root())))
+        .map_or_else(|_| "0".into(), |epoch| epoch.trim().to_string())
+}
+
 /// The command line, for messages.
 pub fn describe(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];

@@ -80,6 +80,11 @@ fn images_work_as_objects() {
 }
 
 #[test]
+fn types_are_as_declared() {
+    run("test_types");
+}
+
+#[test]
 fn jobs_show_progress_and_are_cancelled() {
     run("test_jobs");
 }
