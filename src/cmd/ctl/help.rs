@@ -1,5 +1,5 @@
 //! Help about a verb: what it does, and its arguments as words of the command line, with their
-//! defaults. Names and types are the schema's; the texts are here.
+//! defaults. Names and types are the schema's; the texts are those of `arguments.txt`.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -15,303 +15,14 @@ const DEPTH_MAX: usize = 3;
 const TEXT_AT: usize = 34;
 const WIDTH: usize = 100;
 
-/// Texts about arguments of one command.
-const OF_COMMAND: &[(&str, &str, &str)] = &[
-    (
-        "block-commit",
-        "device",
-        "The uppermost image of the chain, or the disk of an export",
-    ),
-    (
-        "block-commit",
-        "base-node",
-        "The node that takes the data (by default the lowest one)",
-    ),
-    (
-        "block-commit",
-        "top-node",
-        "The uppermost node whose data moves (by default the disk itself: the job is then ready \
-         until it is completed)",
-    ),
-    (
-        "block-stream",
-        "base-node",
-        "The node from which on the chain stays as it is (by default all that is below is copied)",
-    ),
-    (
-        "block-dirty-bitmap-add",
-        "granularity",
-        "Bytes that a bit stands for, a power of two (default: the image's cluster, 4K to 64K)",
-    ),
-    (
-        "block-job-cancel",
-        "force",
-        "End a mirror that is ready without a sound copy (default: off)",
-    ),
-    (
-        "block-export-del",
-        "mode",
-        "'hard' disconnects clients (default: safe, which refuses while there are any)",
-    ),
-    (
-        "blockdev-snapshot-sync",
-        "mode",
-        "Whether the overlay is made, or is there (default: absolute-paths, which makes it)",
-    ),
-    (
-        "blockdev-mirror",
-        "granularity",
-        "Bytes of the parts that are noted as changed, a power of two",
-    ),
-    (
-        "blockdev-mirror",
-        "sync",
-        "What is copied: all (full), what the image itself has (top), or only what is written \
-         from now on (none)",
-    ),
-    (
-        "blockdev-backup",
-        "sync",
-        "What is copied: all (full), what the image itself has (top), what a bitmap has \
-         (incremental, bitmap), or only what is about to be overwritten (none)",
-    ),
-    ("block_resize", "size", "The size of the disk"),
-    ("blockdev-create", "options", "The image or file"),
-    (
-        "nbd-server-add",
-        "name",
-        "The export's name (default: the node's)",
-    ),
-    (
-        "block-export-add",
-        "name",
-        "The export's name (default: the node's)",
-    ),
-    ("object-add", "id", "The object's name"),
-    ("object-del", "id", "The object's name"),
-    ("block-export-add", "id", "A name for the export"),
-    ("block-export-del", "id", "The export's name"),
-    (
-        "blockdev-snapshot-delete-internal-sync",
-        "id",
-        "The snapshot's ID",
-    ),
-    (
-        "blockdev-snapshot-delete-internal-sync",
-        "name",
-        "The snapshot's name",
-    ),
-    (
-        "blockdev-snapshot-internal-sync",
-        "name",
-        "The snapshot's name",
-    ),
-    (
-        "x-cowslip-checkpoint-create",
-        "name",
-        "The checkpoint's name",
-    ),
-    ("x-cowslip-checkpoint-end", "name", "The checkpoint's name"),
-    (
-        "x-cowslip-checkpoint-delete",
-        "name",
-        "The checkpoint's name",
-    ),
-    (
-        "x-cowslip-checkpoint-create",
-        "target",
-        "The node that the disk is written to",
-    ),
-    ("nbd-server-remove", "name", "The export's name"),
-    (
-        "nbd-server-remove",
-        "mode",
-        "'hard' disconnects clients (default: safe, which refuses while there are any)",
-    ),
-    (
-        "change-backing-file",
-        "device",
-        "The uppermost node of the chain",
-    ),
-    (
-        "block-dirty-bitmap-merge",
-        "target",
-        "The bitmap that is added to",
-    ),
-];
+/// Texts about arguments.
+const TEXTS: &str = include_str!("arguments.txt");
 
-/// Texts about arguments of all commands, and about members of objects within them.
-const OF_ALL: &[(&str, &str)] = &[
-    (
-        "actions",
-        "What is to be done, as JSON: [{\"type\": …, \"data\": {…}}, …]",
-    ),
-    ("addr", "The address"),
-    (
-        "allocation-depth",
-        "Show which image of the chain has each part (default: off)",
-    ),
-    ("allow-other", "Let other users use the file (default: off)"),
-    (
-        "auto-dismiss",
-        "Take the job from the list when it has ended (default: on)",
-    ),
-    (
-        "auto-finalize",
-        "Let the job take its effect without job-finalize (default: on)",
-    ),
-    (
-        "background",
-        "Move only while clients leave the disk alone, and slowly: 20M a second if no speed is \
-         given (default: off)",
-    ),
-    (
-        "backing-file",
-        "The name of the backing file that the image gets",
-    ),
-    (
-        "backing-mask-protocol",
-        "Name a backing file's format, not its protocol (default: off)",
-    ),
-    ("base", "The file of base-node"),
-    ("base-node", "The node below which nothing changes"),
-    ("bitmap", "The bitmap that says what has changed"),
-    (
-        "bitmap-mode",
-        "When the bitmap forgets what was copied; needed with sync=bitmap",
-    ),
-    ("bitmaps", "Bitmaps by their names"),
-    (
-        "bottom",
-        "The lowest node that is copied, in the place of base-node",
-    ),
-    (
-        "budget",
-        "Most bytes of host space that the work takes besides, for a time (default: 64M)",
-    ),
-    ("buf-size", "Accepted; copies choose for themselves"),
-    (
-        "copy-mode",
-        "How writes reach the copy: later (background), or at once (default: background)",
-    ),
-    (
-        "dedupe-backing",
-        "Give back clusters that show what the backing file shows (default: off)",
-    ),
-    ("description", "A text for clients that list exports"),
-    ("device", "The node that the command is about"),
-    ("disabled", "Begin without noting anything (default: off)"),
-    ("disks", "The disks"),
-    ("driver", "The format or protocol"),
-    ("enable", "Capabilities"),
-    (
-        "export-name",
-        "Offer the disk to clients of NBD by this name, until the checkpoint is ended",
-    ),
-    ("fd", "The descriptor"),
-    ("fdname", "The descriptor's name"),
-    ("fdset-id", "The set of descriptors"),
-    (
-        "filter-node-name",
-        "A name that is accepted; there is no such node",
-    ),
-    ("fixed-iothread", "Refuse rather than use another thread"),
-    ("flat", "Leave out the images below (default: off)"),
-    ("format", "The overlay's format (default: qcow2)"),
-    ("granularity", "Bytes that a bit stands for, a power of two"),
-    (
-        "handshake-max-seconds",
-        "Time for a client's first messages (default: 10)",
-    ),
-    ("host", "The host's name or address"),
-    ("id", "The job's ID"),
-    (
-        "idle-ms",
-        "Milliseconds for which clients have to leave the disk alone in the background (default: \
-         500)",
-    ),
-    ("image-node-name", "The image whose header changes"),
-    (
-        "iothread",
-        "The thread that serves it, an object of type iothread",
-    ),
-    ("job-id", "A name for the job (default: that of the device)"),
-    ("logical-block-size", "Bytes of a block (default: 512)"),
-    (
-        "max-connections",
-        "Most clients at a time; 0 is no limit (default: 100)",
-    ),
-    ("mountpoint", "The file that shows the disk"),
-    ("name", "The bitmap's name"),
-    ("node", "The node"),
-    ("node-name", "The node"),
-    ("nodes", "The nodes (by default all that have it)"),
-    ("num-queues", "Most queues of the device (default: 8)"),
-    (
-        "on-error",
-        "What becomes of the job after an error of a disk (default: report, which ends it)",
-    ),
-    (
-        "on-source-error",
-        "What becomes of the job after a failed read (default: report, which ends it)",
-    ),
-    (
-        "on-target-error",
-        "What becomes of the job after a failed write (default: report, which ends it)",
-    ),
-    ("opaque", "A text that query-fdsets shows"),
-    (
-        "options",
-        "The nodes with all of their options, as they shall be",
-    ),
-    ("overlay", "The node that takes writes from now on"),
-    (
-        "parent",
-        "The checkpoint since which changes are shown or copied (by default everything is)",
-    ),
-    ("path", "The socket's file"),
-    (
-        "persistent",
-        "Keep the bitmap in the image when the daemon ends (default: off)",
-    ),
-    ("port", "The port"),
-    ("properties", "Properties of the transaction"),
-    ("qom-type", "The kind of object"),
-    ("query-nodes", "Figures of all nodes (here: on)"),
-    ("read-only", "Refuse writes (default: off)"),
-    (
-        "scratch",
-        "The directory for what has to be kept while the views are there (default: that of each \
-         image)",
-    ),
-    ("size", "The size"),
-    ("snapshot-file", "The file of the overlay"),
-    ("snapshot-node-name", "The name of the overlay's node"),
-    ("speed", "Most bytes a second; 0 is no limit (default: 0)"),
-    ("sync", "What is copied"),
-    ("target", "The node that is written to"),
-    (
-        "target-size",
-        "Refuse unless the file can get as short as that, and end when it is (by default it gets \
-         as short as it can)",
-    ),
-    (
-        "tls-authz",
-        "The object that says which clients may connect",
-    ),
-    (
-        "tls-creds",
-        "The credentials, for TLS (by default connections are plain)",
-    ),
-    ("top", "The file of top-node"),
-    ("top-node", "The uppermost node whose data moves"),
-    ("type", "The kind"),
-    ("writable", "Let clients write (default: off)"),
-    (
-        "zeroes",
-        "Give back clusters that hold zeroes (default: off)",
-    ),
-];
+/// The arguments that have a text: one of a command, or one of all; and the text.
+fn texts() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = TEXTS.lines().filter(|line| !line.starts_with('#'));
+    lines.filter_map(|line| line.split_once(": "))
+}
 
 /// The help about the verb of a command line, if it asks for that: `ctl SOCKET VERB --help`.
 pub fn asked_for(args: &[OsString]) -> Option<String> {
@@ -466,14 +177,11 @@ impl Help {
     }
 
     fn text_of(&self, member: &Member) -> Option<&'static str> {
-        let own = OF_COMMAND
-            .iter()
-            .find(|(command, name, _)| *command == self.command.name && *name == member.name);
-        let all = || OF_ALL.iter().find(|(name, _)| *name == member.name);
+        let of = |wanted: &str| texts().find_map(|(of, text)| (of == wanted).then_some(text));
         let is_job = self.command.name.starts_with("block-job-") && member.name == "device";
-        own.map(|(.., text)| *text)
+        of(&format!("{} {}", self.command.name, member.name))
             .or_else(|| is_job.then_some("The job's ID"))
-            .or_else(|| all().map(|(_, text)| *text))
+            .or_else(|| of(&member.name))
     }
 
     /// The sort of values.
@@ -579,7 +287,8 @@ mod tests {
     #[test]
     fn texts_are_about_arguments_that_there_are() {
         let schema = Schema::of_daemon();
-        for (command, name, _) in OF_COMMAND {
+        let of_commands = texts().filter_map(|(of, _)| of.split_once(' '));
+        for (command, name) in of_commands {
             let text = of_verb(command).unwrap();
             assert!(text.contains(name), "{command} has no {name}");
         }
