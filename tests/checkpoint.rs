@@ -107,20 +107,73 @@ fn checkpoints_that_cannot_be_are_in_no_image() {
         assert_eq!(json_of(dir, "checkpoint --json a.qcow2 b.qcow2"), before);
     }
     // One that was not saved can only be deleted.
-    let path = dir.join("b.qcow2");
-    let mut image = std::fs::read(&path).unwrap();
-    let name = b"checkpoint-one";
-    let at = image.windows(name.len()).rposition(|found| found == name);
-    image[at.unwrap() - 9] |= 1;
-    std::fs::write(&path, image).unwrap();
+    lose(&dir.join("b.qcow2"), "checkpoint-one");
     let error = refused(dir, "checkpoint --since one b.qcow2");
     assert!(error.contains("a full backup is needed"), "{error}");
     assert_eq!(
         ours(dir, "checkpoint b.qcow2"),
         "b.qcow2: one: inconsistent\n"
     );
+    // It cannot be used any more, nor can those before it; a new one takes their place.
     ours(dir, "checkpoint --create two b.qcow2");
-    ours(dir, "checkpoint --delete one b.qcow2");
     let left = "b.qcow2: two: 0 bytes changed so far\n";
     assert_eq!(ours(dir, "checkpoint b.qcow2"), left);
+}
+
+/// Says in the file that a checkpoint was not saved, as a crash leaves it.
+fn lose(path: &Path, checkpoint: &str) {
+    let mut image = std::fs::read(path).unwrap();
+    let name = checkpoint.as_bytes();
+    // Directories of before may be in the file, too.
+    let places: Vec<usize> = (0..image.len() - name.len())
+        .filter(|&at| image[at..].starts_with(name))
+        .collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|at| image[at - 9] |= 1);
+    std::fs::write(path, image).unwrap();
+}
+
+/// Whatever becomes of a checkpoint, those before it do not seem to know what it has noted.
+#[test]
+fn changes_that_nothing_has_noted_are_missed_by_no_backup() {
+    let dir = scratch();
+    let dir = dir.path();
+    let image = dir.join("a.qcow2");
+    let begin = || {
+        ours(dir, "create -q -f qcow2 a.qcow2 8M");
+        for checkpoint in ["mon", "tue"] {
+            ours(dir, &format!("checkpoint --create {checkpoint} a.qcow2"));
+        }
+        write(dir, "write -P 1 1M 64k", "a.qcow2");
+    };
+    // Lost in a crash, and deleted.
+    begin();
+    lose(&image, "checkpoint-tue");
+    ours(dir, "checkpoint --delete tue a.qcow2");
+    assert_eq!(ours(dir, "checkpoint a.qcow2"), "");
+    // Lost, and left behind by a copy.
+    begin();
+    ours(dir, "checkpoint --create wed a.qcow2");
+    lose(&image, "checkpoint-tue");
+    let words = "convert -q -O qcow2 --bitmaps --skip-broken-bitmaps a.qcow2 b.qcow2";
+    ours(dir, words);
+    let left = "b.qcow2: wed: 0 bytes changed so far\n";
+    assert_eq!(ours(dir, "checkpoint b.qcow2"), left);
+    // Removed as a bitmap, which only QEMU's tools do.
+    begin();
+    for action in ["remove", "clear", "disable", "enable"] {
+        let error = refused(dir, &format!("bitmap --{action} a.qcow2 checkpoint-tue"));
+        assert!(error.contains("'checkpoint --delete tue'"), "{error}");
+    }
+    ours(dir, "qemu-img bitmap --remove a.qcow2 checkpoint-tue");
+    write(dir, "write -P 2 2M 64k", "a.qcow2");
+    let error = refused(dir, "checkpoint --since mon a.qcow2");
+    assert!(error.contains("'checkpoint-mon', notes nothing"), "{error}");
+    let listed = json_of(dir, "checkpoint --json a.qcow2");
+    assert_eq!(listed[0]["usable"], false);
+    let text = ours(dir, "checkpoint a.qcow2");
+    assert!(text.contains("a full backup is needed"), "{text}");
+    ours(dir, "checkpoint --create wed a.qcow2");
+    let error = refused(dir, "checkpoint --since mon a.qcow2");
+    assert!(error.contains("no checkpoint 'mon'"), "{error}");
 }

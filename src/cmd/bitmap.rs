@@ -15,6 +15,7 @@ use cowslip::image::{BackingChoice, Image};
 use cowslip::qcow2::bitmap::BitmapChange;
 use serde_json::json;
 
+use crate::cmd::checkpoint::PREFIX;
 use crate::error::CommandError;
 use crate::open::{
     self, Access, ImageSpec, OpenSettings, Trust, block_on, open_image, warn_of_guessed_raw,
@@ -169,6 +170,7 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
     let [filename, bitmap] = &args.words[..] else {
         return refuse("Expecting filename and bitmap name");
     };
+    refuse_checkpoint(&args.actions.0, bitmap)?;
     let spec = open::only(
         std::slice::from_ref(filename),
         args.format.as_deref(),
@@ -201,6 +203,20 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
         json!({ "filename": filename, "bitmap": bitmap, "actions": actions })
     });
     Ok(())
+}
+
+/// Refuses to change a checkpoint by itself: those before it would seem to know what has changed.
+fn refuse_checkpoint(actions: &[Action], bitmap: &str) -> Result<(), CommandError> {
+    let is_harmless = |action: &Action| matches!(action, Action::Add | Action::Merge(_));
+    match bitmap.strip_prefix(PREFIX) {
+        Some(name) if !is_called_as_qemu() && !actions.iter().all(is_harmless) => {
+            Err(CommandError::new(format!(
+                "Bitmap '{bitmap}' is a checkpoint, and checkpoints before it rest on it: \
+                 'checkpoint --delete {name}' deletes it"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 async fn change_all(

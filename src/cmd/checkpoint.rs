@@ -11,6 +11,7 @@ use cowslip::file::host::Aio;
 use cowslip::image::{BackingChoice, Image};
 use cowslip::qcow2::bitmap::{BitmapChange, DirtyBits};
 use cowslip::qcow2::inspect::BitmapInfo;
+use cowslip_graph::{Link, complete_from, removed_with};
 use serde_json::{Value, json};
 
 use crate::error::CommandError;
@@ -27,7 +28,8 @@ pub struct Args {
     /// Create a checkpoint of this name in all of the images; without an action they are listed
     #[arg(short, long, value_name = "NAME")]
     create: Option<String>,
-    /// Delete a checkpoint: what has changed since then counts for the one before
+    /// Delete a checkpoint: what has changed since then counts for the one before. With one whose
+    /// changes are not known those before it go, which cannot be used any more either
     #[arg(short, long, value_name = "NAME")]
     delete: Option<String>,
     /// Print which parts of the disk have changed since this checkpoint
@@ -112,6 +114,14 @@ impl Opened<'_> {
         self.checkpoints.iter().position(|it| it.name == wanted)
     }
 
+    fn links(&self) -> Vec<Link> {
+        let link = |bitmap: &BitmapInfo| Link {
+            is_sound: !bitmap.in_use,
+            is_recording: bitmap.auto && !bitmap.in_use,
+        };
+        self.checkpoints.iter().map(link).collect()
+    }
+
     /// The checkpoint that notes what changes.
     fn last(&self) -> Option<&BitmapInfo> {
         let last = self.checkpoints.last();
@@ -148,6 +158,15 @@ impl Opened<'_> {
                 None => all = Some(bits),
                 Some(all) => drop(all.merge(&bits)),
             }
+        }
+        if place < complete_from(&self.links()) {
+            let last = self.checkpoints[self.checkpoints.len() - 1].name.as_str();
+            return Err(CommandError::new(format!(
+                "what has changed in '{}' since checkpoint '{name}' is not known: the last one, \
+                 '{last}', notes nothing, and the one behind it was removed; a full backup is \
+                 needed",
+                self.name
+            )));
         }
         Ok(all.expect("the checkpoint is one of them"))
     }
@@ -189,6 +208,10 @@ async fn create(opened: &[Opened<'_>], name: &str) -> Result<(), CommandError> {
 }
 
 async fn create_in(one: &Opened<'_>, name: &str) -> Result<(), CommandError> {
+    // With a new one behind them they would seem to know what has changed.
+    for useless in &one.checkpoints[..complete_from(&one.links())] {
+        one.change(&useless.name, BitmapChange::Remove).await?;
+    }
     let add = BitmapChange::Add { granularity: None };
     one.change(&bitmap_name(name), add).await?;
     if let Some(last) = one.last() {
@@ -203,8 +226,10 @@ async fn delete(opened: &[Opened<'_>], name: &str) -> Result<(), CommandError> {
     }
     for one in opened {
         let place = one.find(name).expect("it was looked for");
+        let removed = removed_with(&one.links(), place);
         let gone = &one.checkpoints[place];
-        let before = place.checked_sub(1).map(|at| &one.checkpoints[at]);
+        let before = removed.start.checked_sub(1);
+        let before = before.map(|at| &one.checkpoints[at]);
         if let Some(before) = before.filter(|it| !it.in_use && !gone.in_use) {
             if gone.auto {
                 one.change(&before.name, BitmapChange::Enable).await?;
@@ -212,7 +237,9 @@ async fn delete(opened: &[Opened<'_>], name: &str) -> Result<(), CommandError> {
             let merge = BitmapChange::Merge(gone.name.clone());
             one.change(&before.name, merge).await?;
         }
-        one.change(&gone.name, BitmapChange::Remove).await?;
+        for gone in &one.checkpoints[removed] {
+            one.change(&gone.name, BitmapChange::Remove).await?;
+        }
     }
     Ok(())
 }
@@ -226,7 +253,8 @@ fn bytes_of(bits: &DirtyBits) -> u64 {
 async fn list(opened: &[Opened<'_>], as_json: bool) -> Result<(), CommandError> {
     let (mut found, mut lines) = (Vec::new(), String::new());
     for one in opened {
-        for bitmap in &one.checkpoints {
+        let complete = complete_from(&one.links());
+        for (place, bitmap) in one.checkpoints.iter().enumerate() {
             let name = bitmap.name.trim_start_matches(PREFIX);
             let changed = match bitmap.in_use {
                 true => None,
@@ -234,6 +262,9 @@ async fn list(opened: &[Opened<'_>], as_json: bool) -> Result<(), CommandError> 
             };
             let state = match (changed, bitmap.auto) {
                 (None, _) => "inconsistent".to_string(),
+                (Some(_), _) if place < complete => {
+                    "not all changes since are known; a full backup is needed".to_string()
+                }
                 (Some(bytes), true) => format!("{bytes} bytes changed so far"),
                 (Some(bytes), false) => format!("{bytes} bytes changed until the next"),
             };
@@ -243,6 +274,7 @@ async fn list(opened: &[Opened<'_>], as_json: bool) -> Result<(), CommandError> 
                 "name": name,
                 "recording": bitmap.auto && !bitmap.in_use,
                 "inconsistent": bitmap.in_use,
+                "usable": place >= complete,
                 "granularity": bitmap.granularity,
                 "changed-bytes": changed,
             }));

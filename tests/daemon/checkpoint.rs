@@ -227,7 +227,9 @@ fn after_a_kill_a_full_backup_is_asked_for() {
     let dir = dir.path();
     make_disks(dir);
     let mut daemon = with_disks(dir);
-    take(&mut daemon, "a", None).unwrap();
+    take(&mut daemon, "before", None).unwrap();
+    daemon.done("x-cowslip-checkpoint-end", json!({"name": "before"}));
+    take(&mut daemon, "a", Some("before")).unwrap();
     daemon.quit();
     let mut daemon = with_disks(dir);
     let model = Model::default();
@@ -241,13 +243,20 @@ fn after_a_kill_a_full_backup_is_asked_for() {
     let mut daemon = with_disks(dir);
     for (parent, why) in [
         ("a", "is inconsistent; without"),
+        ("before", "'checkpoint-a' is inconsistent; without"),
         ("b", "no checkpoint 'b': it was"),
     ] {
         let error = take(&mut daemon, "c", Some(parent)).unwrap_err();
         assert!(error.contains(why), "{error}");
         assert!(error.contains("a full backup is made"), "{error}");
     }
+    let clear = json!({"node": "n0", "name": "checkpoint-before"});
+    let error = daemon.ask("block-dirty-bitmap-clear", clear).unwrap_err();
+    assert!(error.contains("is a checkpoint"), "{error}");
     daemon.done("x-cowslip-checkpoint-delete", json!({"name": "a"}));
+    // Without it the one before would seem to know what has changed.
+    let error = take(&mut daemon, "c", Some("before")).unwrap_err();
+    assert!(error.contains("no checkpoint 'before'"), "{error}");
     take(&mut daemon, "c", None).unwrap();
     model.check(&exported(dir, "n0-c"));
     assert_eq!(names(&mut daemon, "n0"), ["c"]);

@@ -25,6 +25,7 @@ mod mirror;
 mod quiet;
 mod statistics;
 mod steps;
+mod succession;
 mod view;
 
 pub use backup::Backup;
@@ -40,6 +41,7 @@ pub use mirror::{CopyMode, Mirror};
 pub use quiet::Quiet;
 pub use statistics::{Counted, LATENCY_BOUNDS, Latencies, Statistics};
 pub use steps::{Action, NotDone, resize, shorten, transact};
+pub use succession::{Link, complete_from, removed_with};
 pub use view::View;
 
 #[cfg(test)]

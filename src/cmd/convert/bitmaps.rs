@@ -7,6 +7,7 @@ use cowslip::{Error, Image};
 
 use super::super::create::format_name;
 use super::Args;
+use crate::cmd::checkpoint::PREFIX;
 use crate::error::CommandError;
 use crate::output::Program;
 
@@ -43,7 +44,22 @@ pub async fn wanted(
     for broken in bitmaps.iter().filter(|bitmap| bitmap.in_use) {
         program.warn(format!("Skipping inconsistent bitmap '{}'", broken.name));
     }
-    bitmaps.retain(|bitmap| !bitmap.in_use);
+    // Without a checkpoint that is lost those before it would seem to know what has changed.
+    let is_checkpoint = |bitmap: &BitmapInfo| bitmap.name.starts_with(PREFIX);
+    let lost = bitmaps
+        .iter()
+        .rposition(|bitmap| bitmap.in_use && is_checkpoint(bitmap));
+    let mut places = 0..bitmaps.len();
+    bitmaps.retain(|bitmap| {
+        let rests_on_lost = places.next() < lost && is_checkpoint(bitmap);
+        if rests_on_lost && !bitmap.in_use {
+            let name = &bitmap.name;
+            program.warn(format!(
+                "Skipping '{name}': a checkpoint behind it is inconsistent"
+            ));
+        }
+        !bitmap.in_use && !rests_on_lost
+    });
     Ok(bitmaps)
 }
 

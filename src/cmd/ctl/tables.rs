@@ -79,6 +79,7 @@ const CHECKPOINTS: &[Column] = &[
     ("STATE", Left, |it| {
         let state = match (it["inconsistent"] == true, it["recording"] == true) {
             (true, _) => "inconsistent",
+            _ if it["usable"] == false => "incomplete",
             (false, true) => "recording",
             (false, false) => "complete",
         };

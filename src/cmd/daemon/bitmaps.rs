@@ -13,6 +13,7 @@ use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
 use super::words::{failed, missing, refused};
+use crate::cmd::checkpoint::PREFIX;
 
 /// Bytes that the bits of a bitmap may take.
 const BITS_BYTES_MAX: u64 = 512 << 20;
@@ -211,13 +212,29 @@ impl Daemon {
     /// # Errors
     /// In QEMU's words.
     pub async fn may_change_bitmap(&self, bitmap: &Bitmap, verb: &str) -> Result<(), QmpError> {
-        bitmap.refuse_busy()?;
-        if bitmap.is_kept() {
-            self.refuse_frozen(&bitmap.node, &bitmap.name)?;
+        self.may_remove_checkpoint(bitmap)?;
+        if verb != "merge" && bitmap.is_kept() && bitmap.name.starts_with(PREFIX) {
+            return Err(QmpError::generic(format!(
+                "Bitmap '{}' is a checkpoint, and checkpoints before it rest on it: \
+                 x-cowslip-checkpoint-delete deletes it",
+                bitmap.name
+            )));
         }
         match verb {
             "remove" => Ok(()),
             _ => bitmap.refuse_unreadable(),
+        }
+    }
+
+    /// Refuses to remove the bitmap of a checkpoint, with those that rest on it.
+    ///
+    /// # Errors
+    /// In QEMU's words.
+    pub fn may_remove_checkpoint(&self, bitmap: &Bitmap) -> Result<(), QmpError> {
+        bitmap.refuse_busy()?;
+        match bitmap.is_kept() {
+            true => self.refuse_frozen(&bitmap.node, &bitmap.name),
+            false => Ok(()),
         }
     }
 

@@ -21,7 +21,8 @@ use std::sync::Arc;
 use cowslip::Disk;
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip_graph::{
-    Backup, CHUNK_BYTES, Checkpoint, DirtyMap, Held, Marks, Use, View, join, noted_changes,
+    Backup, CHUNK_BYTES, Checkpoint, DirtyMap, Held, Link, Marks, Use, View, complete_from, join,
+    noted_changes, removed_with,
 };
 use cowslip_nbd::Export as NbdExport;
 use cowslip_qmp::QmpError;
@@ -44,7 +45,10 @@ use crate::open::object::is_identifier;
 /// A disk that a checkpoint is to be taken of.
 struct Part {
     node: Rc<Node>,
-    /// Its checkpoints so far, the oldest first.
+    /// Checkpoints that can be no parent any more. With a new one behind them they would seem to
+    /// know what has changed, so they are removed.
+    useless: Vec<Bitmap>,
+    /// Its other checkpoints so far, the oldest first.
     earlier: Vec<Bitmap>,
     /// The place of the parent among them.
     since: Option<usize>,
@@ -172,7 +176,7 @@ impl Daemon {
         }
         node.may_change()?;
         self.nodes.is_root(&node)?;
-        let earlier = checkpoints_of(&node).await?;
+        let mut earlier = checkpoints_of(&node).await?;
         let wanted = bitmap_name(name);
         if node.find_bitmap(&wanted).await?.is_some() {
             let text = format!("Checkpoint '{name}' exists already on '{}'", node.name);
@@ -180,8 +184,14 @@ impl Daemon {
         }
         let since = match given.text("parent") {
             None => None,
-            Some(parent) => Some(place_of(parent, &node, &earlier)?),
+            Some(parent) => Some(parent_among(&earlier, parent, &node)?),
         };
+        let complete = complete_from(&links(&earlier));
+        let useless: Vec<Bitmap> = earlier.drain(..complete).collect();
+        for bitmap in &useless {
+            self.may_remove_checkpoint(bitmap)?;
+        }
+        let since = since.map(|place| place - complete);
         let way = match disk.text("target") {
             Some(target) => {
                 let target = self.nodes.referred(target)?;
@@ -202,6 +212,7 @@ impl Daemon {
         };
         Ok(Part {
             node,
+            useless,
             earlier,
             since,
             way,
@@ -410,14 +421,15 @@ impl Daemon {
         let mut with = Vec::new();
         for node in nodes {
             let earlier = checkpoints_of(&node).await?;
-            let place = earlier.iter().position(|it| it.name == bitmap_name(name));
-            match place {
-                Some(place) => {
-                    self.may_change_bitmap(&earlier[place], "remove").await?;
+            match place_of(name, &node, &earlier) {
+                Ok(place) => {
+                    for bitmap in &earlier[removed_with(&links(&earlier), place)] {
+                        self.may_remove_checkpoint(bitmap)?;
+                    }
                     with.push((node, earlier, place));
                 }
-                None if is_named => drop(place_of(name, &node, &earlier)?),
-                None => {}
+                Err(error) if is_named => return Err(error),
+                Err(_) => {}
             }
         }
         if with.is_empty() {
@@ -441,13 +453,16 @@ impl Daemon {
     pub async fn query_checkpoints(&self) -> Result<Value, QmpError> {
         let mut found = Vec::new();
         for node in self.nodes.all() {
-            for bitmap in checkpoints_of(&node).await? {
+            let all = checkpoints_of(&node).await?;
+            let complete = complete_from(&links(&all));
+            for (place, bitmap) in all.iter().enumerate() {
                 let name = bitmap.name.trim_start_matches(PREFIX);
                 let mut described = json!({
                     "name": name,
                     "node": node.name,
                     "recording": bitmap.is_enabled(),
                     "inconsistent": bitmap.is_inconsistent(),
+                    "usable": place >= complete,
                     "count": bitmap.dirty_bytes().await?,
                     "granularity": bitmap.granularity(),
                 });
@@ -469,25 +484,50 @@ fn job_id(checkpoint: &str, node: &Node) -> String {
     format!("{checkpoint}-{}", node.name)
 }
 
+/// Advice to those whose checkpoint cannot be a parent.
+const ADVICE: &str = "without 'parent' a full backup is made";
+
+fn links(checkpoints: &[Bitmap]) -> Vec<Link> {
+    let link = |bitmap: &Bitmap| Link {
+        is_sound: !bitmap.is_inconsistent(),
+        is_recording: bitmap.is_enabled(),
+    };
+    checkpoints.iter().map(link).collect()
+}
+
 /// The place of a checkpoint among those of a node.
 fn place_of(name: &str, node: &Node, earlier: &[Bitmap]) -> Result<usize, QmpError> {
     let place = earlier.iter().position(|it| it.name == bitmap_name(name));
-    let advice = "without 'parent' a full backup is made";
-    let Some(place) = place else {
-        return Err(QmpError::generic(format!(
+    place.ok_or_else(|| {
+        QmpError::generic(format!(
             "'{}' has no checkpoint '{name}': it was deleted, or lost when the image was not \
-             closed in order; {advice}",
+             closed in order; {ADVICE}",
             node.name
-        )));
-    };
-    match earlier[place..].iter().find(|it| it.is_inconsistent()) {
-        None => Ok(place),
-        Some(lost) => Err(QmpError::generic(format!(
-            "what has changed on '{}' since checkpoint '{name}' is not known: the image was not \
-             closed in order, and '{}' is inconsistent; {advice}",
-            node.name, lost.name
-        ))),
+        ))
+    })
+}
+
+/// The place of a checkpoint since which all changes are known.
+fn parent_among(earlier: &[Bitmap], name: &str, node: &Node) -> Result<usize, QmpError> {
+    let place = place_of(name, node, earlier)?;
+    if place >= complete_from(&links(earlier)) {
+        return Ok(place);
     }
+    let lost = earlier[place..].iter().find(|it| it.is_inconsistent());
+    let why = match (lost, earlier.last()) {
+        (None, Some(last)) => format!(
+            "the last one, '{}', notes nothing, and the one behind it was removed",
+            last.name
+        ),
+        (lost, _) => format!(
+            "the image was not closed in order, and '{}' is inconsistent",
+            lost.map_or(name, |lost| &lost.name)
+        ),
+    };
+    Err(QmpError::generic(format!(
+        "what has changed on '{}' since checkpoint '{name}' is not known: {why}; {ADVICE}",
+        node.name
+    )))
 }
 
 /// Collects what does not change any more, and adds the new bitmap, which notes nothing yet.
@@ -501,6 +541,9 @@ async fn prepare(part: &Part, name: &str) -> Result<(Option<Arc<DirtyMap>>, Bitm
             Some(noted_changes(&part.earlier[since..], sizes).await?)
         }
     };
+    for bitmap in &part.useless {
+        bitmap.remove().await?;
+    }
     let wanted = bitmap_name(name);
     let add = BitmapChange::Add {
         granularity: Some(granularity),
@@ -526,12 +569,16 @@ async fn prepare(part: &Part, name: &str) -> Result<(Option<Arc<DirtyMap>>, Bitm
 
 /// Removes a checkpoint from an image that is open for writing.
 async fn delete(earlier: &[Bitmap], place: usize) -> Result<(), QmpError> {
+    let removed = removed_with(&links(earlier), place);
     let gone = &earlier[place];
-    if let Some(before) = place.checked_sub(1).map(|at| &earlier[at])
+    if let Some(before) = removed.start.checked_sub(1).map(|at| &earlier[at])
         && !gone.is_inconsistent()
         && !before.is_inconsistent()
     {
         join(before, gone).await?;
     }
-    gone.remove().await
+    for gone in &earlier[removed] {
+        gone.remove().await?;
+    }
+    Ok(())
 }

@@ -11,7 +11,10 @@ use std::sync::Arc;
 
 use cowslip::image::{BackingChoice, Durability, Format};
 use cowslip::{BufMut, Disk, Result};
-use cowslip_graph::{Backup, Checkpoint, DirtyMap, Held, Marks, Use, View, join, noted_changes};
+use cowslip_graph::{
+    Backup, Checkpoint, DirtyMap, Held, Link, Marks, Use, View, complete_from, join, noted_changes,
+    removed_with,
+};
 
 use crate::model::SECTOR_BYTES;
 use crate::remembered::Content;
@@ -56,6 +59,14 @@ async fn checkpoints_of(node: &Rc<Node>) -> Result<Vec<Bitmap>> {
     Ok(named
         .map(|info| Bitmap::Kept(Rc::clone(node), info))
         .collect())
+}
+
+fn links(checkpoints: &[Bitmap]) -> Vec<Link> {
+    let link = |bitmap: &Bitmap| Link {
+        is_sound: !bitmap.is_lost(),
+        is_recording: bitmap.is_enabled(),
+    };
+    checkpoints.iter().map(link).collect()
 }
 
 /// Takes a checkpoint of a disk, and perhaps of the other one at the same moment, and copies both.
@@ -112,12 +123,14 @@ async fn prepare((world, port): (&World, &Rc<Port>), rng: &mut Rng) -> Result<Re
     let node = Rc::clone(&port.node.borrow());
     let mut earlier = checkpoints_of(&node).await?;
     check_none_lost((world, port), &node, &earlier);
-    if let Some(place) = earlier.iter().rposition(Bitmap::is_lost) {
-        // What has changed since those before is not known either.
-        for bitmap in earlier.drain(..=place) {
-            bitmap.remove(&node).await?;
-            no_more(port, &bitmap);
-        }
+    if !earlier.is_empty() && rng.chance(20) {
+        // One that was lost, perhaps: those before it go, too.
+        let place = rng.index(earlier.len());
+        forget((world, port, &node), &mut earlier, place).await?;
+    }
+    for bitmap in earlier.drain(..complete_from(&links(&earlier))) {
+        bitmap.remove(&node).await?;
+        no_more(port, &bitmap);
     }
     if earlier.len() > 2 && rng.chance(40) {
         let place = rng.index(earlier.len());
@@ -213,13 +226,19 @@ async fn forget(
     earlier: &mut Vec<Bitmap>,
     place: usize,
 ) -> Result<()> {
+    let removed = removed_with(&links(earlier), place);
     let gone = earlier[place].clone();
     world.note(port, || format!("{:?} is deleted", gone.info()));
-    if let Some(before) = place.checked_sub(1) {
+    if let Some(before) = removed.start.checked_sub(1)
+        && !earlier[before].is_lost()
+        && !gone.is_lost()
+    {
         join(&earlier[before], &gone).await?;
     }
-    gone.remove(node).await?;
-    no_more(port, &gone);
+    for gone in &earlier[removed] {
+        gone.remove(node).await?;
+        no_more(port, gone);
+    }
     // The one before may note changes now.
     *earlier = checkpoints_of(node).await?;
     Ok(())
