@@ -133,8 +133,16 @@ impl Raw {
         if durability == Durability::Cached {
             return self.file.write(at, data, durability).await;
         }
+        let end = at + data.len() as u64;
         // A write that is refused, or fails before it begins, has lost nothing.
         let prepared = self.file.prepare_write(at, data).await?;
+        if !self.file.has_space(at..end).await {
+            // Nor one that finds no space for itself, which a durable one could not tell.
+            self.file
+                .write_prepared(prepared, Durability::Cached)
+                .await?;
+            return self.flush().await;
+        }
         let writing = self.file.write_prepared(prepared, durability);
         self.flushes.write(self.file.name(), writing).await
     }

@@ -25,6 +25,7 @@ mod foreign;
 mod formats;
 mod gather;
 mod guest_memory;
+mod holes_of_the_host;
 mod host_file;
 mod keys;
 mod layout;

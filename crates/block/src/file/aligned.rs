@@ -44,9 +44,11 @@ use crate::sync::{Mutex, lock};
 use crate::units::{SECTOR_BYTES, round_down, round_up};
 use crate::{Error, Result};
 use first_sector::Change;
+use given::Given;
 use left_behind::LeftBehind;
 
 mod first_sector;
+mod given;
 mod left_behind;
 
 /// A [`BlockFile`] that accepts requests of any alignment.
@@ -70,6 +72,7 @@ pub struct AlignedFile {
     observer: Option<Arc<dyn Observer>>,
     brake: Brake,
     left_behind: Arc<LeftBehind>,
+    given: Arc<Given>,
 }
 
 /// Numbering of encrypted sectors.
@@ -257,6 +260,7 @@ impl AlignedFile {
             guest_minus_file: None,
             brake: Brake::default(),
             left_behind: Arc::default(),
+            given: Arc::default(),
         }
     }
 
@@ -667,10 +671,14 @@ impl AlignedFile {
         let admitted = self.admit(blocks.clone(), Ends::Whole, change).await?;
         self.reach(Event::PwritevZero).await;
         self.unstopped()?;
+        // On some file systems by a hole that is filled again, whatever becomes of the space.
+        let losing = self.given.losing(&blocks);
         let zeroed = self
             .file
             .zero(blocks.start, blocks.end - blocks.start, space);
-        match admitted.until(zeroed).await {
+        let zeroed = admitted.until(zeroed).await;
+        losing.ended();
+        match zeroed {
             Ok(()) => Ok(Support::Yes),
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Support::No),
             Err(error) => Err(self.failed("write", error)),
@@ -700,8 +708,10 @@ impl AlignedFile {
         let change = Change::Zeroes(inner.clone());
         let admitted = self.admit(inner.clone(), Ends::Whole, change).await?;
         self.unstopped()?;
+        let losing = self.given.losing(&inner);
         let discarded = self.file.discard(inner.start, inner.end - inner.start);
         let discarded = admitted.until(discarded).await;
+        losing.ended();
         self.space_changed(discarded)
             .map(|()| inner)
             .map_err(|error| self.failed("discard", error))
@@ -767,6 +777,7 @@ impl AlignedFile {
     /// Truncates or extends the file.
     pub async fn set_len(&self, len: u64) -> Result<()> {
         self.unstopped()?;
+        let losing = self.given.losing(&(len..u64::MAX));
         let set = match self.guards(&(len..u64::MAX)) {
             false => self.file.set_len(len).await,
             true => {
@@ -776,6 +787,7 @@ impl AlignedFile {
                 admitted.until(self.file.set_len(len)).await
             }
         };
+        losing.ended();
         self.space_changed(set)
             .map_err(|error| self.failed("resize", error))
     }
@@ -783,7 +795,10 @@ impl AlignedFile {
     /// Truncates the file if no other process has it open.
     pub async fn cut_alone(&self, cut: Cut) -> Result<cut::Outcome> {
         self.unstopped()?;
-        self.space_changed(self.file.cut_alone(cut).await)
+        let losing = self.given.losing(&(0..u64::MAX));
+        let cut = self.file.cut_alone(cut).await;
+        losing.ended();
+        self.space_changed(cut)
             .map_err(|error| self.failed("cut", error))
     }
 

@@ -3,6 +3,7 @@
 pub mod crash;
 pub mod failing;
 pub mod slow;
+pub mod sparse;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

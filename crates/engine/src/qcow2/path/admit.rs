@@ -98,6 +98,13 @@ impl Batch<'_> {
         self.needs_cycle
     }
 
+    /// Has it written plainly, and made durable by a cycle. A durable write that finds no space in
+    /// a hole of the file would count as a flush that has lost bytes (invariant D4).
+    pub fn flush_apart(&mut self) {
+        self.durability = Durability::Cached;
+        self.needs_cycle = true;
+    }
+
     /// Lets go of everything.
     pub fn end(mut self, state: &mut State) {
         self.let_go(state);

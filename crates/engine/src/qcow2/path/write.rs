@@ -84,9 +84,12 @@ impl Qcow2 {
                 Origin::Guest => self.ready_for_writes().await?, // 1
                 Origin::Below => self.ready_for_changes().await?,
             }
-            let batch = self.admit(&mut request, below, durability).await?; // 2-6
+            let mut batch = self.admit(&mut request, below, durability).await?; // 2-6
             if request.is_admitted() {
                 admitted();
+            }
+            if batch.durability == Durability::Durable && !self.have_space(&batch).await {
+                batch.flush_apart();
             }
             needs_cycle |= batch.needs_cycle();
             let durable = batch.durability == Durability::Durable;
@@ -103,6 +106,19 @@ impl Qcow2 {
             }
         }
         Ok(needs_cycle)
+    }
+
+    /// Whether all that a batch writes in place has its space in the file. It is leased, so nothing
+    /// takes that away meanwhile.
+    async fn have_space(&self, batch: &Batch<'_>) -> bool {
+        for step in &batch.steps {
+            let start = step.write.host.0 + step.write.bytes.start;
+            let end = start + step.data.len() as u64;
+            if !self.data.has_space(start..end).await {
+                return false;
+            }
+        }
+        true
     }
 
     /// Erases the remains of a failed write in space that other writes fill too, before the failure

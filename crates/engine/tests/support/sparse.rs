@@ -1,0 +1,150 @@
+//! A file in memory whose blocks take space as they are written, on a file system that may be full.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use cowslip::errno::ENOSPC;
+use cowslip::file::memory::MemoryFile;
+use cowslip::file::{BlockFile, Durability, FileExtent, FileId, Space};
+use cowslip_queue::{IoVec, Pending};
+
+/// Bytes of a block.
+pub const BLOCK: u64 = 4096;
+
+#[derive(Default)]
+struct Host {
+    /// Blocks that have space.
+    given: BTreeSet<u64>,
+    is_full: bool,
+    /// Writes that were to be durable by themselves.
+    durable: usize,
+    flushes: usize,
+    asked: usize,
+}
+
+/// The file.
+pub struct Sparse {
+    pub memory: MemoryFile,
+    host: Mutex<Host>,
+}
+
+impl std::fmt::Debug for Sparse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Sparse")
+    }
+}
+
+fn blocks(offset: u64, len: u64) -> Range<u64> {
+    offset / BLOCK..(offset + len).div_ceil(BLOCK)
+}
+
+impl Sparse {
+    pub fn new(bytes: Vec<u8>) -> Arc<Sparse> {
+        Arc::new(Sparse {
+            memory: MemoryFile::new("file", bytes, 1),
+            host: Mutex::default(),
+        })
+    }
+
+    fn take(&self, offset: u64, len: u64) -> io::Result<()> {
+        let mut host = self.host.lock().unwrap();
+        let wanted = blocks(offset, len);
+        let is_given = wanted.clone().all(|block| host.given.contains(&block));
+        if host.is_full && !is_given {
+            return Err(io::Error::from_raw_os_error(ENOSPC));
+        }
+        host.given.extend(wanted);
+        Ok(())
+    }
+
+    /// Takes the space of the whole blocks of a range away.
+    pub fn release(&self, offset: u64, len: u64) {
+        let whole = offset.div_ceil(BLOCK)..(offset + len) / BLOCK;
+        let mut host = self.host.lock().unwrap();
+        host.given.retain(|block| !whole.contains(block));
+    }
+
+    /// Whether the file system has no free block.
+    pub fn fill_up(&self, is_full: bool) {
+        self.host.lock().unwrap().is_full = is_full;
+    }
+
+    /// Returns durable writes, flushes and questions about space since the last time.
+    pub fn take_counts(&self) -> (usize, usize, usize) {
+        let mut host = self.host.lock().unwrap();
+        let counts = (host.durable, host.flushes, host.asked);
+        (host.durable, host.flushes, host.asked) = (0, 0, 0);
+        counts
+    }
+}
+
+impl BlockFile for Sparse {
+    cowslip_block::forward_to_file!(memory: name, capabilities, len, read);
+
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        self.host
+            .lock()
+            .unwrap()
+            .given
+            .split_off(&len.div_ceil(BLOCK));
+        self.memory.set_len(len)
+    }
+
+    fn id(&self) -> Option<FileId> {
+        Some(FileId(1, 1))
+    }
+
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
+        let is_durable = durability == Durability::Durable;
+        self.host.lock().unwrap().durable += usize::from(is_durable);
+        match self.take(offset, data.len() as u64) {
+            Ok(()) => self.memory.write(offset, data, durability),
+            Err(error) => Pending::ready(Err(error)),
+        }
+    }
+
+    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
+        match space {
+            Space::Release => self.release(offset, len),
+            Space::Keep => {
+                if let Err(error) = self.take(offset, len) {
+                    return Pending::ready(Err(error));
+                }
+            }
+        }
+        self.memory.zero(offset, len, space)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.release(offset, len);
+        self.memory.discard(offset, len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        match self.take(offset, len) {
+            Ok(()) => self.memory.allocate(offset, len),
+            Err(error) => Pending::ready(Err(error)),
+        }
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let mut host = self.host.lock().unwrap();
+        host.asked += 1;
+        let extents = blocks(offset, len).map(|block| {
+            let (start, end) = (block * BLOCK, (block + 1) * BLOCK);
+            FileExtent {
+                start: start.max(offset),
+                len: end.min(offset + len) - start.max(offset),
+                hole: !host.given.contains(&block),
+            }
+        });
+        Pending::ready(Ok(extents.collect()))
+    }
+
+    fn flush(&self) -> Pending<io::Result<()>> {
+        self.host.lock().unwrap().flushes += 1;
+        self.memory.flush()
+    }
+}
