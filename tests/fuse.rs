@@ -1,6 +1,7 @@
 //! `mount`, `umount` and `serve --fuse`: programs use the disk of an image as a file.
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -13,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{cowslip, outcome, peers_are_installed, run};
 
+mod at_close;
 mod failed;
 mod model;
 mod ring;
@@ -47,10 +49,17 @@ impl Mounted {
     }
 
     fn of(dir: tempfile::TempDir, options: &[&str]) -> Mounted {
+        let image = dir.path().join("a.qcow2").into_os_string();
+        Mounted::named(dir, &image, options)
+    }
+
+    /// An image in the directory, under any kind of name.
+    fn named(dir: tempfile::TempDir, image: &OsStr, options: &[&str]) -> Mounted {
         let child = cowslip()
             .args(["mount", "--foreground", "-f", "qcow2"])
             .args(options)
-            .args([dir.path().join("a.qcow2"), dir.path().join("disk")])
+            .arg(image)
+            .arg(dir.path().join("disk"))
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

@@ -322,8 +322,8 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         self.claim(wanted)
     }
 
-    /// Closes the files that this file keeps open itself; the last request. By default there are
-    /// none.
+    /// Closes the files that this file keeps open itself, and returns what a file system reports
+    /// only when a file is closed; the last request. By default there is nothing to do.
     fn close(&self) -> Pending<io::Result<()>> {
         Pending::ready(Ok(()))
     }

@@ -837,8 +837,10 @@ impl Image {
         let mut ended = Ok(());
         for file in self.files() {
             let closed = file.close().await;
-            let closed = closed
-                .map_err(|error| Error::io(format!("Could not close '{}'", file.name()), error));
+            let closed = closed.map_err(|error| {
+                let text = "Could not close '{}', so bytes that were written to it may be lost";
+                Error::io(text.replace("{}", file.name()), error)
+            });
             ended = ended.and(closed);
         }
         ended

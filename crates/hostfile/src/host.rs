@@ -483,6 +483,14 @@ impl BlockFile for HostBlockFile {
         }
     }
 
+    /// Without a flush, as with [`FlushPolicy::Ignore`], this is where a loss of bytes shows.
+    fn close(&self) -> Pending<io::Result<()>> {
+        match self.capabilities.writable {
+            true => self.file.report_at_close(),
+            false => Pending::ready(Ok(())),
+        }
+    }
+
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         match self.kind {
             Kind::Regular => self.file.set_len(len),

@@ -236,6 +236,24 @@ impl File {
         self.call(What::Shape { offset, len, shape })
     }
 
+    /// Closes a copy of the descriptor, and returns what the file system has kept for that: NFS,
+    /// FUSE and quotas may report only then that bytes which a write has taken found no space.
+    ///
+    /// # Errors
+    /// The report; bytes that were written may be lost. No descriptor is left for the copy.
+    pub fn report_at_close(self: &Arc<Self>) -> Pending<io::Result<()>> {
+        let file = Arc::clone(self);
+        blocking(move || {
+            // A signal ends the writing back, not the descriptor: so with another one again.
+            loop {
+                match sys::close(file.fd.try_clone()?) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    reported => return reported,
+                }
+            }
+        })
+    }
+
     /// Cuts or extends the file.
     pub fn set_len(self: &Arc<Self>, len: u64) -> Pending<io::Result<()>> {
         let file = Arc::clone(self);

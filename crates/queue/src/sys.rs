@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Calls of libc; each says why it is sound.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
@@ -55,6 +55,16 @@ pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::R
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Closes a descriptor, and returns the error that dropping it would not.
+pub(crate) fn close(fd: OwnedFd) -> io::Result<()> {
+    // SAFETY: nothing else owns the descriptor, and nothing uses it afterwards: on Linux it is gone
+    // whatever the outcome.
+    match unsafe { libc::close(fd.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Reads from an offset of a file into slices of memory, one after the other.
