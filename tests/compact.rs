@@ -193,6 +193,49 @@ fn space_that_was_never_written_stays_a_hole() {
     qemu(dir, "qemu-img", "compare a.raw a.qcow2");
 }
 
+/// Scattered writes into clusters whose space is allocated as a whole; QEMU compares.
+#[test]
+fn space_of_subclusters_that_were_never_written_comes_back() {
+    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
+        return;
+    }
+    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q"], 160 << 20) else {
+        return;
+    };
+    let dir = mounted.at.as_path();
+    qemu(dir, "qemu-img", "create -q -f raw golden.raw 64M");
+    let line =
+        "create -q -f qcow2 -o extended_l2=on,cluster_size=128k -b golden.raw -F raw a.qcow2";
+    succeeds(dir, line);
+    let mut guest = cowslip();
+    guest.current_dir(dir).args(["io", "-f", "qcow2"]);
+    for at in (0..64 << 10).step_by(132) {
+        guest.args(["-c", &format!("write -P {} {at}k 4k", at % 250 + 1)]);
+    }
+    run(guest.arg("a.qcow2"));
+    qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
+    let before = blocks(dir, "a.qcow2");
+    assert!(before > 60 << 20, "clusters have their space: {before}");
+    let plan = json(&succeeds(dir, "compact --plan --json a.qcow2"));
+    let promised = plan["subcluster-bytes"].as_u64().unwrap();
+    assert!(promised > 55 << 20, "{plan}");
+    let kept = json(&succeeds(dir, "compact --json --keep-subclusters a.qcow2"));
+    assert_eq!(kept["subcluster-bytes"], 0);
+    assert!(blocks(dir, "a.qcow2") > 55 << 20);
+    let done = json(&succeeds(dir, "compact --json a.qcow2"));
+    assert_eq!(done["subcluster-bytes"], promised);
+    let after = blocks(dir, "a.qcow2");
+    // 497 blocks of data, and few clusters of tables.
+    assert!(after < 4 << 20, "{after}");
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+    // The guest goes on.
+    qemu_io(dir, "a.qcow2", &["write -P 9 8k 64k".to_string()]);
+    qemu(dir, "qemu-img", "check a.qcow2");
+    let words = succeeds(dir, "compact a.qcow2");
+    assert!(!words.contains("subclusters"), "{words}");
+}
+
 /// The guest has written zeroes, and bytes of the backing file, compressed and not; QEMU compares.
 #[test]
 fn clusters_that_need_no_space_lose_it() {
@@ -343,6 +386,50 @@ fn a_full_file_system_gets_its_space_back() {
     succeeds(dir, "compact --budget 4M a.qcow2");
     assert!(before - blocks(dir, "a.qcow2") >= size * 2 / 5);
     assert!(free_bytes(dir) >= left / 2 + size * 2 / 5);
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", &format!("compare {raw} a.qcow2"));
+}
+
+/// Not one block is free, and the first places that data moves to are holes: what is free behind
+/// them comes back first.
+#[test]
+fn without_one_free_block_it_goes_on_with_what_comes_back() {
+    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
+        return;
+    }
+    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q", "-m", "0"], 96 << 20) else {
+        return;
+    };
+    let dir = mounted.at.as_path();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 32M");
+    let write = |at: u64, byte: u64| format!("write -P {byte} {at}M 1M");
+    let all: Vec<String> = (0..32).map(|at| write(at, at + 1)).collect();
+    qemu_io(dir, "a.qcow2", &all);
+    qemu(dir, "qemu-img", "snapshot -c dead a.qcow2");
+    let odd: Vec<String> = (1..32).step_by(2).map(|at| write(at, at + 101)).collect();
+    qemu_io(dir, "a.qcow2", &odd);
+    let kept = "driver=qcow2,discard=ignore,pass-discard-snapshot=off,file.driver=file";
+    let delete = format!("snapshot --image-opts -d dead {kept},file.filename=a.qcow2");
+    qemu(dir, "qemu-img", &delete);
+    qemu_io(
+        dir,
+        "a.qcow2",
+        &["discard 0 1M", "discard 2M 1M"].map(String::from),
+    );
+    let holder = scratch();
+    let raw = holder.path().join("a.raw");
+    let raw = raw.to_str().unwrap();
+    qemu(dir, "qemu-img", &format!("convert -O raw a.qcow2 {raw}"));
+    let mut filler = std::fs::File::create(dir.join("filler")).unwrap();
+    for bytes in [1 << 20, 4096] {
+        let zeroes = vec![1; bytes];
+        while std::io::Write::write_all(&mut filler, &zeroes).is_ok() {}
+    }
+    filler.sync_all().unwrap();
+    assert!(free_bytes(dir) < 4096, "{}", free_bytes(dir));
+    succeeds(dir, "compact -q --budget 1M a.qcow2");
+    assert!(length(dir, "a.qcow2") < 32 << 20);
+    assert!(free_bytes(dir) > 16 << 20, "{}", free_bytes(dir));
     qemu(dir, "qemu-img", "check a.qcow2");
     qemu(dir, "qemu-img", &format!("compare {raw} a.qcow2"));
 }

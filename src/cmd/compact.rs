@@ -31,7 +31,8 @@ const TRIAL_EXTENTS: usize = 256;
 Clusters move from the end of the file into free ones before it; the file is cut behind the last one in use, and \
 what is free before becomes holes. No second file is needed, and at most --budget of additional space at a time. \
 Interrupted or cancelled, the command gives back what it has emptied by then; killed, or after a power failure, the image \
-is sound but for leaks, which the next compaction frees. Tables of several clusters, and \
+is sound but for leaks, which the next compaction frees. Subclusters that hold nothing lose their space too, unless \
+--keep-subclusters says otherwise. Tables of several clusters, and \
 compressed clusters that continue in the next cluster of the file, stay where they are; --plan says what holds the end \
 of the file. With --zeroes or --dedupe-backing, --plan reads all data, as they do. \
 See docs/compaction.md.")]
@@ -57,6 +58,9 @@ pub struct Args {
     /// Before that, take the space of clusters that hold what the backing file shows there
     #[arg(long)]
     dedupe_backing: bool,
+    /// Leave the space of subclusters that hold nothing: writes to them need none then
+    #[arg(long)]
+    keep_subclusters: bool,
     #[command(flatten)]
     change: ChangeArgs,
     /// The image file
@@ -132,6 +136,7 @@ fn wanted(args: &Args) -> Result<CompactOptions, CommandError> {
         target_bytes: target_bytes.transpose()?,
         zeroes: args.zeroes,
         dedupe_backing: args.dedupe_backing,
+        subclusters: !args.keep_subclusters,
     })
 }
 
@@ -213,6 +218,11 @@ impl Done {
                     let redundant = size::human(plan.redundant_bytes);
                     words += &format!("{redundant} of the disk would lose their space before.\n");
                 }
+                if plan.subcluster_bytes > 0 {
+                    let unused = size::human(plan.subcluster_bytes);
+                    words +=
+                        &format!("{unused} of subclusters that hold nothing would come back.\n");
+                }
                 if let Some(seconds) = seconds(plan, *rate) {
                     words += &format!("It would take about {:.0} s.\n", seconds.ceil());
                 }
@@ -232,6 +242,10 @@ impl Done {
                     let redundant = size::human(done.redundant_bytes);
                     words += &format!("{redundant} of the disk needed no space of their own.\n");
                 }
+                if done.subcluster_bytes > 0 {
+                    let unused = size::human(done.subcluster_bytes);
+                    words += &format!("{unused} of subclusters that held nothing came back.\n");
+                }
                 words
             }
         }
@@ -250,6 +264,7 @@ impl Done {
                 "data-bytes": plan.data_bytes,
                 "extents": plan.extents,
                 "redundant-bytes": plan.redundant_bytes,
+                "subcluster-bytes": plan.subcluster_bytes,
                 "held-by": plan.held_by,
                 "seconds": seconds(plan, *rate),
             }),
@@ -260,6 +275,7 @@ impl Done {
                 "moved-bytes": done.moved_bytes,
                 "leaked-bytes": done.leaked_bytes,
                 "redundant-bytes": done.redundant_bytes,
+                "subcluster-bytes": done.subcluster_bytes,
             }),
         }
     }

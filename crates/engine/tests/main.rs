@@ -41,6 +41,7 @@ mod requests;
 mod snapshots;
 mod space;
 mod stack;
+mod subclusters;
 mod vm_state;
 mod without_lock;
 mod write_statistics;

@@ -301,6 +301,7 @@ async fn compact(subject: &Subject, session: &Session, id: WriteId) {
         zeroes: rng.chance(40),
         // Refused where there is no layer below.
         dedupe_backing: subject.has_below() && rng.chance(60),
+        subclusters: rng.chance(80),
     };
     match subject.compact(&options, &job).await {
         Ok(()) => session.record(id, 0..0, || "done: compacted".to_string()),

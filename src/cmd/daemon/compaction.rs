@@ -29,11 +29,14 @@ const IDLE: Duration = Duration::from_millis(500);
 const BACKGROUND_SPEED: u64 = 20 << 20;
 
 fn wanted(given: &Given) -> Result<CompactOptions, QmpError> {
+    let in_background = given.switch("background")?.unwrap_or(false);
     Ok(CompactOptions {
         budget_bytes: given.number("budget")?.unwrap_or(BUDGET_BYTES),
         target_bytes: given.number("target-size")?,
         zeroes: given.switch("zeroes")?.unwrap_or(false),
         dedupe_backing: given.switch("dedupe-backing")?.unwrap_or(false),
+        // What a guest fills in the background would only have to be allocated once more.
+        subclusters: !given.switch("keep-subclusters")?.unwrap_or(in_background),
     })
 }
 
@@ -103,6 +106,7 @@ impl Daemon {
             moved_bytes,
             leaked_bytes,
             redundant_bytes,
+            subcluster_bytes,
         } = done;
         self.emit(
             "X_COWSLIP_COMPACTED",
@@ -114,6 +118,7 @@ impl Daemon {
                 "moved-bytes": moved_bytes,
                 "leaked-bytes": leaked_bytes,
                 "redundant-bytes": redundant_bytes,
+                "subcluster-bytes": subcluster_bytes,
             }),
         );
         self.finalize(job).await

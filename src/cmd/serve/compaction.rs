@@ -111,7 +111,12 @@ async fn compact(image: &Weak<Image>, job: &Job, log: &Log) -> bool {
     let Some(image) = image.upgrade() else {
         return false;
     };
-    match image.compact(&CompactOptions::default(), job).await {
+    let options = CompactOptions {
+        // A guest that fills them would only have them allocated once more.
+        subclusters: false,
+        ..CompactOptions::default()
+    };
+    match image.compact(&options, job).await {
         Ok(done) => {
             log.report(Severity::Usual, || {
                 format!(

@@ -186,7 +186,9 @@ fn a_write_without_space_is_taken_back() {
         if !file.has_failed() {
             break;
         }
-        failed += usize::from(outcome.is_err());
+        failed += 1;
+        // What has come back by then may be room enough to go on.
+        drop(outcome);
         // It may be latched, for a root or for what cannot be taken back; else it goes on.
         let mut model = model.clone();
         let data = Buf::copy_of(&[7; 512]);

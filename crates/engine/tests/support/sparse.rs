@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use cowslip::errno::ENOSPC;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability, FileExtent, FileId, Space};
-use cowslip_queue::{IoVec, Pending};
+use cowslip_queue::{Completer, IoVec, Pending, pending};
 
 /// Bytes of a block.
 pub const BLOCK: u64 = 4096;
@@ -22,7 +22,12 @@ struct Host {
     durable: usize,
     flushes: usize,
     asked: usize,
+    /// Discards wait while there is a list for them.
+    held: Option<Vec<Held>>,
 }
+
+/// A discard that waits.
+type Held = (u64, u64, Completer<io::Result<()>>);
 
 /// The file.
 pub struct Sparse {
@@ -59,6 +64,12 @@ impl Sparse {
         Ok(())
     }
 
+    /// Gives blocks their space, as an allocation by others does.
+    pub fn give(&self, range: Range<u64>) {
+        let blocks = blocks(range.start, range.end - range.start);
+        self.host.lock().unwrap().given.extend(blocks);
+    }
+
     /// Takes the space of the whole blocks of a range away.
     pub fn release(&self, offset: u64, len: u64) {
         let whole = offset.div_ceil(BLOCK)..(offset + len) / BLOCK;
@@ -69,6 +80,30 @@ impl Sparse {
     /// Whether the file system has no free block.
     pub fn fill_up(&self, is_full: bool) {
         self.host.lock().unwrap().is_full = is_full;
+    }
+
+    /// Returns the bytes that have space.
+    pub fn given_bytes(&self) -> u64 {
+        self.host.lock().unwrap().given.len() as u64 * BLOCK
+    }
+
+    /// From now on discards wait.
+    pub fn hold_discards(&self) {
+        self.host.lock().unwrap().held = Some(Vec::new());
+    }
+
+    /// Returns how many discards wait.
+    pub fn held(&self) -> usize {
+        let host = self.host.lock().unwrap();
+        host.held.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Carries out the discards that wait.
+    pub fn let_discards_go(&self) {
+        let held = self.host.lock().unwrap().held.take();
+        for (offset, len, completer) in held.unwrap_or_default() {
+            completer.complete(crate::support::block_on(self.discard(offset, len)));
+        }
     }
 
     /// Returns durable writes, flushes and questions about space since the last time.
@@ -118,6 +153,11 @@ impl BlockFile for Sparse {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        if let Some(held) = &mut self.host.lock().unwrap().held {
+            let (completer, result) = pending();
+            held.push((offset, len, completer));
+            return result;
+        }
         self.release(offset, len);
         self.memory.discard(offset, len)
     }

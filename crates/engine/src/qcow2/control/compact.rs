@@ -10,12 +10,13 @@
 //! | --- | --- | --- |
 //! | the image is checked, leaks are freed (`leaks.rs`) | go on; changes wait while pending ones are written | leaks, and COPIED bits beside them that are not set yet |
 //! | redundant clusters lose their entries (`redundant.rs`), if that is asked for | go on | leaks; each entry refers to its space, or to nothing |
+//! | subclusters that hold nothing lose their space (`subclusters.rs`) | go on | fewer holes |
 //! | a survey of all tables; moves by it, in batches of at most the budget, each with a cycle | go on, but for moves of what several words refer to (`still.rs`) | leaks; each entry refers to the old place or the new one |
 //! | refcount blocks that count nothing go, the file is cut | changes wait | a longer file |
 //! | what is free becomes holes, some at a time | go on | fewer holes |
 //!
 //! Cancelled, failed for want of space, or done, it ends with the last step, so that what has moved
-//! by then is given back.
+//! by then is given back. If that has made room, one that failed for want of space begins again.
 
 mod data;
 mod ends;
@@ -25,6 +26,7 @@ pub mod plan;
 mod redundant;
 mod roots;
 mod still;
+mod subclusters;
 #[doc(hidden)]
 pub mod survey;
 #[doc(hidden)]
@@ -55,6 +57,9 @@ const BATCH_CLUSTERS_MAX: u64 = 1 << 12;
 /// Rounds that move what requests have put behind the end meanwhile: a busy guest goes on to.
 const FURTHER_ROUNDS_MAX: usize = 8;
 
+/// Attempts after one that has found no space, while each gives some back.
+const ATTEMPTS_MAX: usize = 16;
+
 /// Options of a compaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompactOptions {
@@ -66,6 +71,8 @@ pub struct CompactOptions {
     pub zeroes: bool,
     /// Clusters that hold what the layers below show there lose their space.
     pub dedupe_backing: bool,
+    /// Subclusters that hold nothing lose their space, in clusters that hold something.
+    pub subclusters: bool,
 }
 
 impl Default for CompactOptions {
@@ -75,6 +82,7 @@ impl Default for CompactOptions {
             target_bytes: None,
             zeroes: false,
             dedupe_backing: false,
+            subclusters: true,
         }
     }
 }
@@ -103,6 +111,9 @@ pub struct CompactionPlan {
     pub data_bytes: u64,
     /// Bytes of the disk that need no space of their own, and will lose it, if the options say so.
     pub redundant_bytes: u64,
+    /// Bytes of the file that the host has allocated for subclusters that hold nothing, and that
+    /// will come back; of [`CompactionPlan::redundant_bytes`] it has none.
+    pub subcluster_bytes: u64,
 }
 
 /// Figures of a compaction that has ended.
@@ -118,6 +129,8 @@ pub struct Compaction {
     pub leaked_bytes: u64,
     /// Bytes of the disk that needed no space of their own, and have lost it.
     pub redundant_bytes: u64,
+    /// Bytes of the file that the host had allocated for subclusters that hold nothing.
+    pub subcluster_bytes: u64,
 }
 
 /// The work of one round.
@@ -210,6 +223,7 @@ impl Qcow2 {
             extents: survey.extents,
             data_bytes: survey.data_clusters << bits,
             redundant_bytes: redundant.bytes,
+            subcluster_bytes: self.count_subclusters(options, job).await?,
         })
     }
 
@@ -275,9 +289,18 @@ impl Qcow2 {
             done.leaked_bytes =
                 self.free_leaks(&leaks, job).await? << self.geometry().cluster_bits();
             done.redundant_bytes = self.drop_redundant(below, options, job).await?;
+            done.subcluster_bytes = self.release_subclusters(options, job).await?;
             self.rounds(options, job, &mut done).await
         };
-        let outcome = outcome.await;
+        let mut outcome = outcome.await;
+        for _ in 0..ATTEMPTS_MAX {
+            let without_space = outcome.as_ref().is_err_and(is_no_space);
+            if !without_space || self.is_latched() || !self.has_given_back().await.unwrap_or(false)
+            {
+                break;
+            }
+            outcome = self.rounds(options, job, &mut done).await;
+        }
         let ended = match &outcome {
             Err(error) if !matches!(error, Error::Cancelled) && !is_no_space(error) => Ok(()),
             _ if self.is_latched() || !begun => Ok(()),
@@ -287,6 +310,15 @@ impl Qcow2 {
         outcome.and(ended)?;
         done.file_bytes = self.file.len().await?;
         Ok(done)
+    }
+
+    /// Ends a compaction that finds no space. Returns whether space has come back by that, which
+    /// another attempt can move into.
+    async fn has_given_back(&self) -> Result<bool> {
+        let before = self.file.block_file().allocated_bytes();
+        self.end_compaction().await?;
+        let after = self.file.block_file().allocated_bytes();
+        Ok(after < before)
     }
 
     /// Moves until nothing is left to move, or nothing more can.

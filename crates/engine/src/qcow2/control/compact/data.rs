@@ -77,6 +77,21 @@ impl Moving<'_> {
         }
     }
 
+    /// The parts of the run that hold nothing, in clusters of subclusters that hold something.
+    fn gaps(&self) -> Vec<Range<u64>> {
+        let geometry = self.image.geometry();
+        let whole = 0..geometry.cluster_bytes();
+        let entries = (0..).zip(&self.entries);
+        let partial = entries.filter(|(_, entry)| geometry.extended_l2() && entry.allocated != 0);
+        let gaps = partial.flat_map(|(index, entry)| {
+            let start = index << geometry.cluster_bits();
+            let unused = !entry.allocated & geometry.all_subclusters();
+            let parts = geometry.parts_in(&whole, unused).into_iter();
+            parts.map(move |part| start + part.start..start + part.end)
+        });
+        gaps.collect()
+    }
+
     /// The bytes of the run that hold data.
     fn parts(&self) -> Vec<Range<u64>> {
         let geometry = self.image.geometry();
@@ -278,6 +293,12 @@ impl Qcow2 {
             let target = self.data.for_guest(to + at, guest + at);
             let data: Vec<Buf> = vec![bytes.freeze()];
             target.write(to + at, data, Durability::Cached).await?;
+        }
+        if self.file.capabilities().punches_holes {
+            for gap in moving.gaps() {
+                // A discard is advice: where it fails, the new place keeps the space that it had.
+                drop(self.file.discard(to + gap.start, gap.end - gap.start).await);
+            }
         }
         Ok(())
     }

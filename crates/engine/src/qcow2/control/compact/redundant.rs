@@ -224,7 +224,7 @@ impl Qcow2 {
     }
 
     /// Returns whether the table that maps a cluster is there, sound, and no snapshot's.
-    fn has_own_table(&self, cluster: GuestCluster) -> bool {
+    pub(super) fn has_own_table(&self, cluster: GuestCluster) -> bool {
         let l1_index = self.geometry().l1_index(cluster);
         let state = self.lock();
         let table = state.mapping.tables.table(l1_index);
