@@ -147,7 +147,7 @@ fn a_sparse_policy_and_an_allocation_do_what_they_say() {
 }
 
 #[test]
-fn space_that_nothing_uses_comes_back_by_the_copy_that_is_named() {
+fn space_that_nothing_uses_comes_back_by_the_command_that_is_named() {
     let dir = scratch();
     let dir = dir.path();
     done(dir, "create -q -f qcow2 a.qcow2 256M");

@@ -216,9 +216,14 @@ fn space_of_subclusters_that_were_never_written_comes_back() {
     qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
     let before = blocks(dir, "a.qcow2");
     assert!(before > 60 << 20, "clusters have their space: {before}");
+    let advice = json(&succeeds(
+        dir,
+        "advise --json --workload read-mostly a.qcow2",
+    ));
     let plan = json(&succeeds(dir, "compact --plan --json a.qcow2"));
     let promised = plan["subcluster-bytes"].as_u64().unwrap();
     assert!(promised > 55 << 20, "{plan}");
+    assert_eq!(advice["facts"]["subcluster-bytes"], promised);
     let kept = json(&succeeds(dir, "compact --json --keep-subclusters a.qcow2"));
     assert_eq!(kept["subcluster-bytes"], 0);
     assert!(blocks(dir, "a.qcow2") > 55 << 20);

@@ -16,6 +16,8 @@ use crate::options;
 use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
 
 mod facts;
+#[cfg(test)]
+mod tests;
 
 use facts::Collect;
 

@@ -138,6 +138,12 @@ fn files_read(args: &Args) -> ReadSet {
 /// # Errors
 /// `Could not open 'x': why`.
 pub fn open(name: &str, looking: &Looking<'_>) -> Result<Opened, CommandError> {
+    if open::is_node(name) && !Path::new(name).exists() {
+        let text = format!(
+            "Could not open '{name}': it is no file of this host, so it has no extents here"
+        );
+        return Err(CommandError::new(text));
+    }
     let source = ImageSpec::named(name, looking.format).resolve()?;
     let unseen = [
         ("data-file", source.data_file.is_some()),

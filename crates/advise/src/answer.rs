@@ -30,6 +30,19 @@ pub struct Figure {
     pub then: Option<f64>,
 }
 
+/// Relation of an answer to a copy of the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ByCopy {
+    /// Nothing.
+    No,
+    /// It is a copy with these options, `name=value`: all answers that need one make the same.
+    Needed(Vec<String>),
+    /// Its commands need none; a copy that is made all the same does it, with these options.
+    Instead(Vec<String>),
+    /// After it the image is only read, so that no copy of it pays.
+    Superseded,
+}
+
 /// The answer of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
@@ -45,6 +58,8 @@ pub struct Answer {
     pub figures: Vec<Figure>,
     /// Command lines that lead there, in their order.
     pub commands: Vec<String>,
+    /// Its relation to a copy of the image.
+    pub by_copy: ByCopy,
     /// The document whose measurements say so.
     pub source: &'static str,
 }
@@ -64,6 +79,7 @@ impl Answer {
             reason: reason.into(),
             figures: Vec::new(),
             commands: Vec::new(),
+            by_copy: ByCopy::No,
             source,
         }
     }
@@ -72,6 +88,22 @@ impl Answer {
     #[must_use]
     pub fn figure(mut self, name: &'static str, now: f64, then: Option<f64>) -> Answer {
         self.figures.push(Figure { name, now, then });
+        self
+    }
+
+    /// By a copy of the image with these options, `name=value`.
+    #[must_use]
+    pub fn by_copy(mut self, options: &[&str]) -> Answer {
+        let options = options.iter().map(|option| option.to_string());
+        self.by_copy = ByCopy::Needed(options.collect());
+        self
+    }
+
+    /// By its commands, or by a copy that is made for something else, with these options.
+    #[must_use]
+    pub fn or_by_copy(mut self, options: &[&str]) -> Answer {
+        let options = options.iter().map(|option| option.to_string());
+        self.by_copy = ByCopy::Instead(options.collect());
         self
     }
 

@@ -100,6 +100,9 @@ pub struct Space {
     pub data_bytes: u64,
     /// Bytes of the file in clusters that the disk uses, compressed ones as they are stored.
     pub used_bytes: u64,
+    /// Bytes that the host has allocated for subclusters that hold nothing, in clusters that hold
+    /// something.
+    pub subcluster_bytes: u64,
     /// Tables and other metadata.
     pub metadata_bytes: u64,
     /// Guest data that is stored compressed, in bytes of the disk.

@@ -59,6 +59,7 @@ fn facts_json(facts: &Facts) -> Value {
         "unwritten-bytes": space.unwritten_bytes,
         "data-bytes": space.data_bytes,
         "used-bytes": space.used_bytes,
+        "subcluster-bytes": space.subcluster_bytes,
         "metadata-bytes": space.metadata_bytes,
         "compressed-bytes": space.compressed_bytes,
         "scattered-permille": space.scattered_permille,

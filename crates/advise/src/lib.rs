@@ -26,7 +26,7 @@ mod statistics;
 mod text;
 mod workload;
 
-pub use answer::{Advice, Answer, Figure, Verdict};
+pub use answer::{Advice, Answer, ByCopy, Figure, Verdict};
 pub use facts::{Engine, Facts, FileSystem, Format, Host, Image, Order, Space};
 pub use json::{as_json, directory_json};
 pub use rules::advise;

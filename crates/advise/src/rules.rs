@@ -8,6 +8,7 @@ mod cache;
 mod chain;
 mod clusters;
 mod compressed;
+mod copies;
 mod format;
 mod lines;
 mod order;
@@ -36,6 +37,7 @@ pub fn advise(facts: &Facts, workload: &Workload) -> Advice {
         .iter()
         .filter_map(|rule| rule(facts, workload))
         .collect();
+    copies::join(facts, &mut answers);
     // Stable: otherwise in the order of the rules.
     answers.sort_by_key(|answer| answer.verdict != Verdict::Change);
     Advice { answers }

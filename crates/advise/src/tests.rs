@@ -8,6 +8,7 @@ use crate::{
     StatisticsError, Verdict, Workload, advise, as_json, as_text, check,
 };
 
+mod contradictions;
 mod situations;
 mod workloads;
 

@@ -2,9 +2,11 @@
 
 use std::os::unix::fs::MetadataExt;
 
+use cowslip::Job;
 use cowslip::file::Sharing;
 use cowslip::file::host::{Aio, BackingPolicy};
-use cowslip::image;
+use cowslip::image::{self, BackingChoice};
+use cowslip::qcow2::compact::CompactOptions;
 use cowslip::qcow2::header::{CryptMethod, Header};
 use cowslip_advise::{Engine, Facts, Format, Host, Image, Order, Space};
 use cowslip_extents::{Whole, whole};
@@ -13,7 +15,7 @@ use crate::cmd::create::format_name;
 use crate::cmd::extents::{self, Looking};
 use crate::error::CommandError;
 use crate::layer::{ImageFileInfo, InspectOptions, chain};
-use crate::open::{ImageSpec, block_on, sharing};
+use crate::open::{self, Access, ImageSpec, OpenSettings, block_on, open_image, sharing};
 
 /// How facts are collected.
 pub struct Collect<'a> {
@@ -53,9 +55,14 @@ impl Collect<'_> {
         };
         let whole = whole(extents::open(name, &looking)?)?;
         let layers = self.layers(name, sharing)?;
+        let image = image(name, &layers);
+        let mut space = space(&whole, &layers);
+        if image.has_subclusters && !image.has_data_file {
+            space.subcluster_bytes = self.subcluster_bytes(name, sharing);
+        }
         Ok(Facts {
-            image: image(name, &layers),
-            space: space(&whole, &layers),
+            image,
+            space,
             order: Order {
                 bytes: whole.read.0,
                 runs: whole.read.1,
@@ -67,6 +74,24 @@ impl Collect<'_> {
             engine: self.engine,
             siblings: 0,
         })
+    }
+
+    /// Bytes that a compaction gives back of clusters that hold something; none where the image
+    /// cannot be compacted: it is damaged, or encrypted.
+    fn subcluster_bytes(&self, name: &str, sharing: Sharing) -> u64 {
+        let settings = OpenSettings {
+            access: Access::Read,
+            backing: BackingChoice::None,
+            sharing,
+            policy: self.policy,
+            ..open::settings()
+        };
+        let planned: Result<_, CommandError> = block_on(Aio::Auto, async {
+            let image = open_image(&ImageSpec::named(name, self.format), &settings).await?;
+            let options = CompactOptions::default();
+            Ok(image.compaction_plan(&options, &Job::default()).await?)
+        });
+        planned.map_or(0, |plan| plan.subcluster_bytes)
     }
 
     fn host(&self, name: &str, whole: &Whole) -> Result<Host, CommandError> {
@@ -158,6 +183,7 @@ fn space(whole: &Whole, layers: &[ImageFileInfo]) -> Space {
         unwritten_bytes: whole.file.unwritten_bytes,
         data_bytes: inside.data_bytes,
         used_bytes: inside.used_bytes,
+        subcluster_bytes: 0,
         metadata_bytes: inside.metadata_bytes,
         compressed_bytes: inside.compressed_bytes,
         scattered_permille: (inside.breaks.saturating_mul(1000) / clusters).min(1000),

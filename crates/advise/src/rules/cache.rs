@@ -10,12 +10,30 @@ use super::lines::{human, quoted, size};
 const SUBJECT: &str = "cache";
 const SOURCE: &str = "docs/performance.md#tables-larger-than-memory";
 
+/// The command that serves the image with this memory for tables.
+fn with_memory(facts: &Facts, bytes: u64) -> String {
+    let name = &facts.image.name;
+    match facts.engine {
+        Engine::Cowslip => {
+            let (size, name) = (size(bytes), quoted(name));
+            format!("cowslip serve --cache-size {size} {name}")
+        }
+        Engine::Qemu => {
+            let (size, file) = (size(bytes), name.replace(',', ",,"));
+            let words = format!("driver=qcow2,file.filename={file},l2-cache-size={size}");
+            format!("qemu-system-x86_64 -drive {}", quoted(&words))
+        }
+    }
+}
+
 /// The rule.
 pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     if !facts.is_qcow2() {
         return None;
     }
     let image = &facts.image;
+    // The tables of larger clusters may fit: then memory is not the answer as well.
+    let layout = super::clusters::advised(facts, workload);
     let span = workload
         .span_bytes
         .unwrap_or(image.disk_bytes)
@@ -23,12 +41,11 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     let needed = match facts.engine {
         Engine::Cowslip => {
             let scattered = facts.space.scattered_permille as f64 / 1000.0;
-            let layout = (image.cluster_bytes, image.has_subclusters);
             model::table_bytes(span, layout, scattered)
         }
         Engine::Qemu => {
-            let entry = if image.has_subclusters { 16 } else { 8 };
-            (span / image.cluster_bytes.max(1) * entry) as f64
+            let entry = if layout.1 { 16 } else { 8 };
+            (span / layout.0.max(1) * entry) as f64
         }
     };
     // A table is touched by slices: some more than its entries.
@@ -39,6 +56,8 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
         .cache
         .map(|(hits, misses)| misses as f64 / (hits.saturating_add(misses)).max(1) as f64);
     let expected = model::misses(needed, facts.cache_bytes);
+    // What was counted was counted of the image as it is.
+    let seen = seen.filter(|_| layout == (image.cluster_bytes, image.has_subclusters));
     let misses = seen.unwrap_or(expected);
     if misses < 0.05 || !is_random {
         let why = match (is_random, seen) {
@@ -61,9 +80,11 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
         None => model::misses(needed, wanted),
     };
     let why = format!(
-        "requests are at random over {}, whose tables take {}: {:.0} of 100 read a table first",
+        "requests are at random over {}, whose tables take {} in clusters of {}: {:.0} of 100 read \
+         a table first",
         human(span),
         human(needed as u64),
+        human(layout.0),
         misses * 100.0
     );
     let text = format!(
@@ -71,18 +92,7 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
         human(wanted),
         human(facts.cache_bytes)
     );
-    let name = quoted(&image.name);
-    let line = match facts.engine {
-        Engine::Cowslip => format!("cowslip serve --cache-size {} {name}", size(wanted)),
-        Engine::Qemu => {
-            let file = image.name.replace(',', ",,");
-            let words = format!(
-                "driver=qcow2,file.filename={file},l2-cache-size={}",
-                size(wanted)
-            );
-            format!("qemu-system-x86_64 -drive {}", quoted(&words))
-        }
-    };
+    let line = with_memory(facts, wanted);
     let speed = |misses| model::speed_with_misses(misses);
     Some(
         Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why)

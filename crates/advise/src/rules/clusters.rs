@@ -6,7 +6,8 @@ use crate::figures::figure;
 use crate::model::{self, Layout};
 use crate::workload::Workload;
 
-use super::lines::{SPEED_GAIN, copied, human, quoted, size};
+use super::copies;
+use super::lines::{SPEED_GAIN, human, quoted, size};
 
 const SUBJECT: &str = "clusters";
 const SOURCE: &str = "docs/performance.md#first-writes-in-process";
@@ -85,24 +86,46 @@ fn weigh(facts: &Facts, workload: &Workload, (cluster, has_sub): (u64, bool)) ->
     }
 }
 
+/// First writes a second to the image as it is, but for its policy.
+pub fn writes_with_policy(facts: &Facts, workload: &Workload, is_sparse: bool) -> f64 {
+    let mut facts = facts.clone();
+    facts.image.is_sparse = is_sparse;
+    current(&facts, workload).writes
+}
+
+/// Clusters, and whether they have subclusters, of the image as it is after this advice.
+pub fn advised(facts: &Facts, workload: &Workload) -> (u64, bool) {
+    let image = &facts.image;
+    let is_changed = rule(facts, workload).is_some_and(|it| it.verdict == Verdict::Change);
+    match best(facts, workload) {
+        Some(best) if is_changed => (best.cluster_bytes, best.has_subclusters),
+        _ => (image.cluster_bytes, image.has_subclusters),
+    }
+}
+
+fn current(facts: &Facts, workload: &Workload) -> Choice {
+    let image = &facts.image;
+    let layout = (image.cluster_bytes, image.has_subclusters);
+    weigh(facts, workload, layout)
+}
+
+fn best(facts: &Facts, workload: &Workload) -> Option<Choice> {
+    let candidates = CANDIDATES
+        .iter()
+        .map(|candidate| weigh(facts, workload, *candidate));
+    candidates.reduce(|best, next| match next.rate > best.rate * 1.02 {
+        true => next,
+        false => best,
+    })
+}
+
 /// The rule.
 pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     if !facts.is_qcow2() {
         return None;
     }
     let image = &facts.image;
-    let now = weigh(
-        facts,
-        workload,
-        (image.cluster_bytes, image.has_subclusters),
-    );
-    let candidates = CANDIDATES
-        .iter()
-        .map(|candidate| weigh(facts, workload, *candidate));
-    let best = candidates.reduce(|best, next| match next.rate > best.rate * 1.02 {
-        true => next,
-        false => best,
-    })?;
+    let (now, best) = (current(facts, workload), best(facts, workload)?);
     if facts.host.file_system() == FileSystem::Btrfs && image.backing.is_some() {
         return Some(leave(
             &now,
@@ -113,17 +136,28 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     if best.rate / now.rate < SPEED_GAIN {
         return Some(leave(&now, why_not(facts, workload, &now)));
     }
+    if !copies::fits(facts) {
+        return Some(leave(
+            &now,
+            format!(
+                "others would be {:.1} times as fast, but a copy takes {}, and {} are free",
+                best.rate / now.rate,
+                human(copies::bytes(facts)),
+                human(facts.host.free_bytes)
+            ),
+        ));
+    }
     Some(change(facts, (&now, &best)))
 }
 
 fn leave(now: &Choice, why: impl Into<String>) -> Answer {
     let text = match now.has_subclusters {
         true => format!(
-            "{} clusters with subclusters of {} are right here",
+            "{} clusters with subclusters of {}",
             human(now.cluster_bytes),
             human(unit(now.cluster_bytes, true))
         ),
-        false => format!("{} clusters are right here", human(now.cluster_bytes)),
+        false => format!("{} clusters", human(now.cluster_bytes)),
     };
     Answer::new((SUBJECT, SOURCE), Verdict::Leave, text, why).figure(
         "first writes a second",
@@ -179,14 +213,11 @@ fn change(facts: &Facts, (now, then): (&Choice, &Choice)) -> Answer {
             (then.copied / 1024.0).round()
         ),
     };
-    let mut options = format!("cluster_size={}", size(then.cluster_bytes));
-    options += match then.has_subclusters {
-        true => ",extended_l2=on",
-        false => "",
+    let cluster_size = format!("cluster_size={}", size(then.cluster_bytes));
+    let extended_l2 = match then.has_subclusters {
+        true => "extended_l2=on",
+        false => "extended_l2=off",
     };
-    if image.is_sparse {
-        options += ",alloc_policy=sparse";
-    }
     let mut answer = Answer::new((SUBJECT, SOURCE), Verdict::Change, text, reason)
         .figure("first writes a second", now.writes, Some(then.writes))
         .figure(
@@ -198,22 +229,23 @@ fn change(facts: &Facts, (now, then): (&Choice, &Choice)) -> Answer {
         answer.reason += "; a copy leaves out internal snapshots and bitmaps, and must be given \
                           keys and data files again";
     }
-    if facts.engine == Engine::Qemu {
+    if facts.engine == Engine::Qemu && then.has_subclusters {
         answer.reason += "; QEMU reads subclusters from version 5.2 on";
     }
     let is_fresh = facts.space.data_bytes == 0 && image.snapshots == 0;
-    let lines = match (is_fresh, &image.backing) {
-        (true, Some((file, format))) => {
-            let format = format.as_deref().unwrap_or("raw");
-            let (file, format) = (quoted(file), quoted(format));
-            let name = quoted(&image.name);
-            vec![format!(
-                "cowslip create -f qcow2 -o {options} -b {file} -F {format} {name}"
-            )]
-        }
-        _ => copied(facts, &options).to_vec(),
+    let (true, Some((file, format))) = (is_fresh, &image.backing) else {
+        return answer.by_copy(&[&cluster_size, extended_l2]);
     };
-    lines.into_iter().fold(answer, Answer::command)
+    let format = format.as_deref().unwrap_or("raw");
+    let (file, format) = (quoted(file), quoted(format));
+    let name = quoted(&image.name);
+    let mut options = format!("{cluster_size},{extended_l2}");
+    if image.is_sparse {
+        options += ",alloc_policy=sparse";
+    }
+    answer.command(format!(
+        "cowslip create -f qcow2 -o {options} -b {file} -F {format} {name}"
+    ))
 }
 
 fn described(choice: &Choice) -> String {

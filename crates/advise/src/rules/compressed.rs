@@ -1,11 +1,11 @@
 //! Compressed clusters: small and slow to write.
 
-use crate::answer::{Answer, Verdict};
+use crate::answer::{Answer, ByCopy, Verdict};
 use crate::facts::{Facts, FileSystem};
 use crate::figures::figure;
 use crate::workload::Workload;
 
-use super::lines::{copied, human, quoted};
+use super::lines::{human, quoted};
 
 const SUBJECT: &str = "compression";
 const SOURCE: &str = "docs/advise.md#compressed-clusters";
@@ -39,8 +39,7 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     let text = "write to an overlay, and keep the compressed image below it";
     let answer = Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why);
     if facts.image.backing.is_some() || facts.image.snapshots > 0 {
-        let [line, moved] = copied(facts, "");
-        return Some(answer.command(line).command(moved));
+        return Some(answer.by_copy(&[]));
     }
     let name = &facts.image.name;
     let overlay = match name.rsplit_once('.') {
@@ -50,6 +49,8 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     let base = name
         .rsplit_once('/')
         .map_or(name.as_str(), |(_, base)| base);
+    let mut answer = answer;
+    answer.by_copy = ByCopy::Superseded;
     Some(answer.command(format!(
         "cowslip create -f qcow2 -o cluster_size=128k,extended_l2=on -b {} -F qcow2 {}",
         quoted(base),

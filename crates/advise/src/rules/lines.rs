@@ -1,7 +1,5 @@
 //! Command lines and numbers of answers, and from what on a gain counts.
 
-use crate::facts::Facts;
-
 /// A gain in speed below this is within what runs differ by.
 pub const SPEED_GAIN: f64 = 1.3;
 /// Space below this is not worth a copy.
@@ -48,26 +46,6 @@ pub fn copy_name(name: &str) -> String {
         }
         _ => format!("{name}.new"),
     }
-}
-
-/// The commands that make an image afresh with these options, over the backing file that it has,
-/// and put it in its place.
-pub fn copied(facts: &Facts, options: &str) -> [String; 2] {
-    let image = &facts.image;
-    let mut line = "cowslip convert -p -O qcow2".to_string();
-    if !options.is_empty() {
-        line += &format!(" -o {options}");
-    }
-    if let Some((file, format)) = &image.backing {
-        line += &format!(" -B {}", quoted(file));
-        if let Some(format) = format {
-            line += &format!(" -F {}", quoted(format));
-        }
-    }
-    let copy = copy_name(&image.name);
-    line += &format!(" {} {}", quoted(&image.name), quoted(&copy));
-    let moved = format!("mv {} {}", quoted(&copy), quoted(&image.name));
-    [line, moved]
 }
 
 #[cfg(test)]

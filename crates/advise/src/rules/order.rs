@@ -1,11 +1,11 @@
 //! Order: a read from front to back.
 
 use crate::answer::{Answer, Verdict};
-use crate::facts::{Facts, Format};
+use crate::facts::Facts;
 use crate::model;
 use crate::workload::Workload;
 
-use super::lines::{SPEED_GAIN, copied, copy_name, human, quoted};
+use super::lines::{SPEED_GAIN, human};
 
 const SUBJECT: &str = "order";
 const SOURCE: &str = "docs/how-to-allocate.md#does-reserving-help-where-nothing-is-copied";
@@ -48,16 +48,6 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
         order.perfect
     );
     let text = "a copy in the guest's order";
-    let answer =
-        Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why).figure(name, now, Some(then));
-    if facts.image.format == Format::Qcow2 {
-        return Some(copied(facts, "").into_iter().fold(answer, Answer::command));
-    }
-    let (from, copy) = (&facts.image.name, copy_name(&facts.image.name));
-    let (from, copy) = (quoted(from), quoted(&copy));
-    Some(
-        answer
-            .command(format!("cowslip convert -p -f raw -O raw {from} {copy}"))
-            .command(format!("mv {copy} {from}")),
-    )
+    let answer = Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why);
+    Some(answer.figure(name, now, Some(then)).by_copy(&[]))
 }

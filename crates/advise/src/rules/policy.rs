@@ -41,7 +41,8 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
                 "cowslip amend -o alloc_policy=sparse {}",
                 quoted(&image.name)
             );
-            Some(answer.figure(name, now, Some(sparse)).command(line))
+            let answer = answer.figure(name, now, Some(sparse)).command(line);
+            Some(answer.or_by_copy(&["alloc_policy=sparse"]))
         }
         (false, true) => {
             let why = "there is room for what clusters keep of discarded space, and whole clusters \
@@ -84,15 +85,7 @@ fn is_full(facts: &Facts, extra: u64) -> bool {
 
 /// A sparse image whose guest does not discard.
 fn contiguous(facts: &Facts, workload: &Workload) -> Answer {
-    let on = facts.host.file_system();
-    let layout = |is_sparse| model::Layout {
-        cluster_bytes: facts.image.cluster_bytes,
-        unit_bytes: facts.image.unit_bytes(),
-        is_backed: facts.image.backing.is_some(),
-        is_sparse,
-    };
-    let share = workload.unit_share(facts.image.unit_bytes());
-    let rate = |is_sparse| model::first_writes(&layout(is_sparse), share, on);
+    let rate = |is_sparse| super::clusters::writes_with_policy(facts, workload, is_sparse);
     let why = "the guest does not discard; a sparse image that is written at random becomes what a \
                sparse raw file becomes, an extent for each block on XFS";
     let text = "the policy contiguous, as the guest does not discard";
@@ -103,4 +96,5 @@ fn contiguous(facts: &Facts, workload: &Workload) -> Answer {
     Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why)
         .figure("first writes a second", rate(true), Some(rate(false)))
         .command(line)
+        .or_by_copy(&["alloc_policy=contiguous"])
 }

@@ -6,11 +6,14 @@ use crate::figures::figure;
 use crate::model::{self, RawFile, raw_writes};
 use crate::workload::Workload;
 
-use super::lines::{SPEED_GAIN, copied, human, quoted};
+use super::lines::{SPEED_GAIN, human, quoted};
 
 const SUBJECT: &str = "preallocation";
 const SOURCE: &str = "docs/how-to-allocate.md#which-method-where";
 const WHY_SLOW: &str = "docs/how-to-allocate.md#why-is-falloc-slower-than-off-on-xfs";
+
+/// Of an image without backing file and data, which is written at random: not of this image.
+const MEASURED: &str = "first writes a second to an empty image";
 
 /// The rule.
 pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
@@ -63,7 +66,8 @@ fn raw(facts: &Facts, workload: &Workload) -> Option<Answer> {
                     figure(now, on) * gib,
                     Some(figure(then, on) * gib),
                 )
-                .command(line),
+                .command(line)
+                .or_by_copy(&["preallocation=full"]),
         );
     }
     let (sparse, allocated) = (
@@ -85,7 +89,7 @@ fn raw(facts: &Facts, workload: &Workload) -> Option<Answer> {
             true => answer.figure("seconds to allocate it", seconds.0, Some(seconds.1)),
             false => answer.figure("first writes a second", sparse, Some(allocated)),
         };
-        return Some(answer.command(line));
+        return Some(answer.command(line).or_by_copy(&["preallocation=falloc"]));
     }
     let text = "it stays sparse";
     let why = "a first write to allocated space converts it, which costs what finding a free block \
@@ -105,12 +109,11 @@ fn image(facts: &Facts, workload: &Workload) -> Answer {
                    in few extents";
         let text = "allocate all of it in advance";
         let answer = Answer::new((SUBJECT, WHY_SLOW), Verdict::Change, text, why).figure(
-            "first writes a second",
+            MEASURED,
             rate("off"),
             Some(rate("falloc")),
         );
-        let lines = copied(facts, "preallocation=falloc");
-        return lines.into_iter().fold(answer, Answer::command);
+        return answer.by_copy(&["preallocation=falloc"]);
     }
     let why = format!(
         "space is allocated ahead of need anyway; falloc would make {:.0} first writes a second and \
@@ -120,7 +123,7 @@ fn image(facts: &Facts, workload: &Workload) -> Answer {
         human(missing)
     );
     Answer::new((SUBJECT, WHY_SLOW), Verdict::Leave, "none", why).figure(
-        "first writes a second",
+        MEASURED,
         rate("off"),
         None,
     )
