@@ -42,6 +42,7 @@ mod snapshots;
 mod space;
 mod stack;
 mod subclusters;
+mod stream;
 mod vm_state;
 mod without_lock;
 mod write_statistics;

@@ -49,7 +49,7 @@ pub(crate) use self::mapping::inflight;
 pub(crate) use self::mapping::lookup::EpochGuard;
 #[doc(hidden)]
 pub use self::offline::layout;
-pub use self::offline::{check, create, inspect, repair};
+pub use self::offline::{check, create, inspect, repair, stream};
 pub use self::open::{OpenParameters, open};
 #[doc(hidden)]
 pub use self::path::compress;

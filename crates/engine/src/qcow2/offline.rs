@@ -5,3 +5,4 @@ pub mod create;
 pub mod inspect;
 pub mod layout;
 pub mod repair;
+pub mod stream;

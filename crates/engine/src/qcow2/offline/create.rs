@@ -214,7 +214,7 @@ impl CreateOptions {
     }
 
     /// The header that these options ask for; its tables' places are still open.
-    fn header(&self, geometry: &Geometry) -> Header {
+    pub(super) fn header(&self, geometry: &Geometry) -> Header {
         let version = match self.version {
             Version::V2 => 2,
             Version::V3 => 3,
@@ -339,7 +339,7 @@ pub async fn create_as_job(
 }
 
 /// The header's bytes. The hint on allocation is left out where a small cluster has no room for it.
-fn encode_header(header: &mut Header) -> Result<Vec<u8>> {
+pub(super) fn encode_header(header: &mut Header) -> Result<Vec<u8>> {
     header.encode().or_else(|error| {
         if header.extensions.allocation.take().is_none() {
             return Err(error);
