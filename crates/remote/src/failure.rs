@@ -8,6 +8,19 @@ use object_store::client::{HttpError, HttpErrorKind};
 
 use crate::guard::Refusal;
 
+/// The innermost reason for a failure, which the outer ones repeat.
+pub fn reason(error: &object_store::Error) -> String {
+    let mut reason: &dyn StdError = error;
+    while let Some(source) = reason.source() {
+        reason = source;
+    }
+    let text = reason.to_string();
+    match text.find(" (os error ") {
+        Some(end) => text[..end].to_string(),
+        None => text,
+    }
+}
+
 /// A failed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {

@@ -1,4 +1,4 @@
-//! Objects on web servers and in object stores, as files that are read.
+//! Objects on web servers and in object stores, as files that are read; and new ones, uploaded.
 //!
 //! | URL | |
 //! | --- | --- |
@@ -15,6 +15,8 @@
 //!   those that follow in a sequence ahead of it (`ahead.rs`).
 //! - A request that fails is repeated for as long as [`Patience`] says.
 //! - Blocks stay in memory, or in a directory for all processes of the host ([`CacheDirectory`]).
+//!
+//! [`Upload`] stores a new object in parts, and looks at it then.
 //!
 //! May not know: any image format, the command line.
 
@@ -37,12 +39,14 @@ mod reach;
 mod runtime;
 mod store;
 mod trace;
+mod upload;
 mod url;
 mod version;
 
 pub use cache::{CacheDirectory, Cached, Verified};
 pub use defaults::{CACHE_BYTES, Defaulted, Defaults};
 pub use environment::Environment;
+pub use failure::reason;
 pub use file::{RemoteFile, open};
 pub use name::{OPTIONS, RemoteName, Secrets};
 pub use notice::{Notice, Notify};
@@ -53,5 +57,6 @@ pub use prefetch::{hold, release};
 pub use reach::{Reach, Registered, reach};
 pub use runtime::{retire, run};
 pub use store::{Location, locate};
+pub use upload::{Multipart, PART_BYTES_MIN, Upload, Uploaded, Verification, part_bytes_for};
 pub use url::{ObjectUrl, SCHEMES, Scheme};
 pub use version::Version;

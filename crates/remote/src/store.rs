@@ -9,6 +9,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
+use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 
@@ -16,6 +17,7 @@ use crate::credentials::Profile;
 use crate::environment::Environment;
 use crate::guard::GuardedConnector;
 use crate::options::{Certificates, Login, Retries, StoreOptions};
+use crate::upload::Multipart;
 use crate::url::{ObjectUrl, Scheme};
 
 /// Time in which a connection has to come about.
@@ -26,6 +28,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Location {
     /// The store: a bucket, a container, or what lies below a URL of a web server.
     pub store: Arc<dyn ObjectStore>,
+    /// Requests for uploads in parts; web servers have none.
+    pub multipart: Option<Multipart>,
     /// The object's path in the store. Of a web server, the URL is the store, and the path empty.
     pub path: Path,
 }
@@ -53,17 +57,18 @@ pub fn locate(
     let connector = GuardedConnector {
         retries: options.retries,
     };
-    let store: Arc<dyn ObjectStore> = match url.scheme() {
-        Scheme::Http | Scheme::Https => Arc::new(
-            HttpBuilder::new()
+    let (store, multipart) = match url.scheme() {
+        Scheme::Http | Scheme::Https => {
+            let server = HttpBuilder::new()
                 .with_url(url.whole())
                 .with_client_options(client)
                 .with_retry(retry)
                 .with_http_connector(connector)
                 .build()
-                .map_err(refused)?,
-        ),
-        Scheme::S3 => Arc::new(
+                .map_err(refused)?;
+            (Arc::new(server) as Arc<dyn ObjectStore>, None)
+        }
+        Scheme::S3 => both(
             amazon(url, options, environment)
                 .with_client_options(client)
                 .with_retry(retry)
@@ -71,7 +76,7 @@ pub fn locate(
                 .build()
                 .map_err(refused)?,
         ),
-        Scheme::Google => Arc::new(
+        Scheme::Google => both(
             google(url, options, environment)
                 .with_client_options(client)
                 .with_retry(retry)
@@ -79,7 +84,7 @@ pub fn locate(
                 .build()
                 .map_err(refused)?,
         ),
-        Scheme::Azure => Arc::new(
+        Scheme::Azure => both(
             azure(url, options, environment)
                 .with_client_options(client)
                 .with_retry(retry)
@@ -94,7 +99,18 @@ pub fn locate(
         false => Path::from_url_path(url.path())
             .map_err(|why| Error::invalid(format!("Invalid URL '{url}': {why}")))?,
     };
-    Ok(Location { store, path })
+    Ok(Location {
+        store,
+        multipart,
+        path,
+    })
+}
+
+/// A store for requests of both kinds.
+fn both<S: ObjectStore + MultipartStore>(store: S) -> (Arc<dyn ObjectStore>, Option<Multipart>) {
+    let store = Arc::new(store);
+    let multipart = Multipart(Arc::clone(&store) as Arc<dyn MultipartStore>);
+    (store, Some(multipart))
 }
 
 /// The HTTP client asks the process which cryptography it uses.

@@ -2,15 +2,18 @@
 //! link of limited speed, and a record of the requests.
 //!
 //! It serves `GET` and `HEAD` with one range, `If-Match` and `If-Unmodified-Since` (RFC 9110).
-//! Under `/BUCKET/NAME` it is also as much of an S3 server as reading needs.
+//! Under `/BUCKET/NAME` it is also as much of an S3 server as reading needs, and as uploads of
+//! whole objects and of parts do (`web/s3.rs`). Signatures are not looked at.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+mod s3;
 
 /// Bytes sent at a time over a limited link.
 const PACKET: usize = 16 << 10;
@@ -60,12 +63,16 @@ pub enum WebFault {
     WholeObject,
     /// The body is this much longer than its range, and the head says so.
     LongBody(usize),
+    /// The first byte of the body is another.
+    OtherBytes,
     /// The body goes on without end.
     EndlessBody,
     /// A status of success without any of the headers that say what it is.
     Bare,
     /// The ETag of another version.
     OtherTag(String),
+    /// The request is done, and the connection ends before the answer.
+    LostAnswer,
     /// An error whose text never ends.
     EndlessError,
     /// The object is at this URL.
@@ -101,6 +108,7 @@ type Judge = Box<dyn FnMut(&WebRequest) -> WebFault + Send>;
 #[derive(Default)]
 struct Shared {
     objects: Mutex<HashMap<String, WebObject>>,
+    uploads: Mutex<s3::Uploads>,
     faults: Mutex<VecDeque<WebFault>>,
     judge: Mutex<Option<Judge>>,
     requests: Mutex<Vec<WebRequest>>,
@@ -162,6 +170,17 @@ impl WebServer {
         lock(&self.shared.objects).insert(path.to_string(), object);
     }
 
+    /// The bytes of an object, if there is one.
+    pub fn object(&self, path: &str) -> Option<Arc<Vec<u8>>> {
+        let objects = lock(&self.shared.objects);
+        objects.get(path).map(|object| Arc::clone(&object.bytes))
+    }
+
+    /// Uploads that were begun, and neither completed nor given up.
+    pub fn uploads(&self) -> usize {
+        lock(&self.shared.uploads).open()
+    }
+
     /// Makes faults of the next answers, in this order.
     pub fn fail(&self, faults: impl IntoIterator<Item = WebFault>) {
         lock(&self.shared.faults).extend(faults);
@@ -220,6 +239,7 @@ fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
         let Some(request) = read_request(&mut reader)? else {
             return Ok(());
         };
+        let content = read_content(&mut reader, &request)?;
         if shared.is_down.load(Ordering::Acquire) || shared.ends.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -231,7 +251,7 @@ fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
         };
         let mut sent = Instant::now() + lock(&shared.link).latency;
         sleep_until(sent);
-        let (head, body) = match answer(&request, &fault, shared) {
+        let (head, body) = match answer((&request, content), &fault, shared) {
             Some(answer) => answer,
             None => {
                 lock(&shared.requests).push(request);
@@ -336,8 +356,21 @@ fn read_request(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<WebRequ
     }))
 }
 
+/// The body of a request.
+fn read_content(reader: &mut BufReader<&TcpStream>, request: &WebRequest) -> io::Result<Vec<u8>> {
+    let len = request.headers.get("content-length");
+    let len = len.and_then(|len| len.parse().ok()).unwrap_or(0);
+    let mut content = Vec::new();
+    reader.take(len).read_to_end(&mut content)?;
+    Ok(content)
+}
+
 /// Head and body of the answer; nothing if the connection ends instead.
-fn answer(request: &WebRequest, fault: &WebFault, shared: &Shared) -> Option<(String, Vec<u8>)> {
+fn answer(
+    (request, content): (&WebRequest, Vec<u8>),
+    fault: &WebFault,
+    shared: &Shared,
+) -> Option<(String, Vec<u8>)> {
     let plain = |status: u16, text: &str| {
         let head = format!(
             "HTTP/1.1 {status} x\r\nContent-Length: {}\r\n\r\n",
@@ -358,6 +391,10 @@ fn answer(request: &WebRequest, fault: &WebFault, shared: &Shared) -> Option<(St
             return Some((head, Vec::new()));
         }
         _ => {}
+    }
+    if !["GET", "HEAD"].contains(&request.method.as_str()) {
+        let changed = s3::change(request, content, shared);
+        return Some(changed).filter(|_| *fault != WebFault::LostAnswer);
     }
     let path = request.target.split('?').next().unwrap_or_default();
     let Some(object) = lock(&shared.objects).get(path).cloned() else {
@@ -409,6 +446,9 @@ fn respond(
 ) -> (String, Vec<u8>) {
     if let WebFault::LongBody(more) = fault {
         body.resize(body.len() + more, 0xbd);
+    }
+    if let (WebFault::OtherBytes, Some(first)) = (fault, body.first_mut()) {
+        *first ^= 1;
     }
     let length = match fault {
         WebFault::EndlessBody => 1 << 50,
