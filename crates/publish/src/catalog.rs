@@ -59,29 +59,73 @@ pub async fn newest(store: &Store, name: &str) -> Result<Option<u32>> {
 /// # Errors
 /// There is no such name or version.
 pub async fn find(store: &Store, location: &Location) -> Result<VersionRecord> {
-    let missing = || Error::invalid(format!("There is no published disk '{location}'"));
     let number = match location.version {
-        Version::Number(number) => number,
-        Version::Newest => newest(store, &location.name).await?.ok_or_else(missing)?,
-        Version::Pinned(digest) => return pinned(store, location, digest).await,
+        Version::Number(number) => Some(number),
+        Version::Newest => newest(store, &location.name).await?,
+        Version::Pinned(digest) => {
+            let same = of_digest(store, &location.name, &digest.to_string()).await?;
+            same.last().copied()
+        }
     };
-    let found = store.version(&location.name, number).await?;
-    found.ok_or_else(missing)
+    let found = match number {
+        Some(number) => store.version(&location.name, number).await?,
+        None => None,
+    };
+    match found {
+        Some(found) => Ok(found),
+        None => Err(missing(store, location).await),
+    }
 }
 
-async fn pinned(store: &Store, location: &Location, digest: Digest) -> Result<VersionRecord> {
-    let folder = format!("{}/{}", Kind::Versions.folder(), location.name);
+/// The versions of a name whose index has this digest, in order.
+///
+/// # Errors
+/// As [`versions`].
+pub async fn of_digest(store: &Store, name: &str, digest: &str) -> Result<Vec<u32>> {
+    let folder = format!("{}/{name}", Kind::Versions.folder());
     let versions = versions_below(store, &folder).await?;
-    for number in versions.get(&location.name).into_iter().flatten().rev() {
-        if let Some(record) = store.version(&location.name, *number).await?
-            && record.index == digest.to_string()
-        {
-            return Ok(record);
-        }
+    let mut same = Vec::new();
+    for number in versions.get(name).into_iter().flatten() {
+        let record = store.version(name, *number).await?;
+        same.extend(
+            record
+                .filter(|record| record.index == digest)
+                .map(|_| *number),
+        );
     }
-    Err(Error::invalid(format!(
-        "There is no published disk '{location}'"
-    )))
+    Ok(same)
+}
+
+/// The error of a location that stands for nothing, with what the store has instead.
+async fn missing(store: &Store, location: &Location) -> Error {
+    let instead = match versions(store).await {
+        Ok(versions) => instead(&versions, location),
+        // What is there is help only.
+        Err(_) => String::new(),
+    };
+    Error::invalid(format!("There is no published disk '{location}'{instead}"))
+}
+
+/// Names or versions that a store has instead of a location, in words.
+fn instead(versions: &Versions, location: &Location) -> String {
+    /// Names and versions that are listed.
+    const LISTED: usize = 8;
+    let listed = |shown: Vec<String>, all: usize| match all > shown.len() {
+        true => format!("{}, … ({all} in all)", shown.join(", ")),
+        false => shown.join(", "),
+    };
+    if versions.is_empty() {
+        let root = &location.root;
+        return format!(": '{root}' holds none at all; is the name of the store right?");
+    }
+    if let Some(numbers) = versions.get(&location.name) {
+        let newest = numbers.iter().rev().take(LISTED);
+        let shown = newest.map(|number| format!("@{number}")).collect();
+        return format!(": its versions are {}", listed(shown, numbers.len()));
+    }
+    let names = versions.keys().take(LISTED);
+    let shown = names.map(|name| format!("'{name}'")).collect();
+    format!(": the names there are {}", listed(shown, versions.len()))
 }
 
 /// The digest of the index of a version.
@@ -118,4 +162,29 @@ pub async fn withdraw(store: &Store, location: &Location) -> Result<VersionRecor
     let key = version_key(&record.name, record.version);
     store.delete(&key).await?;
     Ok(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_stands_for_nothing_is_answered_by_what_there_is() {
+        let location = |text: &str| Location::parse(text).unwrap();
+        let mut versions = Versions::new();
+        let said = instead(&versions, &location("/srv/imges/golden"));
+        assert_eq!(
+            said,
+            ": '/srv/imges' holds none at all; is the name of the store right?"
+        );
+        versions.insert("golden".to_string(), (1..=20).collect());
+        versions.insert("other".to_string(), vec![1]);
+        let said = instead(&versions, &location("/srv/golden@21"));
+        assert_eq!(
+            said,
+            ": its versions are @20, @19, @18, @17, @16, @15, @14, @13, … (20 in all)"
+        );
+        let said = instead(&versions, &location("/srv/gloden"));
+        assert_eq!(said, ": the names there are 'golden', 'other'");
+    }
 }

@@ -85,7 +85,7 @@ fn check(store: Store) {
         let disk = open(&store, "one", Version::Newest).await.unwrap();
         read_all(&disk).await.unwrap();
         let missing = open(&store, "one", Version::Number(2)).await.unwrap_err();
-        let text = "There is no published disk 'sim/one@2'";
+        let text = "There is no published disk 'sim/one@2': its versions are @3, @1";
         assert_eq!(missing.to_string(), text);
     });
 }
