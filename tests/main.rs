@@ -61,6 +61,7 @@ mod power_cut;
 mod preallocation_jobs;
 mod private_files;
 mod publish;
+mod publish_plain;
 mod qemu_nbd_lines;
 mod record;
 mod remote_guest;

@@ -5,7 +5,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -107,6 +107,60 @@ fn a_disk_is_published_used_in_place_and_pulled() {
         (&0.into(), &false.into())
     );
     line(dir, "compare pulled.qcow2 top.qcow2");
+}
+
+#[test]
+fn words_say_what_may_not_have_been_meant() {
+    let dir = scratch();
+    let dir = dir.path();
+    golden(dir, 1 << 20);
+    let publish = "publish -f raw golden.raw store/golden";
+    let said = line(dir, publish);
+    assert!(said.contains("It is the first disk in 'store'."), "{said}");
+    let said = line(dir, publish);
+    let same = "It is the same disk as store/golden@1: nothing has changed since.";
+    assert!(said.contains(same), "{said}");
+    let said = line(dir, "publish -f raw golden.raw store/other");
+    assert!(!said.contains("It is"), "{said}");
+    for (line, said) in [
+        (
+            "pull store/gloden x",
+            "the names there are 'golden', 'other'",
+        ),
+        ("pull store/golden@7 x", "its versions are @2, @1"),
+        (
+            "pull stroe/golden x",
+            "'stroe' holds none at all; is the name of the store right?",
+        ),
+        (
+            "publish --withdraw store/golden@3",
+            "its versions are @2, @1",
+        ),
+    ] {
+        let refused = refused(dir, line);
+        assert!(refused.contains(said), "{line}: {refused}");
+    }
+    let none = "'stroe' holds no published disks.\n";
+    assert_eq!(line(dir, "publish --list stroe"), none);
+    assert_eq!(line(dir, "publish --prune stroe"), none);
+    // By its digest, the newest of the versions that are this disk.
+    let listed = json(dir, "publish --list --json store");
+    let pinned = listed[0]["filename"].as_str().unwrap();
+    let digest = pinned.rsplit_once('@').unwrap().1;
+    let withdraw = format!("publish --withdraw store/golden@{digest}");
+    let said = line(dir, &withdraw);
+    assert!(
+        said.starts_with("Withdrawn golden@2.\ngolden@1 is the same disk: "),
+        "{said}"
+    );
+    let said = line(dir, &withdraw);
+    let lost = "Withdrawn golden@1.\nNo other version of golden is this disk: ";
+    assert!(
+        said.starts_with(lost) && said.contains("are lost then"),
+        "{said}"
+    );
+    let said = refused(dir, &withdraw);
+    assert!(said.contains("the names there are 'other'"), "{said}");
 }
 
 #[test]
@@ -214,6 +268,12 @@ fn what_cannot_be_is_refused() {
 fn ended(dir: &Path, line: &str, signal: Signal) -> String {
     let mut command = cowslip();
     command.current_dir(dir).args(words(line));
+    ended_command(command, signal)
+}
+
+/// The same of any command that prints its progress as JSON. Returns what else it has said.
+pub fn ended_command(mut command: Command, signal: Signal) -> String {
+    let line = format!("{command:?}");
     let piped = command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = piped.spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());

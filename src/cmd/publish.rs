@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use clap::ArgAction;
 use cowslip::Error;
 use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
@@ -32,6 +33,8 @@ use crate::output::{DoneArgs, Program, print, print_json, usage_error};
 use crate::size;
 use crate::time::date_and_time;
 
+mod plain;
+
 /// The shortest grace time: publications give up after half of it without a sign of life.
 const GRACE_HOURS_MIN: u64 = 1;
 /// The time after which a publication renews its lease.
@@ -54,12 +57,16 @@ impl StoreArgs {
     /// # Errors
     /// There is no such store.
     pub fn open(&self, root: &str) -> Result<Store, CommandError> {
-        let options = StoreOptions {
+        Ok(open_store(root, &self.options())?)
+    }
+
+    /// The same as options.
+    pub fn options(&self) -> StoreOptions {
+        StoreOptions {
             endpoint: self.endpoint.clone(),
             region: self.region.clone(),
             ..StoreOptions::default()
-        };
-        Ok(open_store(root, &options)?)
+        }
     }
 }
 
@@ -69,7 +76,7 @@ impl StoreArgs {
 STORE is a directory, file:///DIRECTORY, s3://BUCKET[/PATH], gs://… or az://…; NAME has letters, digits, '.', '-' and \
 '_'. Each publication of a name is a version with a number. A version is used in place as 'published:STORE/NAME@DIGEST', \
 which always stands for the same bytes, and copied by 'cowslip pull'. An interrupted publication continues when the same \
-command is run again. More: docs/published-images.md.")]
+command is run again. -O qcow2 IMAGE STORE/NAME.qcow2 uploads a plain image. More: docs/published-images.md.")]
 pub struct Args {
     /// Format of the image
     #[arg(short = 'f', long, value_name = "FMT")]
@@ -107,6 +114,27 @@ pub struct Args {
     /// Do not read back what was stored; its presence and length are checked
     #[arg(long)]
     no_read_back: bool,
+    /// Upload one plain image instead, which every program reads: FMT is qcow2, NAME the object
+    #[arg(
+        short = 'O',
+        long = "target-format",
+        value_name = "FMT",
+        conflicts_with_all = ["parent", "bitmap", "chunk_size", "list", "prune", "withdraw"]
+    )]
+    target_format: Option<String>,
+    /// With -O: options of the image, as for `create`
+    #[arg(
+        short = 'o',
+        long = "options",
+        value_name = "OPTIONS",
+        action = ArgAction::Append,
+        allow_hyphen_values = true,
+        requires = "target_format"
+    )]
+    options: Vec<String>,
+    /// With -O: compress the image's clusters
+    #[arg(short = 'c', long, requires = "target_format")]
+    compress: bool,
     /// List the versions that a store has
     #[arg(long, conflicts_with_all = ["prune", "withdraw"])]
     list: bool,
@@ -148,7 +176,14 @@ pub fn run(args: &Args, program: &Program) -> u8 {
         [root] if args.prune => pruned(args, root, program),
         [name] if args.withdraw => withdrawn(args, name),
         [image, name] if !(args.list || args.prune || args.withdraw) => {
-            published(args, (image, name), program)
+            match args.target_format.as_deref() {
+                None => published(args, (image, name), program),
+                Some("qcow2") => plain::published(args, (image, name), program),
+                Some(other) => {
+                    let text = format!("publish -O takes qcow2, not '{other}'");
+                    Err(CommandError::new(text))
+                }
+            }
         }
         names => {
             let wanted = match args.list || args.prune || args.withdraw {
@@ -223,7 +258,11 @@ fn published(
         };
         let published = publish(&image, &store, &request, &workers(), &job).await;
         let closed = image.close().await;
-        Ok(published.and_then(|done| closed.map(|()| done)))
+        let published = published.and_then(|done| closed.map(|()| done));
+        Ok(match published {
+            Ok(done) => Ok((beside(&store, &location, &done).await, done)),
+            Err(error) => Err(error),
+        })
     })?;
     match outcome {
         Err(Error::Cancelled) => {
@@ -234,11 +273,33 @@ fn published(
             Err(interrupted.report(program, left))
         }
         Err(error) => Err(error.into()),
-        Ok(done) => {
+        Ok((beside, done)) => {
             shown.end();
-            report(args, &location, &done);
+            report(args, &location, (&beside, &done));
             Ok(())
         }
+    }
+}
+
+/// A publication beside those before it, in words, if it may not be the one that was meant.
+async fn beside(store: &Store, location: &Location, done: &Published) -> String {
+    let record = &done.record;
+    // Words only: a failure to find them is none of the publication.
+    let is_same = record.parents.contains(&record.index);
+    if is_same && let Ok(same) = catalog::of_digest(store, &record.name, &record.index).await {
+        let before = same.iter().rev().find(|number| **number != record.version);
+        let before = before.map(|number| location.at(Version::Number(*number)));
+        return before.map_or_else(String::new, |before| {
+            format!("It is the same disk as {before}: nothing has changed since.\n")
+        });
+    }
+    let names = match record.version {
+        1 => catalog::versions(store).await.unwrap_or_default(),
+        _ => return String::new(),
+    };
+    match names.len() {
+        1 => format!("It is the first disk in '{}'.\n", location.root),
+        _ => String::new(),
     }
 }
 
@@ -286,10 +347,10 @@ async fn changed(
     }))
 }
 
-fn report(args: &Args, location: &Location, done: &Published) {
+fn report(args: &Args, location: &Location, (beside, done): (&str, &Published)) {
     let record = &done.record;
     let words = format!(
-        "Published {}: {} of data, {} stored, {} new.\n{}\n",
+        "Published {}: {} of data, {} stored, {} new.\n{beside}{}\n",
         location.at(Version::Number(record.version)),
         size::human(record.data_bytes),
         size::human(record.stored_bytes),
@@ -339,6 +400,9 @@ fn list(args: &Args, root: &str) -> Result<(), CommandError> {
         let values = records.iter().map(|record| described(root, record));
         print_json(&Value::Array(values.collect()));
     } else if !args.quiet {
+        if records.is_empty() {
+            print(&format!("'{root}' holds no published disks.\n"));
+        }
         for record in &records {
             print(&format!(
                 "{}@{}  disk {}, stored {}, new {}, published {}\n    {}\n",
@@ -362,14 +426,31 @@ fn withdrawn(args: &Args, name: &str) -> Result<(), CommandError> {
         return Err(CommandError::new(text));
     }
     let store = args.store.open(&location.root)?;
-    let record = block_on(Aio::Auto, async {
+    let (record, same) = block_on(Aio::Auto, async {
         let record = catalog::withdraw(&store, &location).await?;
         store.settle().await?;
-        Ok(record)
+        let same = catalog::of_digest(&store, &record.name, &record.index).await;
+        Ok((record, same))
     })?;
-    let words = format!("Withdrawn {}@{}.\n", record.name, record.version);
-    args.done
-        .report(args.quiet, &words, || described(&location.root, &record));
+    let pinned = pinned(&location.root, &record);
+    let left = match same.as_ref().map(|same| same.last()) {
+        Ok(Some(same)) => format!(
+            "{}@{same} is the same disk: images on '{pinned}' keep what they need.\n",
+            record.name
+        ),
+        Ok(None) => format!(
+            "No other version of {} is this disk: a pruning takes its bytes when the grace time is over, and images on \
+             '{pinned}' are lost then.\n",
+            record.name
+        ),
+        Err(_) => String::new(),
+    };
+    let words = format!("Withdrawn {}@{}.\n{left}", record.name, record.version);
+    args.done.report(args.quiet, &words, || {
+        let mut value = described(&location.root, &record);
+        value["same-versions"] = same.unwrap_or_default().into();
+        value
+    });
     Ok(())
 }
 
@@ -399,6 +480,10 @@ fn pruned(args: &Args, root: &str, program: &Program) -> Result<(), CommandError
     } else {
         "Removed"
     };
+    if done.objects + done.kept_objects == 0 && !args.done.is_json() && !args.quiet {
+        print(&format!("'{root}' holds no published disks.\n"));
+        return Ok(());
+    }
     let words = format!(
         "{verb} {} objects, {}; {} stay, {}, of which {} only for the grace time or a publication.\n",
         done.objects,

@@ -160,7 +160,7 @@ async fn copy(
     let closed = image.close().await;
     let done = done.and_then(|done| flushed.and(closed).map(|()| done));
     if done.is_ok() {
-        name_it(&part, &args.file)?;
+        name_it(Path::new(&part), Path::new(&args.file))?;
     }
     Ok(done)
 }
@@ -198,19 +198,24 @@ async fn open_for_writing(part: &str, format: Format) -> Result<cowslip::Image, 
 }
 
 /// Gives a complete image its name, for good.
-fn name_it(part: &str, file: &str) -> Result<(), CommandError> {
+///
+/// # Errors
+/// There is a file of this name; I/O.
+pub(super) fn name_it(part: &Path, file: &Path) -> cowslip::Result<()> {
     let flags = rustix::fs::RenameFlags::NOREPLACE;
     let here = rustix::fs::CWD;
+    let failed = |verb: &str, of: &Path, error: std::io::Error| {
+        Error::io(format!("Could not {verb} '{}'", of.display()), error)
+    };
     match rustix::fs::renameat_with(here, part, here, file, flags) {
         Ok(()) => {}
         // Not every file system has it.
-        Err(rustix::io::Errno::INVAL) => {
-            refuse_existing(file)?;
+        Err(rustix::io::Errno::INVAL) if !file.exists() => {
             std::fs::rename(part, file).map_err(|error| failed("rename", part, error))?;
         }
         Err(error) => return Err(failed("rename", part, error.into())),
     }
-    let parent = match Path::new(file).parent() {
+    let parent = match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
         _ => PathBuf::from("."),
     };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cowslip_block::{Error, Result};
 use cowslip_publish::objects::{Directory, Objects};
 use cowslip_publish::store::Store;
-use cowslip_remote::{Environment, ObjectUrl, Reach, StoreOptions, locate};
+use cowslip_remote::{Environment, Location, ObjectUrl, Reach, StoreOptions, locate};
 
 mod adapter;
 
@@ -38,6 +38,29 @@ pub fn open_store(root: &str, options: &StoreOptions) -> Result<Store> {
         }
     };
     Ok(Store::new(objects, root))
+}
+
+/// The place of an object that stands for itself.
+#[derive(Debug)]
+pub enum Place {
+    /// In a store.
+    Object(Location),
+    /// A file of the host.
+    File(PathBuf),
+}
+
+/// The place of an object of this name. Nothing is sent.
+///
+/// # Errors
+/// The name has another scheme, or the URL or an option cannot be.
+pub fn place_of_object(name: &str, options: &StoreOptions) -> Result<Place> {
+    match ObjectUrl::of_name(name) {
+        Some(url) => {
+            let located = locate(&url?, options, &Environment::of_process());
+            located.map(Place::Object)
+        }
+        None => directory(name).map(Place::File),
+    }
 }
 
 /// The directory that a name stands for.

@@ -67,24 +67,11 @@ impl Adapter {
     }
 }
 
-/// The innermost reason: the outer ones repeat it.
-fn words(error: &object_store::Error) -> String {
-    let mut reason: &dyn std::error::Error = error;
-    while let Some(source) = reason.source() {
-        reason = source;
-    }
-    let text = reason.to_string();
-    match text.find(" (os error ") {
-        Some(end) => text[..end].to_string(),
-        None => text,
-    }
-}
-
 fn failed(error: object_store::Error) -> ObjectError {
     match error {
         object_store::Error::NotFound { .. } => ObjectError::Missing,
         object_store::Error::AlreadyExists { .. } => ObjectError::Exists,
-        error => ObjectError::Failed(words(&error)),
+        error => ObjectError::Failed(cowslip_remote::reason(&error)),
     }
 }
 
