@@ -86,8 +86,63 @@ fn results_are_tables_for_people_and_json_for_programs() {
     assert_eq!(nodes[1]["image"]["virtual-size"], 64 << 20);
     assert_eq!(daemon.output("jobs").lines().count(), 1);
     assert!(daemon.output("stats").starts_with("NODE  READS"));
-    assert_eq!(daemon.output("block_resize node-name=b size=33554432"), "");
+    assert_eq!(
+        daemon.output("block_resize node-name=b size=32M --shrink"),
+        ""
+    );
     assert!(daemon.output("nodes").contains("32 MiB"));
+}
+
+#[test]
+fn a_disk_becomes_smaller_only_where_that_is_allowed() {
+    let daemon = Daemon::ours();
+    let size = || {
+        let nodes: Value = serde_json::from_str(&daemon.output("nodes --json")).unwrap();
+        nodes[1]["image"]["virtual-size"].as_u64().unwrap()
+    };
+    for size in ["5M", "0", "67108863"] {
+        let (code, text) = daemon.complaint(&format!("block_resize node-name=a size={size}"));
+        assert_eq!(code, 1, "{text}");
+        assert!(text.contains("Use the --shrink option"), "{text}");
+    }
+    for (words, expected) in [
+        (
+            "block_resize node-name=a size=+5M",
+            "'size' expects the new value",
+        ),
+        (
+            "block_resize node-name=a size=+5M --shrink",
+            "rather than '+5M'",
+        ),
+        (
+            "block_resize node-name=a size=+80000000",
+            "rather than '+80000000'",
+        ),
+        ("block_resize node-name=a size=10GB", "k, M, G, T, P or E"),
+        (
+            "block_resize --shrink node-name=a size=ten",
+            "expects integer",
+        ),
+        (
+            "nbd-server-start max-connections=+3 addr.type=unix addr.path=n",
+            "'max-connections' expects the new value",
+        ),
+        ("nodes --shrink", "does not take it"),
+    ] {
+        let (code, text) = daemon.complaint(words);
+        assert_eq!(code, 1, "{words}: {text}");
+        assert!(text.contains(expected), "{words}: {text}");
+    }
+    let blank = ["ctl", "control", "block_resize", "node-name=a", "size= 80M"];
+    let output = outcome(cowslip().current_dir(daemon.dir.path()).args(blank));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("rather than ' 80M'"), "{text}");
+    assert_eq!(size(), 64 << 20);
+    daemon.output("block_resize node-name=a size=64M");
+    daemon.output("block_resize node-name=a size=80M");
+    assert_eq!(size(), 80 << 20);
+    daemon.output("block_resize --shrink node-name=a size=0x100000");
+    assert_eq!(size(), 1 << 20);
 }
 
 #[test]

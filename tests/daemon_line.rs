@@ -43,6 +43,30 @@ fn ends(command: &mut Command, words: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
+fn directories_of_a_sandbox_that_is_not_asked_for_are_refused() {
+    let dir = with_image();
+    let words = ["--sandbox-dir", ".", "--pidfile", "pid", "--control", "c"];
+    let mut own = cowslip();
+    own.current_dir(dir.path()).arg("daemon");
+    for mut command in [own, daemon(dir.path())] {
+        let (code, text) = ends(&mut command, &words);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("without --sandbox=on"), "{text}");
+    }
+}
+
+#[test]
+fn reports_that_nobody_would_see_are_refused() {
+    let dir = with_image();
+    let mut command = cowslip();
+    let words = ["daemon", "--daemonize", "--verbose", "--control", "c"];
+    let (code, text) = ends(command.current_dir(dir.path()), &words);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("--verbose: in the background"), "{text}");
+    assert!(!dir.path().join("c").exists());
+}
+
+#[test]
 fn lines_are_refused_in_the_words_of_qemu() {
     if !peers_are_installed(&["qemu-storage-daemon"]) {
         return;

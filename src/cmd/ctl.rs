@@ -23,6 +23,7 @@ use cowslip_qmp::schema::Command;
 use cowslip_qmp::{Client, Schema};
 use serde_json::{Map, Value, json};
 
+use super::resize::shrink_refused;
 use crate::error::CommandError;
 use crate::output::{self, Program, usage_error};
 use crate::size;
@@ -77,6 +78,8 @@ const SHORT: [(&str, &str, &str); 9] = [
     ),
 ];
 const EVENTS: &str = "events";
+/// The command that may make a disk smaller.
+const RESIZE: &str = "block_resize";
 
 /// Send a command to a daemon, show its result, wait for its job
 #[derive(clap::Args)]
@@ -102,6 +105,9 @@ pub struct Args {
     /// Print events as they come, one a line: while waiting, or until interrupted
     #[arg(long)]
     watch: bool,
+    /// Allow block_resize to make a disk smaller; data beyond its new end is lost
+    #[arg(long)]
+    shrink: bool,
     /// The control socket of the daemon
     socket: PathBuf,
     /// A command of the protocol, or a short one
@@ -173,6 +179,9 @@ fn execute(args: &Args, program: &Program) -> Result<(), CommandError> {
         false => Vec::new(),
     };
     let mut client = connect(&args.socket)?;
+    if request.command.name == RESIZE && !args.shrink {
+        refuse_shrink(&mut client, &request.arguments, program)?;
+    }
     let watched = wait::Watched::new(jobs, &request, args);
     let Request { command, arguments } = request;
     let result = client.execute(&command.name, arguments.into());
@@ -222,19 +231,64 @@ pub fn failure(error: &ClientError) -> CommandError {
     }
 }
 
+/// Refuses to make a disk smaller, as `resize` does: what is beyond its new end would be lost.
+fn refuse_shrink(
+    client: &mut Client,
+    arguments: &Map<String, Value>,
+    program: &Program,
+) -> Result<(), CommandError> {
+    let mut query = |command: &str| match client.execute(command, json!({})) {
+        Ok(result) => Ok(result),
+        // Not every daemon has each of them.
+        Err(ClientError::Refused(_)) => Ok(Value::Null),
+        Err(error) => Err(failure(&error)),
+    };
+    let size = arguments.get("size").and_then(Value::as_u64);
+    let names = ["node-name", "device"].map(|name| arguments.get(name));
+    let is_meant = |name: &Value| name.is_string() && names.contains(&Some(name));
+    let nodes = query("query-named-block-nodes")?;
+    let mut disks = nodes.as_array().into_iter().flatten();
+    let mut now = disks
+        .find(|node| is_meant(&node["node-name"]))
+        .and_then(|node| node["image"]["virtual-size"].as_u64());
+    if now.is_none() && names[1].is_some() {
+        let devices = query("query-block")?;
+        let mut devices = devices.as_array().into_iter().flatten();
+        now = devices
+            .find(|it| is_meant(&it["device"]) || is_meant(&it["qdev"]))
+            .and_then(|it| it["inserted"]["image"]["virtual-size"].as_u64());
+    }
+    match (size, now) {
+        (Some(size), Some(now)) if size < now => Err(shrink_refused(program)),
+        _ => Ok(()),
+    }
+}
+
 /// Arguments that are numbers of bytes, or of bytes a second, though the schema says numbers only.
 const BYTES: [&str; 4] = ["speed", "size", "granularity", "buf-size"];
 
 /// A word of the command line whose number of bytes has a unit, in digits: `speed=20M`.
-fn in_digits(word: &str) -> Cow<'_, str> {
-    let bytes = word.split_once('=').and_then(|(key, value)| {
-        let last = key.rsplit('.').next().unwrap_or(key);
-        let has_unit = value.ends_with(|sign: char| sign.is_ascii_alphabetic());
-        let is_meant = BYTES.contains(&last) && has_unit;
-        let bytes = is_meant.then(|| size::parse(value).ok()).flatten()?;
-        Some(format!("{key}={bytes}"))
-    });
-    bytes.map_or(Cow::Borrowed(word), Cow::Owned)
+///
+/// # Errors
+/// There is no such unit. All other mistakes are left to the check of the arguments.
+fn in_digits(word: &str) -> Result<Cow<'_, str>, CommandError> {
+    let Some((key, value)) = word.split_once('=') else {
+        return Ok(Cow::Borrowed(word));
+    };
+    let last = key.rsplit('.').next().unwrap_or(key);
+    let is_hex = value.starts_with("0x") || value.starts_with("0X");
+    let has_unit = value.starts_with(|sign: char| sign.is_ascii_digit())
+        && value.ends_with(|sign: char| sign.is_ascii_alphabetic());
+    if !BYTES.contains(&last) || !has_unit || is_hex {
+        return Ok(Cow::Borrowed(word));
+    }
+    match size::parse(value) {
+        Ok(bytes) => Ok(Cow::Owned(format!("{key}={bytes}"))),
+        Err(_) => Err(CommandError::new(format!(
+            "Parameter '{key}' expects a number of bytes, with k, M, G, T, P or E after it for \
+             kilobytes, megabytes and so on, rather than '{value}'"
+        ))),
+    }
 }
 
 impl Request {
@@ -246,7 +300,16 @@ impl Request {
             let text = format!("There is no command '{name}'");
             usage_error(&text, "ctl", program)
         })?;
-        let words: Vec<Cow<'_, str>> = args.words.iter().map(|word| in_digits(word)).collect();
+        if args.shrink && name != RESIZE {
+            let text = format!("--shrink belongs to {RESIZE}; '{name}' does not take it");
+            return Err(usage_error(&text, "ctl", program));
+        }
+        let is_json = matches!(args.words.as_slice(), [text] if text.starts_with('{'));
+        let words = args.words.iter().map(|word| match is_json {
+            true => Ok(Cow::Borrowed(word.as_str())),
+            false => in_digits(word),
+        });
+        let words: Vec<Cow<'_, str>> = words.collect::<Result<_, _>>()?;
         let words = words.iter().map(|word| &**word);
         let arguments = match args.words.as_slice() {
             [text] if text.starts_with('{') => {

@@ -116,11 +116,11 @@ pub struct Args {
     #[arg(long, value_name = "GROUP", value_parser = line::group)]
     monitor_group: Option<rustix::fs::Gid>,
     /// Confine the daemon before it opens images: auto (with Landlock and seccomp, as far as the
-    /// kernel supports them), on (both, or no service), off
-    #[arg(long, value_name = "MODE", default_value = "off", value_parser = sandbox_mode)]
-    sandbox: Mode,
-    /// A directory in which images and sockets may lie in spite of --sandbox; without any, files
-    /// have to be passed (add-fd)
+    /// kernel supports them), on (both, or no service), off (the default)
+    #[arg(long, value_name = "MODE", value_parser = sandbox_mode)]
+    sandbox: Option<Mode>,
+    /// A directory in which images and sockets may lie in spite of --sandbox, which is needed with
+    /// it; without any, files have to be passed (add-fd)
     #[arg(long, value_name = "DIR")]
     sandbox_dir: Vec<PathBuf>,
     /// Listen for clients of the control protocol on a --chardev: chardev=ID

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::line::{Line, Step};
-use crate::cmd::serve::sandbox::Mode;
 use crate::cmd::serve::{Daemonize, LogFormat, Verbosity};
 use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
@@ -86,7 +85,7 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, CommandError> {
         verbosity: Verbosity::Errors,
         log_format: LogFormat::Lines,
         monitor_group: None,
-        sandbox: (Mode::Off, Vec::new()),
+        sandbox: (None, Vec::new()),
     };
     let next = |scanner: &mut Scanner<'_>| {
         let found = scanner.next_option();
@@ -148,7 +147,7 @@ impl Line {
     fn take_own(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "monitor-group" => self.monitor_group = Some(super::line::group(value)?),
-            "sandbox" => self.sandbox.0 = super::sandbox_mode(value)?,
+            "sandbox" => self.sandbox.0 = Some(super::sandbox_mode(value)?),
             _ => self.sandbox.1.push(PathBuf::from(value)),
         }
         Ok(())

@@ -64,8 +64,8 @@ pub struct Line {
     pub log_format: LogFormat,
     /// Members of this group may connect to sockets for clients of the control protocol.
     pub monitor_group: Option<Gid>,
-    /// The sandbox, and the directories that files lie in.
-    pub sandbox: (Mode, Vec<PathBuf>),
+    /// The sandbox, if anything is said about it, and the directories that files lie in.
+    pub sandbox: (Option<Mode>, Vec<PathBuf>),
 }
 
 /// Ways of clients of the control protocol to the daemon.
@@ -136,6 +136,20 @@ fn arguments(kind: &str, implied: Option<&str>, text: &str) -> Result<Given, Com
 /// # Errors
 /// The first step that cannot be done.
 pub async fn follow(daemon: &Rc<Daemon>, line: &Line) -> Result<Doors, CommandError> {
+    if let (None, [directory, ..]) = (line.sandbox.0, line.sandbox.1.as_slice()) {
+        let directory = directory.display();
+        return Err(CommandError::new(format!(
+            "--sandbox-dir {directory}: without --sandbox=on or --sandbox=auto nothing would be \
+             confined to it"
+        )));
+    }
+    let is_verbose = matches!(line.verbosity, Verbosity::Everything);
+    if is_verbose && matches!(line.daemonize, Daemonize::Yes) {
+        return Err(CommandError::new(
+            "--verbose: in the background (--daemonize) nobody would see the reports; a service \
+             manager keeps those of a daemon in the foreground",
+        ));
+    }
     let mut doors = Doors {
         group: line.monitor_group,
         ..Doors::default()
@@ -217,7 +231,8 @@ impl Doors {
     /// and those that clients pass.
     fn confine(&mut self, daemon: &Daemon, line: &Line) -> Result<(), CommandError> {
         let (mode, directories) = &line.sandbox;
-        if *mode == Mode::Off || std::mem::replace(&mut self.is_confined, true) {
+        let mode = mode.unwrap_or(Mode::Off);
+        if mode == Mode::Off || std::mem::replace(&mut self.is_confined, true) {
             return Ok(());
         }
         let mut rights = Rights::within(directories.clone());
@@ -235,7 +250,7 @@ impl Doors {
                 CommandError::new(format!("--sandbox-dir {name}: {why}"))
             })?;
         }
-        if let Some(report) = sandbox::enforce(*mode, &rights)? {
+        if let Some(report) = sandbox::enforce(mode, &rights)? {
             daemon.is_confined.set(true);
             daemon.allowed.replace(directories.clone());
             daemon.log.sandbox(&report.to_string(), report.is_whole());

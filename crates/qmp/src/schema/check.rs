@@ -23,6 +23,18 @@ enum Form {
     Json,
     /// From a command line: numbers, switches and `null` are texts.
     Words,
+    /// The same, words that each set one argument: numbers are bare, so that a sign is not taken for
+    /// an addition.
+    Arguments,
+}
+
+impl Form {
+    fn is_of_texts(self) -> bool {
+        match self {
+            Form::Json => false,
+            Form::Words | Form::Arguments => true,
+        }
+    }
 }
 
 /// The way from the arguments to a value.
@@ -58,7 +70,7 @@ impl fmt::Display for Path<'_> {
             match step {
                 Step::Member(name) if at == 0 => f.write_str(name)?,
                 Step::Member(name) => write!(f, ".{name}")?,
-                Step::Element(index) if self.form == Form::Words => write!(f, ".{index}")?,
+                Step::Element(index) if self.form.is_of_texts() => write!(f, ".{index}")?,
                 Step::Element(index) => write!(f, "[{index}]")?,
             }
         }
@@ -119,8 +131,13 @@ impl Schema {
         self.check_object(kind, members, &mut Path::new(Form::Words))
     }
 
+    /// As [`Schema::check_words`], for words that each set one argument.
+    pub(super) fn check_arguments(&self, kind: &str, members: &mut Map<String, Value>) -> Result {
+        self.check_object(kind, members, &mut Path::new(Form::Arguments))
+    }
+
     fn check<'a>(&'a self, kind: &'a Type, value: &mut Value, path: &mut Path<'a>) -> Result {
-        if path.form == Form::Words {
+        if path.form.is_of_texts() {
             read_word(kind, value, path)?;
         }
         let (fits, expected) = match kind {
@@ -256,6 +273,9 @@ fn read_word(kind: &Type, value: &mut Value, path: &Path<'_>) -> Result {
     let Value::String(text) = &*value else {
         return Ok(());
     };
+    if path.form == Form::Arguments && matches!(kind, Type::Integer(_)) {
+        refuse_addition(text, path)?;
+    }
     *value = match kind {
         Type::Integer(Integer::Size) => {
             let bytes = size::parse(text.trim_start());
@@ -287,13 +307,24 @@ fn read_word(kind: &Type, value: &mut Value, path: &Path<'_>) -> Result {
     Ok(())
 }
 
+/// Refuses a number that may be meant as a change of the one that is there, or that a mistake in
+/// quoting has put blanks around.
+fn refuse_addition(text: &str, path: &Path<'_>) -> Result {
+    match text.starts_with('+') || text.trim() != text {
+        false => Ok(()),
+        true => Err(QmpError::generic(format!(
+            "Parameter '{path}' expects the new value, as a bare number, rather than '{text}'"
+        ))),
+    }
+}
+
 fn unexpected_group(path: &Path<'_>) -> QmpError {
     QmpError::generic(format!("Parameters '{path}.*' are unexpected"))
 }
 
 fn check_enum(values: &[EnumValue], value: &Value, path: &Path<'_>) -> Result {
     let Value::String(text) = value else {
-        let is_group = path.form == Form::Words && (value.is_object() || value.is_array());
+        let is_group = path.form.is_of_texts() && (value.is_object() || value.is_array());
         return Err(match is_group {
             true => unexpected_group(path),
             false => wrong_type(path, "string"),

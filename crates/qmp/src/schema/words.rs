@@ -57,11 +57,13 @@ impl Schema {
         for (name, value) in pairs(text, implied)? {
             insert(&mut root, &name, Value::String(value))?;
         }
-        self.object_of(kind, root)
+        let mut members = object_of(root)?;
+        self.check_words(kind, &mut members)?;
+        Ok(members)
     }
 
     /// The arguments of a command, from words such as `node-name=n`. After `:=` the value is JSON:
-    /// `bitmaps:=["a", "b"]`.
+    /// `bitmaps:=["a", "b"]`. Numbers are bare: none has a plus sign or blanks.
     ///
     /// # Errors
     /// As for [`Schema::object_of_text`].
@@ -84,18 +86,18 @@ impl Schema {
             };
             insert(&mut root, name, value)?;
         }
-        self.object_of(&command.arguments, root)
-    }
-
-    fn object_of(&self, kind: &str, root: Vec<(String, Node)>) -> Result<Map<String, Value>> {
-        let mut members = Map::new();
-        for (name, node) in root {
-            let value = finish(node, &name)?;
-            members.insert(name, value);
-        }
-        self.check_words(kind, &mut members)?;
+        let mut members = object_of(root)?;
+        self.check_arguments(&command.arguments, &mut members)?;
         Ok(members)
     }
+}
+
+fn object_of(root: Vec<(String, Node)>) -> Result<Map<String, Value>> {
+    let members = root.into_iter().map(|(name, node)| {
+        let value = finish(node, &name)?;
+        Ok((name, value))
+    });
+    members.collect()
 }
 
 /// Splits a text at commas; two of them are one in a value.
