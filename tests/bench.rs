@@ -809,7 +809,14 @@ fn requests_over_time_are_drawn_with_what_they_allocated() {
 #[test]
 fn tables_refuse_what_they_cannot_do() {
     for (line, words) in [
-        ("flush --depths=0", "expect numbers above 0"),
+        ("steady --depths=0", "expect numbers above 0"),
+        (
+            "flush --depths=8",
+            "--depths: 'flush' has numbers of its own",
+        ),
+        ("fragmentation --depths=8", "--depths: 'fragmentation'"),
+        ("discard --depths=8", "--depths: 'discard'"),
+        ("compact --requests=8", "--requests: 'compact'"),
         ("flush --requests=0", "expect numbers above 0"),
         ("flush --size=x", "Invalid size specified: 'x'."),
         ("flush --policies=dense", "--policies expects auto"),

@@ -124,6 +124,37 @@ fn elsewhere_an_overlay_is_offered_or_the_file_copied() {
 }
 
 #[test]
+fn a_file_that_exists_is_kept_unless_it_is_to_be_overwritten() {
+    let dir = scratch();
+    let dir = dir.path();
+    succeeds(dir, "create -q -f qcow2 golden.qcow2 1M");
+    succeeds(dir, "clone --copy golden.qcow2 vm2.qcow2");
+    io(dir, "write -P 7 0 64k", "vm2.qcow2");
+    let before = std::fs::read(dir.join("vm2.qcow2")).unwrap();
+    for line in [
+        "clone golden.qcow2 vm2.qcow2",
+        "clone --copy golden.qcow2 vm2.qcow2",
+    ] {
+        let refused = complaint(&ours(dir, line));
+        assert!(
+            refused.contains("'vm2.qcow2' exists already; --force"),
+            "{refused}"
+        );
+        assert_eq!(std::fs::read(dir.join("vm2.qcow2")).unwrap(), before);
+    }
+    succeeds(dir, "clone --copy --force golden.qcow2 vm2.qcow2");
+    assert_ne!(std::fs::read(dir.join("vm2.qcow2")).unwrap(), before);
+
+    // Neither is the file of its data.
+    succeeds(dir, "create -q -f qcow2 -o data_file=e.raw e.qcow2 1M");
+    std::fs::write(dir.join("f.raw"), "precious").unwrap();
+    let refused = complaint(&ours(dir, "clone --copy --data-file f.raw e.qcow2 f.qcow2"));
+    assert!(refused.contains("f.raw' exists already"), "{refused}");
+    assert_eq!(std::fs::read(dir.join("f.raw")).unwrap(), b"precious");
+    assert!(!dir.join("f.qcow2").exists());
+}
+
+#[test]
 fn what_is_damaged_or_in_use_is_not_cloned() {
     let dir = scratch();
     let dir = dir.path();

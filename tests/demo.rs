@@ -44,6 +44,38 @@ fn a_small_demonstration_has_two_clean_rows_and_leaves_nothing() {
 }
 
 #[test]
+fn a_relative_directory_and_links_in_qemus_names_change_nothing() {
+    let directory = scratch();
+    let links = directory.path().join("links");
+    std::fs::create_dir(&links).unwrap();
+    for name in ["qemu-img", "qemu-nbd", "qemu-storage-daemon"] {
+        let ours = env!("CARGO_BIN_EXE_cowslip");
+        std::os::unix::fs::symlink(ours, links.join(name)).unwrap();
+    }
+    let words = "demo --json --size 16 --operations 20 --dir here".split(' ');
+    let mut command = cowslip();
+    let command = command.current_dir(directory.path()).args(words);
+    // Nothing else is in this path.
+    let output = crate::support::outcome(command.env("PATH", &links));
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaints}");
+    assert!(
+        complaints.contains("is Cowslip under QEMU's name"),
+        "{complaints}"
+    );
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert!(
+        rows.iter().all(|row| row["server"] == "cowslip"),
+        "{rows:?}"
+    );
+    assert!(
+        rows.iter().all(|row| row["qemu-img-check"] != "clean"),
+        "{rows:?}"
+    );
+}
+
+#[test]
 fn a_directory_that_cannot_be_made_is_one_clear_error() {
     let output = crate::support::outcome(cowslip().args(["demo", "--dir", "/proc/nothing"]));
     assert_eq!(output.status.code(), Some(1));

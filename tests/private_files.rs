@@ -118,7 +118,7 @@ fn what_a_command_makes_for_itself_is_its_owners() {
         ("measure -O qcow2 image", &[], 0),
         ("demo --json --size 16 --operations 20 --dir DIR", &[], 5),
         (
-            "bench flush --json --repetitions=1 --requests=8 --depths=1 --size=16M --cells=64K, \
+            "bench flush --json --repetitions=1 --requests=8 --size=16M --cells=64K, \
              --peers=none --dir=DIR",
             &[],
             1,

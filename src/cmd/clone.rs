@@ -35,6 +35,9 @@ pub struct Args {
     /// Copy the data where the file system has no reflinks
     #[arg(long)]
     copy: bool,
+    /// Overwrite the new file if it exists
+    #[arg(long)]
+    force: bool,
     /// The verb on the command line is `create`, which has no `--copy`.
     #[arg(skip)]
     by_create: bool,
@@ -47,7 +50,7 @@ pub struct Args {
     job: JobArgs,
     /// The image
     source: String,
-    /// The new file; overwritten if it exists
+    /// The new file; one that exists is refused unless --force overwrites it
     target: String,
 }
 
@@ -58,6 +61,8 @@ impl Args {
             format: None,
             data_file: None,
             copy: false,
+            // As `create` does.
+            force: true,
             by_create: true,
             force_share: false,
             done: DoneArgs::default(),
@@ -98,6 +103,7 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
             None => None,
         };
         let (new, target) = NewFile::open(&args.target, &read, claim)?;
+        refuse_existing(&new, &args.target, args)?;
         share(&file, &target, (args, format), &job).await?;
         if let Some(header) = header {
             rename_files(&target, header, args).await?;
@@ -160,6 +166,16 @@ async fn files_below(source: &Source, format: Format) -> ReadSet {
     layer::read_set(&chain, ReadAs::Source, &inspect_options).await
 }
 
+/// Refuses to overwrite a file that was there: it may be a disk in use since it was cloned.
+fn refuse_existing(new: &NewFile, name: &str, args: &Args) -> Result<(), CommandError> {
+    match new.has_existed() && !args.force {
+        true => Err(CommandError::new(format!(
+            "'{name}' exists already; --force overwrites it"
+        ))),
+        false => Ok(()),
+    }
+}
+
 async fn clone_data_file(
     name: &str,
     read: &mut ReadSet,
@@ -172,6 +188,7 @@ async fn clone_data_file(
     read.add(file.as_ref(), ReadAs::Source);
     let target = resolve_name(&args.target, target);
     let (new, target) = NewFile::open(&target, read, Claim::data_file(true))?;
+    refuse_existing(&new, target.name(), args)?;
     read.add(target.as_ref(), ReadAs::Image);
     share(&file, &target, (args, Format::Raw), job).await?;
     flush(&target).await?;

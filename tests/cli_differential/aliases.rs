@@ -475,7 +475,8 @@ impl Aliases {
         (name, file): (&str, &'static str),
         (target, of): (&str, Option<&'static str>),
     ) -> Case {
-        let words = ["clone", "--copy", "-f", format_of(file), name, target];
+        let format = format_of(file);
+        let words = ["clone", "--copy", "--force", "-f", format, name, target];
         let words = words.map(str::to_string).to_vec();
         let mut case = Case::new(words, closure(file), of.into_iter().collect());
         case.is_ours_alone = true;

@@ -4,7 +4,6 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::Command;
 
 use cowslip_console::error::{CommandError, failed};
 use cowslip_testbed::image::Design;
@@ -14,6 +13,7 @@ use serde::Deserialize;
 
 use crate::cell::{Cell, Contestant};
 use crate::description::Description;
+use crate::peer_path;
 use crate::report::{Measurement, column};
 use crate::run::run;
 use crate::scale::Scale;
@@ -34,6 +34,8 @@ pub const TABLE: Description = Description {
     files_bytes: |_| FILESYSTEM_BYTES,
     rate: column("checks/s", 2),
     measure,
+    has_depths: false,
+    has_requests: false,
     ..Description::usual("check", cells)
 };
 
@@ -132,7 +134,7 @@ impl Image {
 
     fn make(&self, path: &Path) -> Result<(), CommandError> {
         let create = |options: &str, disk_bytes: u64| {
-            let mut create = Command::new("qemu-img");
+            let mut create = peer_path::command("qemu-img");
             create.args(["create", "-q", "-f", "qcow2", "-o", options]);
             run(create.arg(path).arg(disk_bytes.to_string())).map(drop)
         };
@@ -147,7 +149,7 @@ impl Image {
                 let options = format!("preallocation=metadata,extent_size_hint=0,{options}");
                 create(&options, *disk_bytes)?;
                 for snapshot in 0..*snapshots {
-                    let mut command = Command::new("qemu-img");
+                    let mut command = peer_path::command("qemu-img");
                     command.args(["snapshot", "-c", &format!("s{snapshot}")]);
                     run(command.arg(path))?;
                 }
@@ -156,7 +158,7 @@ impl Image {
             Recipe::Compressed(bytes) => {
                 let source = path.with_extension("raw");
                 populate_compressible(&source, *bytes).map_err(CommandError::new)?;
-                let mut convert = Command::new("qemu-img");
+                let mut convert = peer_path::command("qemu-img");
                 convert.args(["convert", "-c", "-f", "raw", "-O", "qcow2"]);
                 let converted = run(convert.arg(&source).arg(path));
                 fs::remove_file(&source).map_err(|e| failed("remove", &source, &e))?;

@@ -12,7 +12,6 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use rustix::fs::{Advice, fadvise, syncfs};
 
 use crate::cell::{Cell, Contestant};
 use crate::description::Description;
+use crate::peer_path;
 use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::run::run;
@@ -48,6 +48,8 @@ pub const TABLE: Description = Description {
     files_bytes: |disk_bytes| disk_bytes * 7,
     rate: column("runs/s", 3),
     measure,
+    has_depths: false,
+    has_requests: false,
     ..Description::usual("compact", cells)
 };
 
@@ -126,15 +128,15 @@ fn allocated(file: &Path) -> Result<u64, CommandError> {
 /// that is deleted then, whose space the host keeps.
 fn age(image: &Path, size: u64, stride: u64) -> Result<(), CommandError> {
     let name = image.display();
-    let mut create = Command::new("qemu-img");
+    let mut create = peer_path::command("qemu-img");
     create.args(["create", "-q", "-f", "qcow2"]).arg(image);
     run(create.arg(size.to_string()))?;
     write(image, size, 1)?;
-    let mut snapshot = Command::new("qemu-img");
+    let mut snapshot = peer_path::command("qemu-img");
     run(snapshot.args(["snapshot", "-c", "dead"]).arg(image))?;
     write(image, size, stride)?;
     let options = "driver=qcow2,discard=ignore,pass-discard-snapshot=off,file.driver=file";
-    let mut delete = Command::new("qemu-img");
+    let mut delete = peer_path::command("qemu-img");
     delete.args(["snapshot", "--image-opts", "-d", "dead"]);
     run(delete.arg(format!("{options},file.filename={name}")))?;
     File::open(image)
@@ -146,7 +148,7 @@ fn age(image: &Path, size: u64, stride: u64) -> Result<(), CommandError> {
 fn write(image: &Path, size: u64, stride: u64) -> Result<(), CommandError> {
     let parts: Vec<u64> = (0..size / WRITE_BYTES).step_by(stride as usize).collect();
     for parts in parts.chunks(256) {
-        let mut write = Command::new("qemu-io");
+        let mut write = peer_path::command("qemu-io");
         write.args(["-f", "qcow2", "-t", "unsafe"]);
         for part in parts {
             let byte = 1 + (part * 7 + stride) % 250;
@@ -160,7 +162,7 @@ fn write(image: &Path, size: u64, stride: u64) -> Result<(), CommandError> {
 
 /// Refuses an outcome whose disk is another one.
 fn same_disk(one: &Path, other: &Path) -> Result<(), CommandError> {
-    let mut compare = Command::new("qemu-img");
+    let mut compare = peer_path::command("qemu-img");
     compare.args(["compare", "-q", "-f", "qcow2", "-F", "qcow2"]);
     run(compare.arg(one).arg(other)).map(drop)
 }

@@ -13,6 +13,7 @@ use cowslip_testbed::output_of;
 use cowslip_testbed::stack::Stack;
 use serde_json::{Map, Value, json};
 
+use crate::peer_path;
 use crate::reporter::Outlet;
 
 /// Programs that take part or make file systems, and how they are asked for their versions.
@@ -101,7 +102,11 @@ fn versions() -> Value {
     let own = format!("cowslip {}", env!("CARGO_PKG_VERSION"));
     versions.insert("cowslip".to_string(), json!(own));
     for (program, word) in PROGRAMS {
-        let output = output_of(program, &[word]);
+        let path = match program.starts_with("qemu-") {
+            true => peer_path::of(program),
+            false => program.into(),
+        };
+        let output = output_of(&path.to_string_lossy(), &[word]);
         let line = output.as_deref().and_then(|text| text.lines().next());
         versions.insert(program.to_string(), json!(line.map(str::trim)));
     }

@@ -18,6 +18,7 @@ use self::sources::Source;
 use crate::cell::{Cell, Contestant};
 use crate::description::Description;
 use crate::host_usage::HostUsage;
+use crate::peer_path;
 use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::run::run;
@@ -46,6 +47,8 @@ pub const TABLE: Description = Description {
     files_bytes: |data_bytes| data_bytes * 5 + (1 << 30),
     rate: column("MiB/s", 0),
     measure,
+    has_depths: false,
+    has_requests: false,
     ..Description::usual("convert", cells)
 };
 
@@ -205,7 +208,7 @@ impl Conversion<'_> {
     /// Makes what nbdcopy does not make itself, of the size of the source's disk.
     fn create_target(&self) -> Result<(), CommandError> {
         let size = self.case.source.disk_bytes(self.source)?;
-        let mut create = Command::new("qemu-img");
+        let mut create = peer_path::command("qemu-img");
         create
             .args(["create", "-q", "-f", "qcow2"])
             .arg(self.target);
@@ -219,11 +222,11 @@ impl Conversion<'_> {
             CommandError::new(format!("{} left {what}: {error}", contestant.name()))
         };
         if format == "qcow2" {
-            let mut check = Command::new("qemu-img");
+            let mut check = peer_path::command("qemu-img");
             check.args(["check", "-q", "-f", format]).arg(self.target);
             run(&mut check).map_err(|e| left("a bad image", &e))?;
         }
-        let mut compare = Command::new("qemu-img");
+        let mut compare = peer_path::command("qemu-img");
         compare.args(["compare", "-q", "-f", source.format(), "-F", format]);
         compare.arg(source.path(self.source)).arg(self.target);
         let compared = run(&mut compare).map(drop);

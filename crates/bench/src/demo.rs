@@ -19,6 +19,7 @@ use cowslip_queue::{Backend, Queue};
 
 use crate::cell::Subclusters;
 use crate::host_usage::HostUsage;
+use crate::peer_path;
 use crate::run::own_path;
 
 mod load;
@@ -174,7 +175,7 @@ impl Stage<'_> {
             file_bytes: cost.written_bytes,
             host: HostUsage::of(&overlay)?,
             own_check: check(Command::new(own_path()?).arg("check"), &overlay)?,
-            qemu_check: check(Command::new("qemu-img").arg("check"), &overlay)?,
+            qemu_check: check(peer_path::command("qemu-img").arg("check"), &overlay)?,
         };
         self.progress.advance(self.load.check_units());
         Ok(row)
@@ -223,7 +224,10 @@ struct WorkDirectory {
 impl WorkDirectory {
     fn make(args: &Args) -> Result<WorkDirectory, CommandError> {
         let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
-        let path = parent.join(format!("cowslip-demo-{}", std::process::id()));
+        // The images name their backing files: relative to them, a relative name would be another.
+        let path = std::path::absolute(&parent)
+            .unwrap_or_else(|_| parent.clone())
+            .join(format!("cowslip-demo-{}", std::process::id()));
         // A directory that was there already would belong to another program.
         let made = fs::create_dir_all(&parent).and_then(|()| fs::create_dir(&path));
         made.map_err(|e| {

@@ -23,6 +23,10 @@ pub struct Description {
     pub requests: u64,
     /// Policies that are columns, if it is not said.
     pub policies: &'static [&'static str],
+    /// It takes `--depths`.
+    pub has_depths: bool,
+    /// It takes `--requests`.
+    pub has_requests: bool,
     /// More columns of ours, by how zeroes are made, if it is not said.
     pub zero_methods: &'static [&'static str],
     /// QEMU's programs that can take part.
@@ -64,6 +68,8 @@ impl Description {
             quick_disk_bytes: 1 << 30,
             requests: 8000,
             policies: &["auto", "sparse"],
+            has_depths: true,
+            has_requests: true,
             zero_methods: &[],
             peers: &[Peer::QemuImg],
             source: None,

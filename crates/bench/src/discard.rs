@@ -43,6 +43,8 @@ pub const TABLE: Description = Description {
     // There is no raw file.
     files_bytes: |disk_bytes| disk_bytes / 2 * 3,
     measure,
+    has_depths: false,
+    has_requests: false,
     ..Description::usual("discard", cells)
 };
 

@@ -15,7 +15,11 @@ const REQUEST_BYTES: u64 = 4096;
 const FULL_INTERVAL: u64 = 32;
 
 /// The table.
-pub const TABLE: Description = Description::usual("flush", cells);
+pub const TABLE: Description = Description {
+    // As many as lie between two flushes.
+    has_depths: false,
+    ..Description::usual("flush", cells)
+};
 
 /// Its cells.
 fn cells(scale: &Scale) -> Vec<Cell> {

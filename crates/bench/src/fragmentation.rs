@@ -35,6 +35,7 @@ pub const TABLE: Description = Description {
     // All of it is written, block by block.
     disk_bytes: 1 << 30,
     measure,
+    has_depths: false,
     ..Description::usual("fragmentation", cells)
 };
 

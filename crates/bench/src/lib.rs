@@ -34,6 +34,7 @@ pub mod machine;
 mod metadata;
 mod page;
 mod pages;
+mod peer_path;
 mod peers;
 mod places;
 mod preallocation;

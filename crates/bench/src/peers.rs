@@ -1,9 +1,8 @@
 //! Choice of QEMU's programs that take part in a table.
 
-use std::process::Command;
-
 use cowslip_console::error::CommandError;
 
+use crate::peer_path;
 use crate::run::run;
 use crate::server::Kind;
 
@@ -47,7 +46,7 @@ impl Peer {
     }
 
     fn is_installed(self) -> bool {
-        run(Command::new(self.name()).arg("--version")).is_ok()
+        run(peer_path::command(self.name()).arg("--version")).is_ok()
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cowslip_console::error::{CommandError, failed};
 
+use crate::peer_path;
 use crate::run::{Running, run};
 
 /// Owner of a server.
@@ -119,7 +120,7 @@ impl Kind {
         [Kind::StorageDaemon, Kind::QemuNbd]
             .into_iter()
             .find(|kind| {
-                let mut command = Command::new(kind.name());
+                let mut command = peer_path::command(kind.name());
                 let outcome = command.arg("--version").stdout(Stdio::null()).status();
                 outcome.is_ok_and(|status| status.success())
             })
@@ -132,7 +133,7 @@ impl Export {
         let cache = format!("--cache={}", self.page_cache.cache_mode());
         let mut command = match self.kind {
             Kind::Cowslip => Command::new(crate::run::own_path()?),
-            kind => Command::new(kind.name()),
+            kind => peer_path::command(kind.name()),
         };
         match self.kind {
             Kind::Cowslip => {

@@ -18,6 +18,7 @@ use crate::cell::{
 use crate::conditions::{self, line_of};
 use crate::host_usage::{HostUsage, device_flushes};
 use crate::machine::Machine;
+use crate::peer_path;
 use crate::report::{Column, Measurement, Row, column};
 use crate::run::{Run, own_path, run, system_calls};
 use crate::scale::Scale;
@@ -198,7 +199,7 @@ impl<'a> Stage<'a> {
     pub fn program(&self, contestant: Contestant) -> Command {
         match contestant.is_cowslip() || matches!(contestant, Contestant::Raw(_)) {
             true => Command::new(&self.cowslip),
-            false => Command::new("qemu-img"),
+            false => peer_path::command("qemu-img"),
         }
     }
 
@@ -352,9 +353,12 @@ impl<'a> Stage<'a> {
             | Contestant::QemuImgAnyOrder
             | Contestant::Nbdcopy
             | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
-            Contestant::QemuImg | Contestant::QemuServer(_) | Contestant::QemuDriver => {
-                self.create(Command::new("qemu-img"), &cell.shape, &cell.shape.options())?
-            }
+            Contestant::QemuImg | Contestant::QemuServer(_) | Contestant::QemuDriver => self
+                .create(
+                    peer_path::command("qemu-img"),
+                    &cell.shape,
+                    &cell.shape.options(),
+                )?,
             Contestant::Raw(state) | Contestant::QemuRaw(state) => self.prepare_raw(state)?,
         };
         let filled = match cell.shape.before {
@@ -479,7 +483,7 @@ impl<'a> Stage<'a> {
             own.arg("io");
             own
         } else {
-            Command::new("qemu-io")
+            peer_path::command("qemu-io")
         };
         command.args(["-f", "qcow2", "-t", self.cache, "-d", "unmap"]);
         let mut start = 0;
@@ -531,7 +535,7 @@ impl<'a> Stage<'a> {
             return Ok(());
         }
         match self.has_qemu_img {
-            true => check_by(Path::new("qemu-img"), image),
+            true => check_by(&peer_path::of("qemu-img"), image),
             false => self.check_ourselves(image),
         }
     }
@@ -701,6 +705,6 @@ pub fn own_aio(name: &str) -> &'static str {
 }
 
 fn qemu_img_is_installed() -> bool {
-    let mut command = Command::new("qemu-img");
+    let mut command = peer_path::command("qemu-img");
     run(command.arg("--version")).is_ok()
 }

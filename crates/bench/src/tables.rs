@@ -34,6 +34,8 @@ use crate::{
 /// Allocation policies, and how new clusters come to read as zeroes.
 const POLICIES: &[&str] = &["auto", "contiguous", "sparse"];
 const ZERO_METHODS: &[&str] = &["auto", "fresh", "zero-range", "write"];
+/// Requests in flight, if it is not said.
+const DEPTHS: [u64; 2] = [32, 1];
 /// Runs of each contestant, if it is not said.
 const REPETITIONS: usize = 5;
 
@@ -106,14 +108,10 @@ pub struct Options {
     /// Runs of each contestant in each cell; 5 if not given, for guest 3 with KVM and 1 without
     #[arg(long, value_name = "N")]
     repetitions: Option<usize>,
-    /// Requests in flight
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "32,1"
-    )]
-    depths: Vec<u64>,
+    /// Requests in flight, each a cell: 32,1 if not given; tables with a depth of their own refuse
+    /// it
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    depths: Option<Vec<u64>>,
     /// Allocation policies, each a column: auto, contiguous, sparse; auto,sparse if not given, for
     /// guest and tables of servers auto
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -137,7 +135,8 @@ pub struct Options {
     /// Only the cells whose name contains this text
     #[arg(long, value_name = "TEXT")]
     cells: Option<String>,
-    /// One run of each cell with few requests on a small disk, for a first impression
+    /// One run of each cell with few requests on a small disk, for a first impression; without
+    /// --size, --requests and --repetitions
     #[arg(long, conflicts_with_all = ["size", "requests", "repetitions"])]
     quick: bool,
     /// own, or seed: disks and requests as in the mails that asked first (subclusters,
@@ -209,7 +208,10 @@ fn scale_of(asked: &Table) -> Result<Scale, CommandError> {
             (options.requests.unwrap_or(usual), repetitions)
         }
     };
-    if requests == 0 || repetitions == 0 || options.depths.contains(&0) {
+    table.refuse_unused(options)?;
+    let depths = options.depths.clone();
+    let depths = depths.unwrap_or_else(|| DEPTHS.to_vec());
+    if requests == 0 || repetitions == 0 || depths.contains(&0) {
         let text = "--requests, --repetitions and --depths expect numbers above 0";
         return Err(CommandError::new(text));
     }
@@ -225,7 +227,7 @@ fn scale_of(asked: &Table) -> Result<Scale, CommandError> {
     Ok(Scale {
         disk_bytes,
         requests,
-        depths: options.depths.clone(),
+        depths,
         repetitions,
         policies: policies?,
         peers: peers::chosen(table.peers, options.peers.as_deref())?,
@@ -237,6 +239,23 @@ fn scale_of(asked: &Table) -> Result<Scale, CommandError> {
         machine: None,
         deadline: None,
     })
+}
+
+impl Description {
+    /// Refuses options that would change nothing.
+    fn refuse_unused(&self, options: &Options) -> Result<(), CommandError> {
+        let unused = [
+            ("depths", !self.has_depths && options.depths.is_some()),
+            ("requests", !self.has_requests && options.requests.is_some()),
+        ];
+        match unused.iter().find(|(_, is_unused)| *is_unused) {
+            None => Ok(()),
+            Some((option, _)) => Err(CommandError::new(format!(
+                "--{option}: '{}' has numbers of its own, which it does not change",
+                self.name
+            ))),
+        }
+    }
 }
 
 /// Names that an option lists, each of which there is.

@@ -150,6 +150,11 @@ impl NewFile {
         Ok((new, file))
     }
 
+    /// Whether a regular file of this name existed.
+    pub fn has_existed(&self) -> bool {
+        self.existed.is_some()
+    }
+
     /// Notes that what the file held is lost.
     pub(super) fn mark_overwritten(&mut self) {
         self.is_overwritten = true;

@@ -157,9 +157,11 @@ fn command(args: &Args, binary: &Path, table: &str) -> Command {
         command.args(args.cells.as_ref().map(|part| format!("--cells={part}")));
         return command;
     }
-    command.arg(match table {
-        "vhost-user" | "fuse" => "--depths=32,1",
-        _ => "--depths=32",
+    command.args(match table {
+        "vhost-user" | "fuse" => Some("--depths=32,1"),
+        // They have depths of their own.
+        "flush" | "discard" => None,
+        _ => Some("--depths=32"),
     });
     let (mut requests, mut cells) = (args.requests, args.cells.as_deref());
     if args.quick && table == "metadata" {
@@ -176,6 +178,8 @@ fn command(args: &Args, binary: &Path, table: &str) -> Command {
         });
         command.arg("--size=1G");
     }
+    // Its requests are those of its traces.
+    let requests = requests.filter(|_| table != "discard");
     command.args(requests.map(|requests| format!("--requests={requests}")));
     command.args(cells.map(|part| format!("--cells={part}")));
     command

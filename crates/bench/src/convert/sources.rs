@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use cowslip_console::error::{CommandError, failed};
 use cowslip_testbed::{Random, populate, populate_compressible};
 
+use crate::peer_path;
 use crate::run::{Running, run};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
@@ -88,7 +89,7 @@ impl Source {
         let socket = socket(place);
         let mut command = match self {
             Source::Served => {
-                let mut command = Command::new("qemu-nbd");
+                let mut command = peer_path::command("qemu-nbd");
                 command.args(["-r", "-t", "-e", "8", "-f", "raw", "-k"]);
                 command.arg(&socket).arg(self.path(place));
                 command
@@ -116,7 +117,7 @@ impl Source {
 
     /// The size of its disk.
     pub fn disk_bytes(self, place: &Path) -> Result<u64, CommandError> {
-        let mut info = Command::new("qemu-img");
+        let mut info = peer_path::command("qemu-img");
         info.args(["info", "--output=json", "-f", self.format()]);
         let info = run(info.arg(self.path(place)))?.output;
         let info: serde_json::Value = serde_json::from_str(&info).unwrap_or_default();
@@ -173,7 +174,7 @@ fn socket(place: &Path) -> PathBuf {
 
 /// Makes qcow2 of a raw file, which goes.
 fn convert(raw: &Path, path: &Path, words: &[&str]) -> Result<(), CommandError> {
-    let mut convert = Command::new("qemu-img");
+    let mut convert = peer_path::command("qemu-img");
     convert
         .args(["convert", "-f", "raw", "-O", "qcow2"])
         .args(words);
@@ -215,7 +216,7 @@ fn pieces(path: &Path, data_bytes: u64) -> Result<(), CommandError> {
 
 /// Writes clusters by qemu-io, in the order that is given.
 fn write_clusters(path: &Path, clusters: impl Iterator<Item = u64>) -> Result<(), CommandError> {
-    let mut command = Command::new("qemu-io");
+    let mut command = peer_path::command("qemu-io");
     command.args(["-t", "unsafe", "-f", "qcow2"]).arg(path);
     command.stdin(Stdio::piped()).stdout(Stdio::null());
     let failed = |e: std::io::Error| failed("write", path, &e);
@@ -231,7 +232,7 @@ fn write_clusters(path: &Path, clusters: impl Iterator<Item = u64>) -> Result<()
 }
 
 fn create(path: &Path, disk_bytes: u64, backing: Option<&Path>) -> Result<(), CommandError> {
-    let mut create = Command::new("qemu-img");
+    let mut create = peer_path::command("qemu-img");
     create.args(["create", "-q", "-f", "qcow2"]);
     if let Some(backing) = backing {
         create.args(["-F", "qcow2", "-b"]).arg(backing);
