@@ -222,6 +222,25 @@ fn words_and_json_are_the_same_arguments() {
 }
 
 #[test]
+fn images_are_closed_when_quit_has_ended() {
+    let daemon = Daemon::ours();
+    daemon.output("nbd-server-start addr.type=unix addr.data.path=nbd");
+    daemon.output("block-export-add type=nbd id=e node-name=b writable=on");
+    let uri = format!("nbd+unix:///b?socket={}/nbd", daemon.dir.path().display());
+    // Tables of many clusters are in memory, and written when the image is closed.
+    let mut words = vec!["io".to_string(), "-f".into(), "raw".into()];
+    for at in 0..256 {
+        words.extend(["-c".to_string(), format!("write -q -P 7 {}k 4k", at * 256)]);
+    }
+    run(cowslip().args(words).arg(uri));
+    assert_eq!(daemon.output("quit"), "");
+    // What would still be locked, or not clean, were it not closed.
+    let check = ["check", "-q", "-r", "all", "b.qcow2"];
+    run(cowslip().current_dir(daemon.dir.path()).args(check));
+    assert!(!daemon.dir.path().join("nbd").exists());
+}
+
+#[test]
 fn mistakes_and_refusals_have_exit_codes() {
     let daemon = Daemon::ours();
     let (code, text) = daemon.complaint("blockdev-del node-name=zz");

@@ -653,3 +653,14 @@ fn pictures_are_drawn_as_svg_and_as_text() {
     let text = run(cowslip().current_dir(dir).args(["extents", "a.qcow2"]));
     assert!(!text.contains("order"), "{text}");
 }
+
+#[test]
+fn a_method_that_was_asked_for_is_not_said_to_be_the_only_one() {
+    let dir = scratch();
+    std::fs::write(dir.path().join("f"), [1; 4096]).unwrap();
+    let text = run(cowslip()
+        .current_dir(dir.path())
+        .args(["extents", "--by", "seek", "f"]));
+    assert!(text.contains("places are not"), "{text}");
+    assert!(!text.contains("neither"), "{text}");
+}

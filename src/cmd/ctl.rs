@@ -194,6 +194,11 @@ fn execute(args: &Args, program: &Program) -> Result<(), CommandError> {
     }
     show(command, &result, args.json);
     match args.watch {
+        // The daemon closes its images before it leaves its clients.
+        false if command.name == "quit" => {
+            while client.next_event(None).is_ok() {}
+            Ok(())
+        }
         true => events::follow(&mut client, &[], args.json).map_err(|error| failure(&error)),
         false => Ok(()),
     }

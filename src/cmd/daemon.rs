@@ -29,10 +29,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip::error::system_words;
+use cowslip_graph::TurnGuard;
 use cowslip_qmp::{Call, Executing, Handler, QmpError, Schema, Server};
 use cowslip_queue::{Backend, Queue, Signal, Signals};
 use serde_json::{Value, json};
 
+use self::job::Status;
 use super::serve::sandbox::Mode;
 use super::serve::{
     Daemonize, Detached, Log, LogFormat, Role, Verbosity, default_poll, role, start_server,
@@ -152,6 +154,23 @@ impl Daemon {
         drop(self.nbd_server_stop().await);
         let closed = self.nodes.close().await;
         closed.map_err(|error| CommandError::new(format!("Could not close an image: {error}")))
+    }
+
+    /// The turn in which all ends: no job takes part in it, and none is begun meanwhile.
+    async fn last_turn(&self) -> TurnGuard<'_, ()> {
+        loop {
+            // Their last steps take a turn.
+            self.end_jobs().await;
+            let turn = self.turn.take().await;
+            if self
+                .jobs
+                .all()
+                .iter()
+                .all(|job| job.status.get() == Status::Concluded)
+            {
+                return turn;
+            }
+        }
     }
 
     async fn command(self: &Rc<Self>, name: &str, given: &Given) -> Result<Value, QmpError> {
@@ -366,8 +385,10 @@ fn start(line: Line, program: &Program, role: Role) -> Result<(), CommandError> 
     let log = daemon.log.clone();
     let ended = queue.block_on(async {
         let served = serve(&daemon, &line, (role, signals)).await;
+        let closed = daemon.ended.take().unwrap_or(Ok(()));
+        // What a command has added meanwhile, or a line that was not followed to its end.
         let ended = daemon.end().await;
-        served.and(ended)
+        served.and(closed).and(ended)
     });
     match (ended, line.log_format) {
         (Err(error), LogFormat::Json) => {
@@ -408,9 +429,13 @@ async fn serve(
     cowslip_queue::spawn(async move {
         stopper.quits.wait().await;
         supervisor.is_stopping();
-        // While clients are there to learn of it.
-        stopper.end_jobs().await;
+        // While clients are there to learn of it: to one that waits for the end of its connection
+        // all images are closed then, as by QEMU's daemon.
+        let turn = stopper.last_turn().await;
+        let ended = stopper.end().await;
+        stopper.ended.replace(Some(ended));
         handle.stop();
+        drop(turn);
     });
     let handler = Rc::new(Commands(Rc::clone(daemon)));
     server.serve(handler, listeners, connected).await;

@@ -60,8 +60,8 @@ impl Method {
     pub fn shortcoming(self) -> Option<&'static str> {
         match self {
             Method::Fiemap => None,
-            Method::Fibmap => Some("no FIEMAP here: unwritten and delayed space is shown as holes"),
-            Method::Seek => Some("neither FIEMAP nor FIBMAP here: holes are known, places are not"),
+            Method::Fibmap => Some("this way unwritten and delayed space is shown as holes"),
+            Method::Seek => Some("holes alone are known this way, places are not"),
         }
     }
 }

@@ -409,7 +409,15 @@ impl Source {
         } else if !driver.is_empty() {
             self.host.driver = file::driver(&driver)?;
         }
-        said.extend(node.into_pairs());
+        let of_image = |(name, _): &(String, String)| {
+            Driver::from_name(&driver).is_none()
+                || !is_top
+                || file::is_of_disk(name)
+                || self.registry.is_of_format(Format::Raw, name)
+        };
+        let (rest, of_file): (Vec<_>, Vec<_>) = node.into_pairs().into_iter().partition(of_image);
+        said.extend(rest);
+        chain.of_file.extend(of_file);
         Ok(())
     }
 

@@ -16,6 +16,7 @@ use super::nodes::Nodes;
 use super::wait::Flag;
 use super::words::explained;
 use crate::cmd::serve::{Log, default_poll};
+use crate::error::CommandError;
 use crate::output::is_called_as_qemu;
 
 /// The state of a daemon.
@@ -48,6 +49,8 @@ pub struct Daemon {
     pub poll: Duration,
     /// It is to end.
     pub quits: Flag,
+    /// It has ended, and how.
+    pub ended: RefCell<Option<Result<(), CommandError>>>,
 }
 
 impl Daemon {
@@ -71,6 +74,7 @@ impl Daemon {
             log,
             poll: default_poll(),
             quits: Flag::default(),
+            ended: RefCell::default(),
         })
     }
 

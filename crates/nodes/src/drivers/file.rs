@@ -69,6 +69,28 @@ pub fn locking(value: &str) -> Result<Locking> {
     }
 }
 
+/// Whether an option of a node of a file whose bytes are a disk is one of the disk, or of how it is
+/// opened; all others are the file's alone.
+pub fn is_of_disk(name: &str) -> bool {
+    let name = name.split('.').next().unwrap_or(name);
+    matches!(
+        name,
+        "filename"
+            | "locking"
+            | "auto-read-only"
+            | "node-name"
+            | "read-only"
+            | "force-share"
+            | "cache"
+            | "discard"
+            | "detect-zeroes"
+            | "zero-method"
+            | "alloc-policy"
+            | "snapshot"
+            | "backing"
+    )
+}
+
 /// Reads an option of the file alone.
 ///
 /// # Errors

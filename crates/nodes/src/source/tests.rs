@@ -1,6 +1,6 @@
 //! Lists of options, read as trees.
 
-use cowslip::file::host::Driver;
+use cowslip::file::host::{Aio, Driver};
 use cowslip::image::{BackingChoice, CopyOnRead, Format};
 use cowslip::limits::Limits;
 use cowslip::qcow2::snapshot::SnapshotChoice;
@@ -315,6 +315,11 @@ fn what_is_not_understood_is_refused() {
         ),
         ("file.filename=a,file.drop-cache=x", "expects 'on' or 'off'"),
         ("file.filename=a,discard=x", "Invalid discard option"),
+        (
+            "driver=file,filename=a,pr-manager=x",
+            "Block option 'file.pr-manager' is not supported",
+        ),
+        ("driver=file,filename=a,aio=x", "invalid parameter value: x"),
     ] {
         let why = refused(list);
         assert!(
@@ -346,6 +351,18 @@ fn some_refusals_wait_for_the_open_image() {
         let text = format!("Block format '{format}' does not support the option '{option}'");
         assert_eq!(why, text);
         source.check_file_options().unwrap();
+    }
+    // A disk that is a file's bytes has the options of the file.
+    let words = "driver=file,filename=a,aio=threads,drop-cache=off,read-only=on,offset=0";
+    let bare = of_options(words);
+    bare.check_image_options(Format::Raw).unwrap();
+    bare.check_file_options().unwrap();
+    assert_eq!(bare.host.aio, Some((Aio::Threads, false)));
+    for option in ["foo", "lazy-refcounts"] {
+        let bare = of_options(&format!("driver=file,filename=a,{option}=on"));
+        let why = bare.check_file_options().unwrap_err().to_string();
+        let text = format!("Block protocol 'file' doesn't support the option '{option}'");
+        assert_eq!(why, text);
     }
     for (option, said) in [
         ("pass-discard-other=x", "expects 'on' or 'off'"),
