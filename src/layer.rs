@@ -223,7 +223,8 @@ impl ImageFileInfo {
         // The names in messages: the file's, and the one that says all of it.
         let (path, full_name) = match is_description(name) {
             true => {
-                let source = ImageSpec::named(name, None).resolve()?;
+                let resolved = resolve_name(&self.filename, name);
+                let source = ImageSpec::named(&resolved, None).resolve()?;
                 (source.filename, source.full_name)
             }
             false => (local_name(&resolve_name(&self.filename, name))?, None),

@@ -164,6 +164,38 @@ fn words_say_what_may_not_have_been_meant() {
 }
 
 #[test]
+fn a_relative_store_of_an_image_is_beside_the_image() {
+    let dir = scratch();
+    let dir = dir.path();
+    golden(dir, 2 << 20);
+    std::fs::create_dir(dir.join("vms")).unwrap();
+    let first = json(dir, "publish --json -f raw golden.raw store/golden");
+    let name = first["filename"].as_str().unwrap();
+    let backing = name.replace("published:", "published:../");
+    line(
+        dir,
+        &format!("create -q -f qcow2 -b {backing} -F raw vms/top.qcow2"),
+    );
+    for (place, image, raw) in [
+        (dir.to_path_buf(), "vms/top.qcow2", "golden.raw"),
+        (dir.join("vms"), "top.qcow2", "../golden.raw"),
+    ] {
+        line(&place, &format!("compare -f qcow2 -F raw {image} {raw}"));
+        let chain = json(
+            &place,
+            &format!("info --backing-chain --output=json {image}"),
+        );
+        assert_eq!(chain.as_array().unwrap().len(), 2, "{chain}");
+        assert_eq!(chain[0]["backing-filename"], backing);
+    }
+    let said = refused(
+        dir,
+        &format!("create -q -f qcow2 -b {name} -F raw vms/x.qcow2"),
+    );
+    assert!(said.contains("vms/store"), "{said}");
+}
+
+#[test]
 fn a_version_is_published_by_what_a_bitmap_has() {
     let dir = scratch();
     let dir = dir.path();

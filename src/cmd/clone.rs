@@ -23,6 +23,9 @@ use crate::layer::{self, ImageFileInfo, InspectOptions};
 use crate::open::{self, ImageSpec, OpenSettings, Source, block_on, open_alone, sharing};
 use crate::output::{DoneArgs, Program};
 
+/// How names of published disks begin: a relative one has a directory that is relative.
+const PUBLISHED: &str = "published:";
+
 /// Command line of `clone`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -270,9 +273,13 @@ async fn rename_files(
         let is_relative = resolved != *name;
         // In the current directory there is nothing to put before a name.
         if is_relative || (!name.starts_with('/') && !name.contains(':')) {
-            let path = absolute(&resolved);
+            let (kind, path) = match resolved.strip_prefix(PUBLISHED) {
+                Some(store) => (PUBLISHED, store),
+                None => ("", resolved.as_str()),
+            };
+            let path = absolute(path);
             let path = path.map_err(|error| CommandError::new(error.to_string()))?;
-            new.backing_file = Some(path.to_string_lossy().into_owned());
+            new.backing_file = Some(format!("{kind}{}", path.display()));
         }
     }
     if args.data_file.is_some() {

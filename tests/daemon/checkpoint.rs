@@ -165,6 +165,48 @@ fn copies_of_checkpoints_restore_each_moment() {
 }
 
 #[test]
+fn a_copy_that_has_failed_leaves_no_checkpoint_to_rest_on() {
+    let dir = crate::support::scratch();
+    let dir = dir.path();
+    make_disks(dir);
+    run(cowslip()
+        .current_dir(dir)
+        .args(["io", "-c", "write -q -P 7 0 128k", "m.qcow2"]));
+    std::fs::write(dir.join("bad.raw"), vec![0; 1 << 20]).unwrap();
+    let mut daemon = with_disks(dir);
+    let fails = json!({
+        "driver": "blkdebug",
+        "image": {"driver": "file", "filename": "bad.raw"},
+        "inject-error": [{"event": "none", "iotype": "write", "errno": 28}],
+    });
+    daemon.done(
+        "blockdev-add",
+        json!({"driver": "raw", "node-name": "bad", "file": fails}),
+    );
+    take(&mut daemon, "mon", None).unwrap();
+    daemon.done("x-cowslip-checkpoint-end", json!({"name": "mon"}));
+    let push = json!({"name": "tue", "disks": [{"node": "m", "target": "bad"}]});
+    daemon.done("x-cowslip-checkpoint-create", push);
+    loop {
+        let event = daemon.client.next_event(super::PATIENCE).unwrap();
+        let event = event.expect("the job ends");
+        if event.name == "BLOCK_JOB_COMPLETED" {
+            assert!(event.data.contains_key("error"), "{:?}", event.data);
+            break;
+        }
+    }
+    assert_eq!(names(&mut daemon, "m"), ["mon"]);
+    let wed = |parent: &str| json!({"name": "wed", "parent": parent, "disks": [{"node": "m"}]});
+    let error = daemon
+        .ask("x-cowslip-checkpoint-create", wed("tue"))
+        .unwrap_err();
+    assert!(error.contains("'m' has no checkpoint 'tue'"), "{error}");
+    daemon.done("x-cowslip-checkpoint-create", wed("mon"));
+    daemon.done("x-cowslip-checkpoint-end", json!({"name": "wed"}));
+    daemon.quit();
+}
+
+#[test]
 fn a_checkpoint_that_fails_on_one_disk_leaves_none_changed() {
     let dir = crate::support::scratch();
     let dir = dir.path();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cowslip::error::Opening;
-use cowslip::file::host::{BackingPolicy, HostGate};
+use cowslip::file::host::{BackingPolicy, HostGate, resolve_name};
 use cowslip::file::{BlockFile, ChosenBy, FileRequest, Gate, OpenFuture, OpenedFile};
 use cowslip::{Error, Result};
 
@@ -55,7 +55,11 @@ impl NodeGate {
                 .policy
                 .forbidden(request, ": it does not name a file"));
         }
-        let name = request.name;
+        let resolved = match request.chosen_by {
+            ChosenBy::Image => resolve_name(request.named_by, request.name),
+            ChosenBy::Caller => request.name.to_string(),
+        };
+        let name = resolved.as_str();
         let could_not = |error: Error| Error::Opening {
             what: Opening::Backing,
             cause: Some(Box::new(error.duplicate())),

@@ -77,6 +77,9 @@ const CHECKPOINTS: &[Column] = &[
     ("CHECKPOINT", Left, |it| text(it, &["name"])),
     ("NODE", Left, |it| text(it, &["node"])),
     ("STATE", Left, |it| {
+        if it["failure"].is_string() {
+            return "failed".to_string();
+        }
         let state = match (it["inconsistent"] == true, it["recording"] == true) {
             (true, _) => "inconsistent",
             _ if it["usable"] == false => "incomplete",
@@ -221,6 +224,9 @@ b            create  concluded     -    0 B    0 B  it\\nfailed
 ";
         assert_eq!(of("query-jobs", &jobs).unwrap(), expected);
         assert_eq!(of("query-version", &jobs), None);
+        let view = json!([{"name": "c", "node": "n", "recording": true, "failure": "no space"}]);
+        let views = of("x-cowslip-query-checkpoints", &view).unwrap();
+        assert!(views.contains("failed"), "{views}");
     }
 
     #[test]

@@ -353,6 +353,7 @@ impl Daemon {
         options.insert("job-id".to_string(), job_id(name, node).into());
         let options = JobOptions::of(&Given(options), Some(&node.name));
         let options = options.expect("an ID is no value of the wrong type");
+        let (checkpoint, disk) = (name.to_string(), node.name.clone());
         self.begin_job(("backup", options), |daemon, job| async move {
             let copied = backup.run(&job.work).await.map_err(failed);
             drop((backup, reserved));
@@ -362,8 +363,27 @@ impl Daemon {
             };
             let _turn = daemon.turn.take().await;
             let left = daemon.nodes.leave(&target, true).await;
-            outcome.and(left)
+            let outcome = outcome.and(left);
+            if outcome.is_err() {
+                daemon.drop_failed(&checkpoint, &disk).await;
+            }
+            outcome
         });
+    }
+
+    /// Removes a checkpoint of a disk whose copy is not whole: the next backup must not rest on it.
+    /// What has changed since then counts for the one before.
+    async fn drop_failed(&self, name: &str, node: &str) {
+        let mut given = Map::new();
+        given.insert("name".to_string(), name.into());
+        given.insert("nodes".to_string(), json!([node]));
+        if let Err(error) = self.checkpoint_delete(&Given(given)).await {
+            self.log.write(format_args!(
+                "the backup of checkpoint '{name}' of '{node}' has failed, and the checkpoint \
+                 cannot be removed, which has to be done by checkpoint-delete: {}",
+                error.desc
+            ));
+        }
     }
 
     /// `x-cowslip-checkpoint-end`.
@@ -472,6 +492,9 @@ impl Daemon {
                 for offered in views.filter(|it| Rc::ptr_eq(&it.node, &node)) {
                     described["export-name"] = offered.export.as_str().into();
                     described["stored-bytes"] = offered.view.stored_bytes().into();
+                    if let Some(failure) = offered.view.failure() {
+                        described["failure"] = failure.to_string().into();
+                    }
                 }
                 found.push(described);
             }
