@@ -22,6 +22,7 @@ use crate::qcow2::{OnAllocated, Packed, Qcow2};
 use crate::sync::Turn;
 use crate::{Error, Result, extents};
 
+mod beside;
 mod bitmaps;
 mod compact;
 mod cut;

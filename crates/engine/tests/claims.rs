@@ -147,6 +147,38 @@ fn reopening_passes_the_claim_on() {
 }
 
 #[test]
+fn an_image_that_is_read_is_opened_for_writing_beside_that() {
+    in_scratch(|dir| async move {
+        let path = image_in(&dir).await;
+        let gate = HostGate::default();
+        let options = OpenOptions {
+            writable: true,
+            ..OpenOptions::default()
+        };
+        let reader = usual(&path, false).await.unwrap();
+        let beside = reader.open_beside(file(&path, true), options.clone(), &gate);
+        let writer = beside.await.unwrap();
+        // Both are there, and nobody else gets in.
+        let read = reader.read(0, BufMut::zeroed(512)).await.unwrap();
+        assert_eq!(read[..], [0; 512]);
+        assert!(is_locked(usual(&path, true).await));
+        reader.give_way().await.unwrap();
+        let data = Buf::copy_of(&[7; 512]);
+        writer.write(0, data, Durability::Cached).await.unwrap();
+        assert!(
+            is_locked(usual(&path, false).await),
+            "the writer's claim stands"
+        );
+        let twice = writer.open_beside(file(&path, true), options, &gate);
+        assert!(matches!(twice.await, Err(Error::Invalid(_))));
+        writer.close().await.unwrap();
+        let again = usual(&path, true).await.unwrap();
+        let read = again.read(0, BufMut::zeroed(512)).await.unwrap();
+        assert_eq!(read[..], [7; 512]);
+    });
+}
+
+#[test]
 fn the_length_of_a_raw_image_is_its_users() {
     in_scratch(|dir| async move {
         let path = dir.join("a.raw");

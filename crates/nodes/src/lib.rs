@@ -40,7 +40,7 @@ pub use image_spec::ImageSpec;
 pub use kept::KeptFiles;
 pub use open::{
     OpenError, disk_bytes, engine_options, open_alone, open_file, open_image, open_source,
-    reopen_image, reopen_source, sharing,
+    open_source_beside, reopen_image, reopen_source, sharing,
 };
 pub use registry::Registry;
 pub use settings::{Access, CacheMode, Environment, OpenSettings};

@@ -232,6 +232,21 @@ pub async fn reopen_source(
     finish((source, settings), image.reopen(file, options, &gate).await)
 }
 
+/// Opens the image of a source beside one that is only read, to take its place: that one is not
+/// closed, and [`Image::give_way`] ends it.
+///
+/// # Errors
+/// As [`reopen_image`].
+pub async fn open_source_beside(
+    image: &Image,
+    source: &Source,
+    settings: &OpenSettings,
+) -> Result<Image> {
+    let (file, options, gate) = prepare(source, settings).await?;
+    let opened = image.open_beside(file, options, &gate).await;
+    finish((source, settings), opened)
+}
+
 async fn prepare(
     source: &Source,
     settings: &OpenSettings,

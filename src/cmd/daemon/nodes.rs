@@ -16,7 +16,9 @@ use std::sync::Arc;
 use cowslip::image::{BackingChoice, CacheStatistics};
 use cowslip::{Disk, Image};
 use cowslip_graph::{DirtyMap, Drained, LiveDisk};
-use cowslip_nodes::{Access, OpenSettings, Source, drivers, json, open_source, reopen_source};
+use cowslip_nodes::{
+    Access, OpenSettings, Source, drivers, json, open_source, open_source_beside, reopen_source,
+};
 use cowslip_qmp::{FdSets, QmpError};
 use serde_json::{Map, Value, json};
 
@@ -697,8 +699,35 @@ impl Nodes {
     /// # Errors
     /// `Could not open 'x': why`: then it is open as before, if that is possible.
     async fn open_for(&self, node: &Rc<Node>, access: Access) -> Result<(), QmpError> {
+        if let Some((image, settings)) = Self::open_beside(node, access).await {
+            let before = node.alone()?;
+            let held = self.hold(&self.with_above(node)).await;
+            node.settings.replace(settings);
+            self.replace(node, image, &held)?;
+            drop(held);
+            // It was only read: nothing of it is lost.
+            drop(before.give_way().await);
+            return Ok(());
+        }
         let held = self.hold(&self.with_above(node)).await;
         self.open_held(node, access, &held).await
+    }
+
+    /// Opens a node that is only read once more, for writing, while clients read it: they wait for
+    /// the exchange alone. `None` if that cannot be done, or fails: what is wrong is found again.
+    async fn open_beside(node: &Rc<Node>, access: Access) -> Option<(Image, OpenSettings)> {
+        let alone = node.alone().ok()?;
+        let described = node.described();
+        let is_over_image = described.source.image_below().is_some();
+        if access != Access::Write || is_over_image || !alone.can_be_opened_beside() {
+            return None;
+        }
+        let settings = OpenSettings {
+            access,
+            ..node.settings.borrow().clone()
+        };
+        let opened = open_source_beside(&alone, &described.source, &settings).await;
+        opened.ok().map(|image| (image, settings))
     }
 
     /// The same, while the requests of the node and of those above it are held back.
