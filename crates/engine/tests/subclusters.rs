@@ -232,6 +232,35 @@ fn a_guests_write_comes_first_or_waits_for_the_hole() {
     assert!(read(&open(&file)) == expected);
 }
 
+/// A compaction meets a write that is filling a subcluster: it waits, and leaves that one.
+#[test]
+fn a_subcluster_that_is_being_filled_is_not_punched() {
+    let (file, image) = image(CLUSTER);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut expected = read(&image);
+    {
+        file.hold_writes();
+        let mut fills = pin!(write(&image, (5 * BLOCK, BLOCK), 55));
+        assert!(fills.as_mut().poll(&mut context).is_pending());
+        let held = file.take_writes();
+        assert_eq!(held.len(), 1);
+        let (options, job) = (CompactOptions::default(), Job::default());
+        let mut compaction = pin!(image.compact(&options, &job));
+        for _ in 0..200 {
+            drop(compaction.as_mut().poll(&mut context));
+        }
+        file.let_writes_go(held);
+        block_on(fills).unwrap();
+        let done = block_on(compaction).unwrap();
+        assert_eq!(done.subcluster_bytes, (WRITTEN * 31 - 1) * BLOCK);
+    }
+    expected[5 * BLOCK as usize..6 * BLOCK as usize].fill(55);
+    assert!(read(&image) == expected);
+    block_on(image.close()).unwrap();
+    is_sound(&file);
+    assert!(read(&open(&file)) == expected);
+}
+
 #[test]
 fn clusters_that_move_take_no_space_for_what_they_do_not_hold() {
     let (file, image) = image(CLUSTER);

@@ -8,9 +8,12 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cowslip::file::{BlockFile, Capabilities, ContentId, Durability, FileExtent, FileId, Space};
+use cowslip::file::{
+    BlockFile, Capabilities, ContentId, Durability, FileExtent, FileId, Holes, Space,
+};
 use cowslip_queue::{IoVec, IoVecMut, Pending, pending};
 
 use crate::rng::Rng;
@@ -457,6 +460,12 @@ impl BlockFile for SimFile {
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         let (to, waiting) = pending();
         self.ask(Verb::Query, Answer::Extents { offset, len, to });
+        waiting
+    }
+
+    fn holes(&self, range: Range<u64>, most: usize) -> Pending<io::Result<Holes>> {
+        let (to, waiting) = pending();
+        self.ask(Verb::Query, Answer::Holes { range, most, to });
         waiting
     }
 

@@ -24,10 +24,15 @@ struct Host {
     asked: usize,
     /// Discards wait while there is a list for them.
     held: Option<Vec<Held>>,
+    /// Writes wait while there is a list for them.
+    held_writes: Option<Vec<HeldWrite>>,
 }
 
 /// A discard that waits.
 type Held = (u64, u64, Completer<io::Result<()>>);
+
+/// A write that waits.
+type HeldWrite = (u64, IoVec, Completer<io::Result<()>>);
 
 /// The file.
 pub struct Sparse {
@@ -98,6 +103,25 @@ impl Sparse {
         host.held.as_ref().map_or(0, Vec::len)
     }
 
+    /// From now on writes wait.
+    pub fn hold_writes(&self) {
+        self.host.lock().unwrap().held_writes = Some(Vec::new());
+    }
+
+    /// Lets further writes go on at once, beside those that wait; returns these.
+    pub fn take_writes(&self) -> Vec<HeldWrite> {
+        let held = self.host.lock().unwrap().held_writes.take();
+        held.unwrap_or_default()
+    }
+
+    /// Carries out writes that have waited.
+    pub fn let_writes_go(&self, held: Vec<HeldWrite>) {
+        for (offset, data, completer) in held {
+            let written = self.write(offset, data, Durability::Cached);
+            completer.complete(crate::support::block_on(written));
+        }
+    }
+
     /// Carries out the discards that wait.
     pub fn let_discards_go(&self) {
         let held = self.host.lock().unwrap().held.take();
@@ -132,6 +156,11 @@ impl BlockFile for Sparse {
     }
 
     fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
+        if let Some(held) = &mut self.host.lock().unwrap().held_writes {
+            let (completer, result) = pending();
+            held.push((offset, data, completer));
+            return result;
+        }
         let is_durable = durability == Durability::Durable;
         self.host.lock().unwrap().durable += usize::from(is_durable);
         match self.take(offset, data.len() as u64) {

@@ -6,9 +6,10 @@
 //! logged until a flush covers it. A flush covers what had completed when it was issued.
 
 use std::io;
+use std::ops::Range;
 
 use cowslip::errno::ENOTSUP;
-use cowslip::file::{Capabilities, FileExtent};
+use cowslip::file::{Capabilities, FileExtent, Holes, HolesBy};
 use cowslip_queue::{Completer, IoVecMut};
 
 use crate::anatomy;
@@ -164,6 +165,11 @@ pub(super) enum Answer {
         offset: u64,
         len: u64,
         to: Completer<io::Result<Vec<FileExtent>>>,
+    },
+    Holes {
+        range: Range<u64>,
+        most: usize,
+        to: Completer<io::Result<Holes>>,
     },
 }
 
@@ -558,6 +564,19 @@ impl State {
             Answer::Extents { offset, len, to } => {
                 to.complete(outcome.map(|()| extents(&file.volatile, offset, len)));
             }
+            Answer::Holes { range, most, to } => {
+                let len = range.end - range.start;
+                let unwritten = extents(&file.volatile, range.start, len).into_iter();
+                // The others have space that was never written.
+                let holes = unwritten.filter(|run| run.hole && self.rng.chance(30));
+                let holes = holes.map(|run| run.start..run.start + run.len);
+                let holes = Holes {
+                    ranges: holes.take(most).collect(),
+                    looked_until: range.end,
+                    by: HolesBy::Extents,
+                };
+                to.complete(outcome.map(|()| holes));
+            }
         }
         op.effects = Vec::new();
     }
@@ -753,6 +772,7 @@ impl Op {
         let durable = if self.durable { " durable" } else { "" };
         let verb = match (self.verb, &self.answer) {
             (Verb::Query, Answer::Extents { .. }) => "extents",
+            (Verb::Query, Answer::Holes { .. }) => "holes",
             (Verb::Query, _) => "len",
             (Verb::Flush, _) => "flush",
             (Verb::Read, _) => "read",
@@ -775,6 +795,7 @@ impl Asked {
         match (&self.answer, self.effects.first(), self.effects.last()) {
             (Answer::Read { offset, buf, .. }, ..) => (*offset, offset + buf.len() as u64),
             (Answer::Extents { offset, len, .. }, ..) => (*offset, offset + len),
+            (Answer::Holes { range, .. }, ..) => (range.start, range.end),
             (_, Some(first), Some(last)) => (first.range().0, last.range().1),
             _ => (0, 0),
         }
