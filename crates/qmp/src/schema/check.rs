@@ -23,8 +23,8 @@ enum Form {
     Json,
     /// From a command line: numbers, switches and `null` are texts.
     Words,
-    /// The same, words that each set one argument: numbers are bare, so that a sign is not taken for
-    /// an addition.
+    /// The same, words that each set one argument: numbers are bare, so that a sign is not taken
+    /// for an addition.
     Arguments,
 }
 
