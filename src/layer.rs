@@ -235,19 +235,19 @@ impl ImageFileInfo {
         Ok(layer)
     }
 
-    /// Looks at what an image would name, as [`resolve_name`] resolves it.
+    /// Looks at what an image (the first) would name (the second) as its backing file.
     ///
     /// # Errors
-    /// As [`ImageFileInfo::inspect`].
-    pub async fn inspect_resolved(
-        resolved: &str,
+    /// As [`ImageFileInfo::inspect`]; a description that no image may name.
+    pub async fn inspect_named_by(
+        (named_by, name): (&str, &str),
         format: Option<Format>,
         options: &InspectOptions,
     ) -> Result<ImageFileInfo, CommandError> {
-        if !is_description(resolved) {
-            return ImageFileInfo::inspect(&local_name(resolved)?, format, options).await;
-        }
-        let mut source = ImageSpec::named(resolved, None).resolve()?;
+        let resolved = resolve_name(named_by, name);
+        let Some(mut source) = description((named_by, &resolved))? else {
+            return ImageFileInfo::inspect(&local_name(&resolved)?, format, options).await;
+        };
         source.format = format.or(source.format);
         ImageFileInfo::inspect_source(&source, options).await
     }
@@ -351,6 +351,20 @@ impl ImageFileInfo {
         let format = header.backing_format().map(parse_format).transpose()?;
         Ok(Some((name, format)))
     }
+}
+
+/// Returns the description by which an image (the first) would name its backing file, if the name
+/// (the second) is one.
+///
+/// # Errors
+/// It describes nothing, or has options that the image could not be opened with.
+pub fn description((named_by, name): (&str, &str)) -> Result<Option<Source>, CommandError> {
+    if !is_description(name) {
+        return Ok(None);
+    }
+    let source = ImageSpec::named(name, None).resolve()?;
+    source.check_named_by(named_by, ChosenBy::Image)?;
+    Ok(Some(source))
 }
 
 /// The way to the files that images name, for looking at them.

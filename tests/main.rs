@@ -68,6 +68,7 @@ mod remote_guest;
 mod remote_images;
 mod report;
 mod resize_amend;
+mod same_disk;
 mod serve;
 mod serve_sandbox;
 mod snapshot;

@@ -189,7 +189,7 @@ async fn clone_data_file(
     let spec = ImageSpec::named(&resolve_name(&args.source, name), Some("raw"));
     let (file, _) = open_alone(&spec.resolve()?, settings).await?;
     read.add(file.as_ref(), ReadAs::Source);
-    let target = resolve_name(&args.target, target);
+    let target = open::local_name(&resolve_name(&args.target, target))?;
     let (new, target) = NewFile::open(&target, read, Claim::data_file(true))?;
     refuse_existing(&new, target.name(), args)?;
     read.add(target.as_ref(), ReadAs::Image);

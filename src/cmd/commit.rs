@@ -172,6 +172,7 @@ fn depth(args: &Args, image: &Image, source: &Source) -> Result<usize, CommandEr
 }
 
 fn content_of(name: &str) -> Option<ContentId> {
-    let file = open_host_file(name.as_ref(), &HostOptions::default());
+    let path = open::local_name(name).ok()?;
+    let file = open_host_file(path.as_ref(), &HostOptions::default());
     file.ok().and_then(|file| file.content_id())
 }

@@ -552,8 +552,8 @@ pub(super) async fn openable_files(
         ..inspect_options(request, trust)
     };
     let format = format.and_then(|name| parse_format(name).ok());
-    let resolved = resolve_name(request.destination.name(), name);
-    match ImageFileInfo::inspect_resolved(&resolved, format, &inspect_options).await {
+    let named = (request.destination.name(), name);
+    match ImageFileInfo::inspect_named_by(named, format, &inspect_options).await {
         Ok(first) => {
             let chain = layer::openable_chain(first, &inspect_options).await;
             layer::read_set(&chain, ReadAs::Backing, &inspect_options).await
@@ -587,8 +587,8 @@ async fn open_chain(
     let inspect_options = inspect_options(request, trust);
     let format = format.map(parse_format).transpose()?;
     refuse_beside_a_node(request, name)?;
-    let resolved = resolve_name(request.destination.name(), name);
-    let first = ImageFileInfo::inspect_resolved(&resolved, format, &inspect_options).await?;
+    let named = (request.destination.name(), name);
+    let first = ImageFileInfo::inspect_named_by(named, format, &inspect_options).await?;
     let chain = layer::chain(first, &inspect_options).await;
     let chain =
         chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))?;
@@ -844,7 +844,7 @@ pub(super) async fn make_files(
     let data = match &options.data_file {
         Some(name) => {
             read.add(file.as_ref(), ReadAs::Image);
-            let name = resolve_name(request.destination.name(), name);
+            let name = open::local_name(&resolve_name(request.destination.name(), name))?;
             let claim = Claim::data_file(true);
             Some(NewFile::open_with(&name, &read, claim, request.flush)?)
         }

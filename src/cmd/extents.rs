@@ -221,5 +221,5 @@ fn data_file(source: &Source, header: &Header, settings: &OpenSettings) -> cowsl
         writable: false,
         chosen_by: ChosenBy::Image,
     })?;
-    Ok(resolve_name(&source.filename, name))
+    open::local_name(&resolve_name(&source.filename, name))
 }

@@ -76,6 +76,11 @@ impl Args {
         ))
     }
 
+    fn could_not_open(&self, why: impl std::fmt::Display) -> CommandError {
+        let name = self.name();
+        CommandError::new(format!("Could not open new backing file '{name}': {why}"))
+    }
+
     /// Returns the backing file for the header.
     fn header(&self, format: Option<Format>) -> Result<BackingFile, CommandError> {
         match (self.name(), format) {
@@ -174,9 +179,13 @@ async fn change(
         return Err(args.could_not_change("Operation not supported"));
     }
     let resolved = resolve_name(&source.filename, args.name());
+    if !args.backing_unsafe {
+        layer::description((&source.filename, &resolved))
+            .map_err(|why| args.could_not_open(why))?;
+    }
     let makes_loops = args.backing_unsafe && is_called_as_qemu();
     if !args.name().is_empty() && !makes_loops {
-        refuse_loop(image, (args, &resolved), format, settings).await?;
+        refuse_loop(image, (args, source), format, settings).await?;
     }
     if args.backing_unsafe {
         let amendment = Amendment::of_backing(args.header(format)?);
@@ -184,13 +193,10 @@ async fn change(
     }
     let new = match args.name() {
         "" => None,
-        name => {
+        _ => {
             let spec = ImageSpec::named(&resolved, args.backing_format.as_deref());
             let opened = open_image(&spec, settings).await;
-            Some(opened.map_err(|error| {
-                let why = error.reason_not_to_open();
-                CommandError::new(format!("Could not open new backing file '{name}': {why}"))
-            })?)
+            Some(opened.map_err(|error| args.could_not_open(error.reason_not_to_open()))?)
         }
     };
     let storage = match args.compress {
@@ -213,7 +219,7 @@ async fn change(
 /// why.
 async fn refuse_loop(
     image: &Image,
-    (args, resolved): (&Args, &str),
+    (args, source): (&Args, &Source),
     format: Option<Format>,
     settings: &OpenSettings,
 ) -> Result<(), CommandError> {
@@ -222,8 +228,8 @@ async fn refuse_loop(
         policy: settings.policy,
         ..InspectOptions::default()
     };
-    let Ok(first) = ImageFileInfo::inspect_resolved(resolved, format, &inspect_options).await
-    else {
+    let named = (source.filename.as_str(), args.name());
+    let Ok(first) = ImageFileInfo::inspect_named_by(named, format, &inspect_options).await else {
         return Ok(());
     };
     let chain = layer::openable_chain(first, &inspect_options).await;

@@ -74,14 +74,7 @@ impl NodeGate {
         };
         let source = ImageSpec::named(name, None).resolve_by(&self.settings.environment.registry);
         let source = source.map_err(could_not)?;
-        let of_image = request.chosen_by == ChosenBy::Image;
-        let written = source.writes_by().filter(|_| of_image);
-        if let Some(option) = source.of_an_image().or(written) {
-            return Err(Error::Unsupported {
-                file: request.named_by.to_string(),
-                feature: format!("'{option}' in the description of its backing file").into(),
-            });
-        }
+        source.check_named_by(request.named_by, request.chosen_by)?;
         let settings = OpenSettings {
             access: match request.writable {
                 true => Access::Write,
@@ -98,6 +91,23 @@ impl NodeGate {
 }
 
 impl Source {
+    /// Checks that an image opens with this description of its backing file.
+    ///
+    /// # Errors
+    /// An option of an image, not of its file; if the image has chosen it, an option by which files
+    /// are written.
+    pub fn check_named_by(&self, named_by: &str, chosen_by: ChosenBy) -> Result<()> {
+        let written = self.writes_by();
+        let written = written.filter(|_| chosen_by == ChosenBy::Image);
+        match self.of_an_image().or(written) {
+            Some(option) => Err(Error::Unsupported {
+                file: named_by.to_string(),
+                feature: format!("'{option}' in the description of its backing file").into(),
+            }),
+            None => Ok(()),
+        }
+    }
+
     /// An option by which files beside the image are made or written.
     fn writes_by(&self) -> Option<&'static str> {
         match &self.bottom {

@@ -1,0 +1,154 @@
+//! The same names and images mean the same disk as in QEMU: what ours makes, QEMU's tools open, and
+//! what ours refuses is refused before anything has changed.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+
+const PEERS: &[&str] = &["qemu-img", "qemu-io"];
+
+/// A scratch directory in which the programs run.
+struct Bench(tempfile::TempDir);
+
+impl Bench {
+    fn new() -> Option<Bench> {
+        peers_are_installed(PEERS).then(|| Bench(scratch()))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn theirs(&self, words: &[&str]) -> String {
+        run(Command::new("qemu-img")
+            .current_dir(self.0.path())
+            .args(words))
+    }
+
+    /// Ours, under QEMU's name.
+    fn ours(&self, words: &[&str]) -> Output {
+        let mut command = cowslip();
+        command.arg0("qemu-img").current_dir(self.0.path());
+        outcome(command.args(words))
+    }
+
+    fn ours_succeeds(&self, words: &[&str]) -> String {
+        let output = self.ours(words);
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn io(&self, file: &str, commands: &[&str]) {
+        let mut program = Command::new("qemu-io");
+        program.current_dir(self.0.path());
+        for command in commands {
+            program.args(["-c", command]);
+        }
+        run(program.args(["-f", "qcow2", file]));
+    }
+
+    /// A qcow2 image of 1 MiB of that byte.
+    fn image(&self, name: &str, byte: u8) {
+        self.theirs(&["create", "-q", "-f", "qcow2", "new.qcow2", "1M"]);
+        self.io("new.qcow2", &[&format!("write -P {byte} 0 1M")]);
+        std::fs::rename(self.path("new.qcow2"), self.path(name)).unwrap();
+    }
+
+    fn over(&self, backing: &str, name: &str) {
+        let words = [
+            "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", backing, name,
+        ];
+        self.theirs(&words);
+    }
+}
+
+#[test]
+fn what_follows_the_protocol_of_files_is_a_path() {
+    let Some(bench) = Bench::new() else { return };
+    let odd = r#"json:{"driver":"qcow2","file.filename":"x.qcow2"}"#;
+    let literal = format!("file:{odd}");
+    bench.image("x.qcow2", 1);
+    bench.over("x.qcow2", "top.qcow2");
+    // Without a file of that name nobody could open the image.
+    for words in [
+        &["rebase", "-b", &literal, "-F", "qcow2", "top.qcow2"][..],
+        &[
+            "create", "-f", "qcow2", "-b", &literal, "-F", "qcow2", "no.qcow2",
+        ],
+    ] {
+        let output = bench.ours(words);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {output:?}");
+    }
+    assert!(!bench.path("no.qcow2").exists());
+    // With it, it is the file that is compared, and named.
+    bench.image(odd, 9);
+    bench.ours_succeeds(&["rebase", "-b", &literal, "-F", "qcow2", "top.qcow2"]);
+    bench.theirs(&["compare", "x.qcow2", "top.qcow2"]);
+    bench.ours_succeeds(&["compare", "x.qcow2", "top.qcow2"]);
+}
+
+#[test]
+fn the_protocol_of_files_is_relative_to_the_current_directory() {
+    let Some(bench) = Bench::new() else { return };
+    std::fs::create_dir(bench.path("s")).unwrap();
+    bench.image("base.qcow2", 1);
+    bench.image("s/base.qcow2", 2);
+    bench.over("file:base.qcow2", "s/top.qcow2");
+    bench.io("s/top.qcow2", &["write -P 7 0 64k"]);
+    bench.ours_succeeds(&["commit", "-q", "s/top.qcow2"]);
+    bench.io("base.qcow2", &["read -P 7 0 64k", "read -P 1 64k 960k"]);
+    bench.io("s/base.qcow2", &["read -P 2 0 1M"]);
+}
+
+#[test]
+fn a_path_after_the_protocol_of_files_may_have_colons() {
+    let Some(bench) = Bench::new() else { return };
+    bench.image("a:b.qcow2", 3);
+    let backed = ["-b", "file:a:b.qcow2", "-F", "qcow2"];
+    bench.ours_succeeds(&[&["create", "-q", "-f", "qcow2"], &backed[..], &["c.qcow2"]].concat());
+    bench.ours_succeeds(&["info", "--backing-chain", "c.qcow2"]);
+    bench.theirs(&["compare", "file:a:b.qcow2", "c.qcow2"]);
+    let target = [
+        "-O",
+        "qcow2",
+        "-B",
+        "file:a:b.qcow2",
+        "-F",
+        "qcow2",
+        "c.qcow2",
+        "d.qcow2",
+    ];
+    bench.ours_succeeds(&[&["convert"], &target[..]].concat());
+    bench.ours_succeeds(&[&["rebase"], &backed[..], &["d.qcow2"]].concat());
+    bench.theirs(&["compare", "file:a:b.qcow2", "d.qcow2"]);
+}
+
+#[test]
+fn descriptions_that_no_image_opens_with_are_refused_before_anything_changes() {
+    let Some(bench) = Bench::new() else { return };
+    bench.image("x.qcow2", 1);
+    bench.over("x.qcow2", "top.qcow2");
+    let before = std::fs::read(bench.path("top.qcow2")).unwrap();
+    for options in [
+        r#""backing":null"#,
+        r#""backing":{"driver":"qcow2","file.filename":"x.qcow2"}"#,
+    ] {
+        let name = format!(r#"json:{{"driver":"qcow2","file.filename":"x.qcow2",{options}}}"#);
+        for words in [
+            &["rebase", "-b", &name, "-F", "qcow2", "top.qcow2"][..],
+            &[
+                "create", "-f", "qcow2", "-b", &name, "-F", "qcow2", "no.qcow2",
+            ],
+        ] {
+            let output = bench.ours(words);
+            assert_eq!(output.status.code(), Some(1), "{words:?}: {output:?}");
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(said.contains("'backing' in the description"), "{said}");
+        }
+    }
+    assert!(std::fs::read(bench.path("top.qcow2")).unwrap() == before);
+    assert!(!bench.path("no.qcow2").exists());
+}
