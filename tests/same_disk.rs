@@ -152,3 +152,24 @@ fn descriptions_that_no_image_opens_with_are_refused_before_anything_changes() {
     assert!(std::fs::read(bench.path("top.qcow2")).unwrap() == before);
     assert!(!bench.path("no.qcow2").exists());
 }
+
+#[test]
+fn a_disk_of_no_bytes_has_no_bitmaps() {
+    let Some(bench) = Bench::new() else { return };
+    bench.theirs(&["create", "-q", "-f", "qcow2", "z.qcow2", "0"]);
+    assert_eq!(
+        bench
+            .ours(&["bitmap", "--add", "z.qcow2", "b"])
+            .status
+            .code(),
+        Some(1)
+    );
+    bench.theirs(&["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]);
+    bench.ours_succeeds(&["bitmap", "--add", "a.qcow2", "b"]);
+    let shrunk = bench.ours(&["resize", "-q", "--shrink", "a.qcow2", "0"]);
+    assert_eq!(shrunk.status.code(), Some(1), "{shrunk:?}");
+    for name in ["z.qcow2", "a.qcow2"] {
+        bench.theirs(&["check", "-q", name]);
+        bench.io(name, &["length"]);
+    }
+}

@@ -331,9 +331,15 @@ impl Bitmaps {
     /// Every bitmap can get another size.
     ///
     /// # Errors
-    /// `Invalid`: a bitmap was not saved properly, or would be too large.
+    /// `Invalid`: a bitmap was not saved properly, would be too large, or have no bit.
     pub fn refuse_resize(&self, disk_bytes: u64) -> Result<()> {
         self.list.iter().try_for_each(Bitmap::refuse_lost)?;
+        if let (0, Some(bitmap)) = (disk_bytes, self.list.first()) {
+            let name = bitmap.entry.name();
+            return Err(Error::Invalid(format!(
+                "A disk of no bytes cannot have bitmap '{name}': it has to have a bit"
+            )));
+        }
         self.refuse_too_large(Which::All, disk_bytes)
     }
 
@@ -483,6 +489,9 @@ impl Bitmaps {
         }
         if self.list.len() >= COUNT_MAX as usize {
             return persistent("Maximum number of persistent bitmaps is already reached");
+        }
+        if disk_bytes == 0 {
+            return persistent("The disk is empty, and a bitmap has to have a bit");
         }
         let fixed = Fixed::new(bits, name.len() as u16);
         let entry = Entry {
