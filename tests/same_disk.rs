@@ -173,3 +173,47 @@ fn a_disk_of_no_bytes_has_no_bitmaps() {
         bench.io(name, &["length"]);
     }
 }
+
+#[test]
+fn the_map_of_a_part_of_a_file_has_the_places_in_the_file() {
+    let Some(bench) = Bench::new() else { return };
+    std::fs::write(bench.path("b.raw"), vec![5; 256 << 10]).unwrap();
+    let window = "driver=raw,offset=65536,size=131072,file.filename=b.raw";
+    let below = r#"json:{"driver":"raw","offset":65536,"size":131072,"file.filename":"b.raw"}"#;
+    bench.theirs(&[
+        "create", "-q", "-f", "qcow2", "-b", below, "-F", "raw", "o.qcow2",
+    ]);
+    for format in ["--output=json", "--output=human"] {
+        for image in [&["--image-opts", window][..], &["-f", "qcow2", "o.qcow2"]] {
+            let words = [&["map", format], image].concat();
+            let (ours, theirs) = (bench.ours_succeeds(&words), bench.theirs(&words));
+            assert_eq!(ours, theirs, "{words:?}");
+            assert!(theirs.contains(if format.ends_with("json") {
+                "65536"
+            } else {
+                "0x10000"
+            }));
+        }
+    }
+}
+
+#[test]
+fn the_map_of_an_encrypted_image_has_no_places() {
+    let Some(bench) = Bench::new() else { return };
+    let secret = ["--object", "secret,id=s,data=abc"];
+    let options = "extended_l2=on,encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
+    let create = [
+        "create", "-q", "-f", "qcow2", "-o", options, "e.qcow2", "1M",
+    ];
+    bench.theirs(&[&create[..1], &secret[..], &create[1..]].concat());
+    let image = "driver=qcow2,encrypt.key-secret=s,file.filename=e.qcow2";
+    let write = ["-c", "write 0 4k"];
+    run(Command::new("qemu-io")
+        .current_dir(bench.0.path())
+        .args(secret)
+        .args(write)
+        .args(["--image-opts", image]));
+    let map = ["--output=json", "--image-opts", image];
+    let words = [&["map"], &secret[..], &map[..]].concat();
+    assert_eq!(bench.ours_succeeds(&words), bench.theirs(&words));
+}

@@ -5,7 +5,7 @@
 
 use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
-use cowslip::image::{Extent, Image};
+use cowslip::image::{Extent, Format, Image, LayerInfo};
 
 use crate::error::CommandError;
 use crate::open::{self, OneImage, OpenSettings, Trust, block_on, open_image, sharing};
@@ -175,13 +175,23 @@ fn goes_on(last: &Extent, next: &Extent) -> bool {
     same_kind && same_place
 }
 
+/// Offset of the disk in its file, for a raw layer that is a part of one.
+fn start_in_file(layer: &LayerInfo) -> u64 {
+    match (layer.format, &layer.content) {
+        (Format::Raw, Some(content)) => content.start(),
+        _ => 0,
+    }
+}
+
 async fn print_map(
     image: &Image,
     start: u64,
     max_length: Option<u64>,
     format: OutputFormat,
 ) -> Result<(), CommandError> {
-    let files = image.layers().into_iter().map(|layer| layer.data_name);
+    let layers = image.layers();
+    let starts: Vec<u64> = layers.iter().map(start_in_file).collect();
+    let files = layers.into_iter().map(|layer| layer.data_name);
     let mut printer = Printer::new(format, files.collect());
     output::print(&printer.begin());
     let size = image.size();
@@ -191,8 +201,10 @@ async fn print_map(
         let extents = image.extents(at, end - at, EXTENTS_AT_ONCE).await;
         let extents = extents
             .map_err(|error| CommandError::new(format!("Could not read file metadata: {error}")))?;
-        for extent in extents {
+        for mut extent in extents {
             at = extent.start + extent.len;
+            let start = starts.get(extent.depth as usize);
+            extent.host_offset = extent.host_offset.map(|at| at + start.unwrap_or(&0));
             output::print(&printer.push(extent)?);
         }
     }

@@ -100,7 +100,9 @@ async fn describe(layer: &Layer, decided: &Decided) -> Result<Vec<Extent>> {
                 zero: true,
                 ..blank
             };
-            if let Some(image) = layer.qcow2() {
+            if let Some(image) = layer.qcow2()
+                && !is_encrypted
+            {
                 let spaces = image.unallocated_space(range.clone()).await?;
                 return Ok(with_spaces(nothing, &spaces));
             }

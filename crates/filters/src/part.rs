@@ -148,10 +148,27 @@ impl BlockFile for PartFile {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        // Nothing is known about the range here, so all of it counts as data.
-        let hole = false;
-        Pending::ready(Ok(vec![FileExtent { start, len, hole }]))
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let there = self.len.saturating_sub(offset).min(len);
+        let beyond = (len > there).then_some(FileExtent {
+            start: offset + there,
+            len: len - there,
+            hole: true,
+        });
+        let (completer, done) = cowslip_queue::pending();
+        let (inner, start) = (Arc::clone(&self.inner), self.start);
+        cowslip_queue::spawn_anywhere(async move {
+            let runs = match there {
+                0 => Ok(Vec::new()),
+                _ => inner.extents(start + offset, there).await,
+            };
+            completer.complete(runs.map(|mut runs| {
+                runs.iter_mut().for_each(|run| run.start -= start);
+                runs.extend(beyond);
+                runs
+            }));
+        });
+        done
     }
 
     fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
@@ -174,5 +191,25 @@ mod tests {
         let (outcome, list) = cowslip_queue::block_here(read);
         outcome.expect("it can be read");
         assert_eq!(list.to_vec(), [vec![7; 256], vec![0; 768]].concat());
+    }
+
+    #[test]
+    fn runs_are_those_of_the_range() {
+        let inner = Arc::new(MemoryFile::new("a", vec![7; 8192], 1));
+        let cut = inner.set_len(4096);
+        cowslip_queue::block_here(cut).expect("it is cut");
+        let grown = inner.set_len(8192);
+        cowslip_queue::block_here(grown).expect("it grows");
+        let part = PartFile::new(inner, 8192, (1024, Some(6144))).expect("a part");
+        let runs = cowslip_queue::block_here(part.extents(512, 8192)).expect("runs");
+        let mut at = 512;
+        for run in &runs {
+            assert_eq!(run.start, at, "{runs:?}");
+            at += run.len;
+            let is_data = run.start < 3072;
+            assert!(is_data || run.hole, "{runs:?}");
+            assert!(!run.hole || run.start >= 3072, "{runs:?}");
+        }
+        assert_eq!(at, 512 + 8192);
     }
 }

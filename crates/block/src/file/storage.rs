@@ -25,6 +25,11 @@ impl ContentId {
         ContentId { file, range }
     }
 
+    /// Offset of the first of these bytes in their file.
+    pub fn start(&self) -> u64 {
+        self.range.start
+    }
+
     /// A part of these bytes.
     #[must_use]
     pub fn part(&self, start: u64, len: u64) -> ContentId {
