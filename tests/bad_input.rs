@@ -498,6 +498,35 @@ fn a_full_disk_leaves_sound_images_and_nothing_half_made() {
 }
 
 #[test]
+fn room_is_wanted_where_the_data_goes() {
+    let bench = Bench::new();
+    let at = bench.path("small");
+    let Some(_small) = Small::mount(&at) else {
+        return;
+    };
+    std::fs::write(bench.path("source.raw"), vec![5; 4 << 20]).unwrap();
+    let convert = |data_file: &str, target: &str| {
+        let option = format!("data_file={data_file}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cowslip"));
+        command.args(["convert", "-q", "-f", "raw", "-O", "qcow2", "-o", &option]);
+        command.arg(bench.path("source.raw")).arg(target);
+        command.current_dir(&at).output().unwrap()
+    };
+    let there = bench.path("data.raw");
+    let fits = convert(there.to_str().unwrap(), "a.qcow2");
+    assert!(fits.status.success(), "{fits:?}");
+    let target = bench.path("b.qcow2");
+    let refused = convert(
+        at.join("data.raw").to_str().unwrap(),
+        target.to_str().unwrap(),
+    );
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_says(&said, &["Not started", "small/data.raw"]);
+    assert!(!target.exists() && !at.join("data.raw").exists());
+}
+
+#[test]
 fn a_read_only_file_system_is_read_and_not_written() {
     let bench = Bench::new();
     let at = bench.path("small");

@@ -2,6 +2,7 @@
 //! what ours refuses is refused before anything has changed.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -216,4 +217,65 @@ fn the_map_of_an_encrypted_image_has_no_places() {
     let map = ["--output=json", "--image-opts", image];
     let words = [&["map"], &secret[..], &map[..]].concat();
     assert_eq!(bench.ours_succeeds(&words), bench.theirs(&words));
+}
+
+#[test]
+fn a_target_is_made_where_its_symbolic_links_lead() {
+    let Some(bench) = Bench::new() else { return };
+    std::fs::create_dir(bench.path("s")).unwrap();
+    std::fs::write(bench.path("a.raw"), vec![5; 64 << 10]).unwrap();
+    for (name, words) in [
+        (
+            "c",
+            &["convert", "-f", "raw", "-O", "raw", "a.raw", "c"][..],
+        ),
+        ("d", &["dd", "-f", "raw", "-O", "raw", "if=a.raw", "of=d"]),
+        ("e", &["create", "-q", "-f", "raw", "e", "64k"]),
+    ] {
+        let made = format!("s/{name}.bin");
+        symlink(format!("s/{name}.link"), bench.path(name)).unwrap();
+        symlink(format!("{name}.bin"), bench.path(&format!("s/{name}.link"))).unwrap();
+        bench.ours_succeeds(words);
+        assert!(bench.path(name).is_symlink());
+        assert_eq!(
+            bench.path(&made).metadata().unwrap().len(),
+            64 << 10,
+            "{made}"
+        );
+    }
+    symlink("nowhere/x", bench.path("f")).unwrap();
+    assert!(
+        !bench
+            .ours(&["create", "-f", "raw", "f", "64k"])
+            .status
+            .success()
+    );
+    assert!(bench.path("f").is_symlink());
+}
+
+#[test]
+fn a_new_target_is_claimed_as_a_whole() {
+    let Some(bench) = Bench::new() else { return };
+    for (name, byte) in [("a.raw", 1), ("b.raw", 2)] {
+        std::fs::write(bench.path(name), vec![byte; 8 << 20]).unwrap();
+    }
+    let convert = |source| {
+        let mut command = cowslip();
+        command.arg0("qemu-img").current_dir(bench.0.path());
+        command.args(["convert", "-f", "raw", "-O", "raw", source, "t.raw"]);
+        command.stderr(std::process::Stdio::null());
+        command.spawn().unwrap()
+    };
+    for round in 0..5 {
+        let mut both = ["a.raw", "b.raw"].map(convert);
+        let done = both.each_mut().map(|child| child.wait().unwrap().success());
+        // One after the other both may succeed; the content is that of one of them.
+        if done.contains(&true) {
+            let made = std::fs::read(bench.path("t.raw")).unwrap();
+            assert_eq!(made.len(), 8 << 20, "round {round}: {done:?}");
+            let is_one = made.iter().all(|byte| *byte == made[0]) && [1, 2].contains(&made[0]);
+            assert!(is_one, "round {round}: {done:?}");
+        }
+        drop(std::fs::remove_file(bench.path("t.raw")));
+    }
 }

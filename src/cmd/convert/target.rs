@@ -1,9 +1,9 @@
 //! The image that is converted into: made or opened, and what becomes of it in the end.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cowslip::convert::{Converted, TargetContent, Totals};
-use cowslip::file::host::{Aio, FlushPolicy, HostOptions, open_host_file};
+use cowslip::file::host::{Aio, FlushPolicy, HostOptions, open_host_file, resolve_name};
 use cowslip::file::{ReadSet, Sharing};
 use cowslip::image::{DiscardPolicy, Format};
 use cowslip::{Image, Job};
@@ -11,7 +11,7 @@ use cowslip::{Image, Job};
 use super::super::create::{self, NewFile, format_name};
 use super::{Form, Request, too_small};
 use crate::error::CommandError;
-use crate::open::{self, Access, ImageSpec, OpenSettings, open_image, workers};
+use crate::open::{self, Access, Destination, ImageSpec, OpenSettings, open_image, workers};
 use crate::options;
 use crate::output::is_called_as_qemu;
 
@@ -65,8 +65,8 @@ impl Target {
                 request.target
             ))
         };
-        if let Some(path) = destination.path() {
-            check_room(request, path, found)?;
+        if let Some(path) = path_of_data(request, &destination)? {
+            check_room(request, &path, found)?;
         }
         // Preallocation takes long enough for progress of its own; the creation of a few tables
         // does not, and would show up as several per cent.
@@ -76,9 +76,18 @@ impl Target {
             _ => Job::default(),
         };
         let files = create::make_files(&wanted, read.clone(), &of_creation).await;
-        let files = files.map_err(prefixed)?;
-        let image = open_for_writing(request, read, Sharing::AsFormat).await?;
+        let mut files = files.map_err(prefixed)?;
+        // As a whole, as in `open`: another process may have opened it, or made it over, meanwhile.
+        let image = match open_for_writing(request, read, Sharing::Frozen).await {
+            Ok(image) => image,
+            Err(error) => {
+                files.iter_mut().for_each(NewFile::leave_if_claimed);
+                return Err(error);
+            }
+        };
         if image.size() < size {
+            // While the image is open nobody else's file can be there.
+            drop(files);
             return Err(too_small());
         }
         Ok(Target { image, files })
@@ -164,8 +173,7 @@ async fn open_backing(
     name: &str,
     format: Option<&str>,
 ) -> Result<Image, CommandError> {
-    let resolved =
-        cowslip::file::host::resolve_name(open::destination(request.target)?.name(), name);
+    let resolved = resolve_name(open::destination(request.target)?.name(), name);
     let settings = OpenSettings {
         policy: request.args.trust.backing_policy,
         sharing: cowslip::file::Sharing::Forced,
@@ -209,6 +217,18 @@ async fn open_for_writing(
     open_image(&spec, &settings).await
 }
 
+/// The file of the host that the guest's data goes into, if it is one.
+fn path_of_data(
+    request: &Request<'_>,
+    destination: &Destination,
+) -> Result<Option<PathBuf>, CommandError> {
+    Ok(match options::value(&request.created, "data_file") {
+        Some(name) if open::is_node(name) => None,
+        Some(name) => Some(open::local_name(&resolve_name(destination.name(), name))?.into()),
+        None => destination.path().map(Path::to_path_buf),
+    })
+}
+
 /// Refuses, under our own name, what may not fit; qemu-img begins, and ends on a full disk.
 fn check_room(request: &Request<'_>, path: &Path, found: Totals) -> Result<(), CommandError> {
     if is_called_as_qemu()
@@ -246,7 +266,8 @@ fn check_room(request: &Request<'_>, path: &Path, found: Totals) -> Result<(), C
         true => Err(CommandError::new(format!(
             "Not started: the source has {} bytes of data, and the file system of '{}' has {free} free. The copy \
              may still fit if enough of the data is zeroes: use --no-space-check to try",
-            found.data_bytes, request.target
+            found.data_bytes,
+            path.display()
         ))),
         false => Ok(()),
     }

@@ -18,6 +18,9 @@ use crate::output::warn;
 /// The extent size hint where space is allocated ahead, as QEMU's.
 const EXTENT_HINT_BYTES: u64 = 1 << 20;
 
+/// Symbolic links of one name at most, as the kernel has it.
+const LINKS_MAX: usize = 40;
+
 /// The refusal to overwrite a file, in QEMU's words where it is a backing file.
 fn refused_overwrite(checked: cowslip::Result<()>) -> Result<(), CommandError> {
     checked.map_err(|error| match error {
@@ -121,7 +124,7 @@ impl NewFile {
                 other => format!("Could not create '{name}': {other}"),
             }))
         };
-        let path = Path::new(name);
+        let path = &end_of_links(Path::new(name));
         let options = |create| HostOptions {
             writable: true,
             create,
@@ -160,6 +163,25 @@ impl NewFile {
         self.is_overwritten = true;
     }
 
+    /// Leaves the file alone, instead of removing or emptying it, if another process has claimed it
+    /// since. This one must not have it open.
+    pub fn leave_if_claimed(&mut self) {
+        let made = self.remove.as_ref().map(RemovedOnInterrupt::path);
+        let Some(path) = made.or(self.existed.as_deref()) else {
+            return;
+        };
+        let options = HostOptions {
+            writable: true,
+            ..HostOptions::default()
+        };
+        let file = open_host_file(path, &options);
+        let claimed = file.and_then(|file| file.claim(Claim::CREATE_RAW));
+        if let Err(cowslip::Error::Locked(_)) = claimed {
+            self.remove = None;
+            self.existed = None;
+        }
+    }
+
     /// Keeps the file.
     pub fn finished(mut self) {
         self.remove = None;
@@ -178,6 +200,19 @@ impl Drop for NewFile {
             drop(opened.and_then(|file| file.set_len(0)));
         }
     }
+}
+
+/// The path at which a file that is not there is made: where the symbolic links of this name lead.
+fn end_of_links(path: &Path) -> PathBuf {
+    let mut end = path.to_path_buf();
+    for _ in 0..LINKS_MAX {
+        // A relative link is relative to the directory that it is in.
+        match (end.exists(), std::fs::read_link(&end), end.parent()) {
+            (false, Ok(link), Some(directory)) => end = directory.join(link),
+            _ => break,
+        }
+    }
+    end
 }
 
 /// Describes the leftovers of a cancelled job that makes an image of this name.
