@@ -230,10 +230,11 @@ impl Target {
             }),
             // It may be another program's.
             Err(error) if ended.doubt.is_some() => Err(error),
-            Err(error) => {
-                self.remove().await?;
-                Err(error)
-            }
+            Err(Error::Cancelled) => self.remove().await.and(Err(Error::Cancelled)),
+            Err(error) => Err(match self.remove().await {
+                Ok(()) => Error::invalid(format!("{error}; it is removed")),
+                Err(left) => Error::invalid(format!("{error}; besides, {left}")),
+            }),
         }
     }
 
@@ -253,7 +254,7 @@ impl Target {
                     false => Err(self.failed(
                         "verify",
                         format!(
-                            "other bytes than those that were stored are read back from {} to {}; it is removed",
+                            "other bytes than those that were stored are read back from {} to {}",
                             range.start, range.end
                         ),
                     )),

@@ -61,6 +61,7 @@ pub fn change(request: &WebRequest, content: Vec<u8>, shared: &Shared) -> Answer
         ("PUT", Some(id)) => put_part(id, query.get("partNumber").copied(), content, shared),
         ("PUT", None) => put(path, request, content, shared),
         ("POST", None) if query.contains_key("uploads") => begin(path, shared),
+        ("POST", None) if query.contains_key("delete") => delete_all(path, &content, shared),
         ("POST", Some(id)) => complete(id, &content, shared),
         ("DELETE", Some(id)) => match lock(&shared.uploads).open.remove(id) {
             Some(_) => answer(204, "", ""),
@@ -86,6 +87,19 @@ fn put(path: &str, request: &WebRequest, content: Vec<u8>, shared: &Shared) -> A
     let tag = tag(&content);
     objects.insert(path.to_string(), WebObject::tagged(content, &tag));
     answer(200, &format!("ETag: \"{tag}\"\r\n"), "")
+}
+
+/// Deletes the objects of a bucket whose names a request has.
+fn delete_all(bucket: &str, content: &[u8], shared: &Shared) -> Answer {
+    let text = String::from_utf8_lossy(content);
+    let bucket = bucket.trim_end_matches('/');
+    let mut deleted = String::new();
+    for key in text.split("<Key>").skip(1) {
+        let key = key.split('<').next().unwrap_or_default();
+        lock(&shared.objects).remove(&format!("{bucket}/{key}"));
+        deleted += &format!("<Deleted><Key>{key}</Key></Deleted>");
+    }
+    answer(200, "", &format!("<DeleteResult>{deleted}</DeleteResult>"))
 }
 
 fn begin(path: &str, shared: &Shared) -> Answer {
