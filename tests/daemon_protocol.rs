@@ -2,9 +2,10 @@
 //! same words, and the same events in the same order.
 //!
 //! Scripts are in `daemon_protocol/`: a line is a command with its arguments, or `wait JOB STATUS`;
-//! the status `error` is the event of an error that the job has met. `run LINE` is a command line
-//! of a client, whose output counts as a reply. What differs on purpose is left out by the
-//! functions below, each with its reason, or ends with `# ours: TEXT`, the words of our error.
+//! the status `error` is the event of an error that the job has met, and `deleted` is that of an
+//! export. `run LINE` is a command line of a client, whose output counts as a reply. What differs
+//! on purpose is left out by the functions below, each with its reason, or ends with `# ours:
+//! TEXT`, the words of our error.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -123,12 +124,15 @@ fn make_images(dir: &Path) {
 }
 
 /// Connects. QEMU's monitor has one client at a time, and may end a connection that comes before it
-/// has seen that the one by which it was waited for has left: `may_be_busy`.
+/// has seen that the one by which it was waited for has left: `may_be_busy`. Where that meets the
+/// client's first command, the connection is reset.
 fn connect(socket: &Path, may_be_busy: bool) -> Client {
     let begun = Instant::now();
     loop {
         match Client::connect(socket, PATIENCE) {
-            Err(ClientError::Closed) if may_be_busy && begun.elapsed() < BUSY => {
+            Err(ClientError::Closed | ClientError::Io(_))
+                if may_be_busy && begun.elapsed() < BUSY =>
+            {
                 std::thread::sleep(Duration::from_millis(10));
             }
             connected => return connected.unwrap(),
@@ -167,7 +171,9 @@ fn play(command: &mut Command, script: &str) -> Outcome {
                 outcome.note(&event);
                 let has = |member: &str, value: &str| event.data.get(member) == Some(&value.into());
                 let is_error = event.name == "BLOCK_JOB_ERROR" && has("device", job);
-                if status == "error" && is_error || has("id", job) && has("status", status) {
+                let is_gone = event.name == "BLOCK_EXPORT_DELETED" && status == "deleted";
+                let has_come = is_gone || has("status", status);
+                if status == "error" && is_error || has("id", job) && has_come {
                     break;
                 }
             }
@@ -339,6 +345,11 @@ fn compare(script: &str) {
 #[test]
 fn nodes_are_added_and_removed_alike() {
     compare(include_str!("daemon_protocol/nodes.txt"));
+}
+
+#[test]
+fn nodes_that_nothing_uses_go_alike() {
+    compare(include_str!("daemon_protocol/unused.txt"));
 }
 
 #[test]

@@ -342,10 +342,7 @@ impl Nodes {
     pub fn is_root(&self, node: &Rc<Node>) -> Result<(), QmpError> {
         match self.parents(node).first() {
             None => Ok(()),
-            Some(parent) => Err(QmpError::generic(format!(
-                "Node '{}' is busy: node is used as backing hd of '{}'",
-                node.name, parent.name
-            ))),
+            Some(parent) => Err(in_chain(node, parent)),
         }
     }
 
@@ -570,11 +567,19 @@ impl Nodes {
             let text = format!("Block device {name} is in use");
             return Err(QmpError::generic(text));
         }
+        let parents = self.parents(&node);
+        let is_below = |parent: &&Rc<Node>| {
+            let below = parent.backing();
+            below.is_some_and(|below| Rc::ptr_eq(&below, &node))
+        };
+        if let Some(parent) = parents.iter().find(is_below) {
+            return Err(in_chain(&node, parent));
+        }
         if node.is_implicit {
             let text = format!("Node {name} is not owned by the monitor");
             return Err(QmpError::generic(text));
         }
-        if !self.parents(&node).is_empty() {
+        if !parents.is_empty() {
             let text = format!("Block device {name} is in use");
             return Err(QmpError::generic(text));
         }
@@ -848,6 +853,14 @@ fn maintain(image: &Image) {
     if let Ok(alone) = image.above(&Default::default()) {
         cowslip_queue::spawn(async move { alone.maintain().await });
     }
+}
+
+/// The refusal of what the place of a node below another one does not allow.
+pub fn in_chain(node: &Node, above: &Node) -> QmpError {
+    QmpError::generic(format!(
+        "Node '{}' is busy: node is used as backing hd of '{}'",
+        node.name, above.name
+    ))
 }
 
 /// As QEMU has identifiers.

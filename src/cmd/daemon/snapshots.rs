@@ -27,7 +27,7 @@ use super::changing::{Changing, name_beside};
 use super::export::Export;
 use super::given::Given;
 use super::host::Daemon;
-use super::nodes::Node;
+use super::nodes::{Node, in_chain};
 use super::words::{failed, missing, refused};
 use crate::cmd::create::NewFile;
 
@@ -128,10 +128,7 @@ impl After<'_> {
         daemon.nodes.is_root(node)?;
         match self.overlays().find(|it| Rc::ptr_eq(&it.node, node)) {
             None => Ok(()),
-            Some(above) => Err(QmpError::generic(format!(
-                "Node '{}' is busy: node is used as backing hd of '{}'",
-                node.name, above.overlay.name
-            ))),
+            Some(above) => Err(in_chain(node, &above.overlay)),
         }
     }
 }
@@ -367,6 +364,11 @@ impl Daemon {
             _ => None,
         });
         let entered: Vec<Rc<Node>> = entered.collect();
+        let made: Vec<Rc<Node>> = After(&actions)
+            .overlays()
+            .filter(|it| it.is_new)
+            .map(|it| Rc::clone(&it.overlay))
+            .collect();
         let held = self.hold_all(&actions).await;
         let part = |action| Part {
             daemon: self,
@@ -380,6 +382,11 @@ impl Daemon {
             let actions = actions.into_iter().map(|part: Part<'_>| part.action);
             self.undo(actions.collect()).await;
             return Err(error);
+        }
+        // As in QEMU: nothing uses an overlay that was made for the clients of a disk without any,
+        // and it leaves the disk as it was.
+        for node in made.iter().rev() {
+            self.nodes.drop_unused(std::slice::from_ref(node)).await;
         }
         let mut left = Ok(());
         for node in entered {
