@@ -578,7 +578,9 @@ fn a_crash_as_many_blocks_become_reachable_leaves_each_with_its_count() {
     let table = header.refcount_table_offset;
     let len = u64::from(header.refcount_table_clusters) * 512;
     let is_entries = |op: &Op| match op {
-        Op::Write(at, data) => (table..table + len).contains(at) && data.len() < 512 * 8,
+        Op::Write(at, data) | Op::Durable(at, data) => {
+            (table..table + len).contains(at) && data.len() < 512 * 8
+        }
         Op::SetLen(_) | Op::Flush => false,
     };
     let mut ops = file.ops();
@@ -593,7 +595,7 @@ fn a_crash_as_many_blocks_become_reachable_leaves_each_with_its_count() {
     // Each sector of the entries may be the one that stays what it was.
     let mut sectors = 0;
     for (nth, op) in ops.iter().enumerate() {
-        let Op::Write(at, data) = op else {
+        let (Op::Write(at, data) | Op::Durable(at, data)) = op else {
             continue;
         };
         let mut bytes = durable.clone();

@@ -12,6 +12,8 @@ use cowslip_queue::{IoVec, Pending};
 #[derive(Clone, Debug)]
 pub enum Op {
     Write(u64, Vec<u8>),
+    /// A write that is durable when the next operation begins.
+    Durable(u64, Vec<u8>),
     SetLen(u64),
     Flush,
 }
@@ -20,7 +22,7 @@ impl Op {
     /// Does it, or the first `sectors` of it.
     pub fn apply(&self, bytes: &mut Vec<u8>, sectors: usize) {
         match self {
-            Op::Write(offset, data) => {
+            Op::Write(offset, data) | Op::Durable(offset, data) => {
                 // A sector is written whole or not at all.
                 let first = (512 - (*offset as usize % 512)).min(data.len());
                 let len = match sectors {
@@ -41,7 +43,7 @@ impl Op {
 
     fn sectors(&self) -> usize {
         match self {
-            Op::Write(_, data) => data.len().div_ceil(512),
+            Op::Write(_, data) | Op::Durable(_, data) => data.len().div_ceil(512),
             Op::SetLen(_) | Op::Flush => 1,
         }
     }
@@ -116,7 +118,11 @@ impl BlockFile for Recorder {
     }
     fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         let bytes = data.to_vec();
-        match self.record(Op::Write(offset, bytes)) {
+        let op = match how {
+            Durability::Cached => Op::Write(offset, bytes),
+            Durability::Durable => Op::Durable(offset, bytes),
+        };
+        match self.record(op) {
             Ok(()) => self.file.write(offset, data, how),
             Err(error) => Pending::ready(Err(error)),
         }
@@ -207,14 +213,23 @@ pub fn each_crash(start: &[u8], ops: &[Op], mut judge: impl FnMut(&str, &[u8])) 
             }
         }
         if pending.len() > 1 {
-            tell(format!("only {index}"), &durable, &all[all.len() - 1..]);
+            let is_durable = |at: usize| at + 1 < all.len() && matches!(all[at].0, Op::Durable(..));
+            let only = (0..all.len()).filter(|&at| is_durable(at) || at + 1 == all.len());
+            let only: Vec<(&Op, usize)> = only.map(|at| all[at]).collect();
+            tell(format!("only {index}"), &durable, &only);
             for round in 0..2 {
-                let some: Vec<(&Op, usize)> = all
-                    .iter()
-                    .filter(|_| random.next().is_multiple_of(2))
-                    .copied()
-                    .rev()
-                    .collect();
+                // In the other order, but for what is durable: nothing older comes over that.
+                let mut some: Vec<(&Op, usize)> = Vec::new();
+                let mut after = Vec::new();
+                for (at, &one) in all.iter().enumerate() {
+                    if is_durable(at) {
+                        some.extend(after.drain(..).rev());
+                        some.push(one);
+                    } else if random.next().is_multiple_of(2) {
+                        after.push(one);
+                    }
+                }
+                some.extend(after.into_iter().rev());
                 tell(format!("some at {index}, {round}"), &durable, &some);
             }
         }

@@ -9,9 +9,11 @@
 use crate::qcow2::Qcow2;
 use crate::{Buf, Result};
 
-/// The files to flush after a root is written.
+/// The way in which a root that is written becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::qcow2) enum Flush {
+    /// Each write by itself: a flush of the file would write all that guests have written.
+    Nothing,
     /// The image file.
     File,
     /// The data file, then the image file.
@@ -22,7 +24,7 @@ pub(in crate::qcow2) enum Flush {
 pub(in crate::qcow2) type RootWrites = Vec<(u64, Vec<Buf>)>;
 
 impl Qcow2 {
-    /// Writes parts of a root, all at once, and flushes. Roots are the header with its extensions,
+    /// Writes parts of a root, all at once, durably. Roots are the header with its extensions,
     /// the refcount table that the header names, the bitmap directory and the key slots. The
     /// entries of L1 go down in cycles, which know that a failed one may have been written.
     ///
@@ -36,10 +38,13 @@ impl Qcow2 {
     ) -> Result<()> {
         self.unlatched(&self.lock())?;
         let written = async {
+            if flush == Flush::Nothing {
+                return self.write_durably(writes).await;
+            }
             self.write_all(writes).await?;
             match flush {
-                Flush::File => self.sync(&self.file).await,
                 Flush::All => self.barrier().await,
+                Flush::File | Flush::Nothing => self.sync(&self.file).await,
             }
         };
         let outcome = written.await;

@@ -293,6 +293,23 @@ impl Qcow2 {
         join_all(writes).await.into_iter().collect()
     }
 
+    /// The same, durable at their completion, and nothing else of the file: what guests have
+    /// written may take long.
+    pub(in crate::qcow2) async fn write_durably(&self, writes: Vec<(u64, Vec<Buf>)>) -> Result<()> {
+        let under_way = self.durable_writes.begin();
+        let writes = writes
+            .into_iter()
+            .map(|(at, data)| self.file.write(at, data, Durability::Durable));
+        // All of them end before the failure of one is known.
+        let written: Result<()> = join_all(writes).await.into_iter().collect();
+        if let Err(error) = &written {
+            self.lock().health.latch(error.duplicate());
+        }
+        under_way.end();
+        written?;
+        self.check_concurrent_flushes().await
+    }
+
     async fn write_new_tables(&self, cut: &CycleTables) -> Result<()> {
         let unknown = cut
             .new_tables

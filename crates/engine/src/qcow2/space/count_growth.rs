@@ -100,7 +100,31 @@ pub struct CountGrowth {
     pub table_clusters: u64,
 }
 
+/// The way in which new blocks become durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Each by itself: guests wait for them, and not for what they have written to the file.
+    Few,
+    /// All by one flush of the file, which costs more than a few writes, and less than many.
+    Many,
+}
+
+/// Blocks that become durable each by itself.
+const FEW_BLOCKS: usize = 4;
+
 impl CountGrowth {
+    /// The way that costs less. A few have their entries in one sector, which a crash does not
+    /// tear.
+    pub fn way(&self) -> Way {
+        let sectors = [self.blocks.first(), self.blocks.last()];
+        let [first, last] = sectors.map(|index| index.map(|index| index / ENTRIES_IN_SECTOR));
+        let are_few = self.blocks.len() <= FEW_BLOCKS && first == last;
+        match self.table_clusters == 0 && are_few {
+            true => Way::Few,
+            false => Way::Many,
+        }
+    }
+
     /// The first cluster after the metadata.
     pub fn first_free(&self) -> u64 {
         self.start + self.table_clusters + self.blocks.len() as u64

@@ -351,6 +351,26 @@ impl Refcounts {
         self.unsettled = false;
     }
 
+    /// Takes the changed slices that hold the counts of these clusters, with their places: they are
+    /// for a write that is durable when it completes, and is not repeated if it fails.
+    ///
+    /// # Errors
+    /// A corrupt table entry.
+    pub fn take_dirty_of(&mut self, clusters: Range<u64>) -> Result<Vec<(u64, Vec<Buf>)>> {
+        let per_slice = self.counts_per_slice();
+        let slices = clusters.start / per_slice..clusters.end.div_ceil(per_slice);
+        let changed: Vec<u64> = self.dirty.range(slices).copied().collect();
+        let mut writes = Vec::new();
+        for slice in changed {
+            let offset = self
+                .slice_offset(slice)?
+                .expect("a slice with counts has its block");
+            writes.push((offset.0, vec![Buf::copy_of(&self.slices[&slice])]));
+            self.dirty.remove(&slice);
+        }
+        Ok(writes)
+    }
+
     /// Writes all changed slices. Only write-back calls this, at its stages. After a failure
     /// they stay dirty.
     ///

@@ -10,7 +10,7 @@ use crate::qcow2::commit::roots::Flush;
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::qcow2::space::alloc::SpaceContent;
-use crate::qcow2::space::count_growth::{CountGrowth, table_entries};
+use crate::qcow2::space::count_growth::{CountGrowth, Way, table_entries};
 use crate::qcow2::space::growth::{self, Method, Step};
 use crate::qcow2::space::refcount::Refcounts;
 use crate::qcow2::{Counts, Qcow2};
@@ -310,10 +310,8 @@ impl Qcow2 {
                 vec![Buf::from(bytes)],
             ));
         }
-        counts.refcounts.write_dirty().await?;
-        self.reach_new_blocks(moved).await;
-        self.write_all(writes).await?;
-        self.sync(&self.file).await?;
+        let way = growth.way();
+        self.write_new_blocks(counts, writes, (growth, way)).await?;
         drop(stage);
         let _table = self.probe.stage(Stage::CountTable);
         let old = counts.refcounts.table_offset();
@@ -332,7 +330,7 @@ impl Qcow2 {
                 .await?;
         } else {
             self.file.reach(Event::RefblockAllocHookup).await;
-            self.write_entries(old, growth).await?;
+            self.write_entries(old, (growth, way)).await?;
             counts.refcounts.set_table(table, old);
         }
         let mut state = self.lock();
@@ -342,14 +340,51 @@ impl Qcow2 {
         Ok(())
     }
 
+    /// Writes new blocks, and a new table, with the counts that older blocks have of them: all
+    /// durably. What else was written to the file waits for the next cycle.
+    async fn write_new_blocks(
+        &self,
+        counts: &mut Counts,
+        mut writes: Vec<(u64, Vec<Buf>)>,
+        (growth, way): (&CountGrowth, Way),
+    ) -> Result<()> {
+        let moved = growth.table_clusters > 0;
+        match way {
+            Way::Few => {
+                let metadata = growth.start..growth.first_free();
+                let of_others = counts.refcounts.take_dirty_of(metadata)?;
+                for _ in &of_others {
+                    self.file.reach(Event::RefblockUpdatePart).await;
+                }
+                writes.extend(of_others);
+                self.reach_new_blocks(moved).await;
+                self.write_durably(writes).await
+            }
+            Way::Many => {
+                counts.refcounts.write_dirty().await?;
+                self.reach_new_blocks(moved).await;
+                self.write_all(writes).await?;
+                self.sync(&self.file).await
+            }
+        }
+    }
+
     /// Writes the entries of new blocks into the refcount table that there is. A write that tears
     /// must not leave an entry for a block that another one counts, without the entry of that one.
-    async fn write_entries(&self, table: HostOffset, growth: &CountGrowth) -> Result<()> {
+    async fn write_entries(
+        &self,
+        table: HostOffset,
+        (growth, way): (&CountGrowth, Way),
+    ) -> Result<()> {
+        let flush = match way {
+            Way::Few => Flush::Nothing,
+            Way::Many => Flush::File,
+        };
         let bits = self.geometry().cluster_bits();
         for round in growth.rounds(self.geometry()) {
             let entries = round.into_iter().map(|(index, at)| (index, at << bits));
             let entries: Vec<(u64, u64)> = entries.collect();
-            self.write_root(entry_writes(table.0, &entries), Flush::File)
+            self.write_root(entry_writes(table.0, &entries), flush)
                 .await?;
         }
         Ok(())

@@ -249,11 +249,23 @@ fn new_counts_are_durable_before_they_are_reachable() {
     for (more, moves) in [(200, false), (3000, false), (9000, true), (40_000, true)] {
         let old = image.header();
         disk.take_log();
+        disk.take_durable();
         let start = image.lock().space.claimed() * CLUSTER;
         while image.lock().space.free.take(1).is_some() {}
         block_on(image.make_room(more)).expect("there is room");
         let log = after_extension(&disk);
         let flushes: Vec<usize> = (0..log.len()).filter(|&i| log[i] == Op::Flush).collect();
+        // A few blocks and their entries by themselves, the entries last; else two flushes.
+        let durable = disk.take_durable();
+        if more == 200 {
+            let durable: Vec<Op> = durable.into_iter().map(Op::Write).collect();
+            assert_eq!((&durable, flushes.len()), (&log, 0));
+            let (entries, blocks) = log.split_last().expect("there are writes");
+            assert!(is_write_in(entries, &table), "{log:?}");
+            assert!(!blocks.iter().any(|op| is_write_in(op, &table)), "{log:?}");
+            continue;
+        }
+        assert!(durable.is_empty());
         assert_eq!(flushes.len(), 2, "{log:?}");
         assert_eq!(flushes[1], log.len() - 1);
         let root = if moves { 0..CLUSTER } else { table.clone() };

@@ -33,6 +33,8 @@ struct Inside {
     /// Pages that are not zeroes.
     pages: BTreeMap<u64, Vec<u8>>,
     log: Vec<Op>,
+    /// Ranges of durable writes that have succeeded.
+    durable: Vec<Range<u64>>,
     fault: Option<Fault>,
     /// Flushes that do not end yet, if they are to wait.
     held: Option<Vec<Completer<io::Result<()>>>>,
@@ -104,6 +106,11 @@ impl Disk {
     /// Returns the operations since the last call.
     pub fn take_log(&self) -> Vec<Op> {
         std::mem::take(&mut self.lock().log)
+    }
+
+    /// Returns the ranges of durable writes that have succeeded since the last call.
+    pub fn take_durable(&self) -> Vec<Range<u64>> {
+        std::mem::take(&mut self.lock().durable)
     }
 
     pub fn fail(&self, fault: impl Fn(&Op) -> Option<io::Error> + Send + 'static) {
@@ -216,10 +223,16 @@ impl BlockFile for Disk {
         });
         Pending::ready((outcome, buf))
     }
-    fn write(&self, offset: u64, data: IoVec, _: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         let bytes = data.to_vec();
-        let outcome = self.begin(Op::Write(offset..offset + bytes.len() as u64));
-        Pending::ready(outcome.map(|mut inside| inside.put(offset, &bytes)))
+        let range = offset..offset + bytes.len() as u64;
+        let outcome = self.begin(Op::Write(range.clone()));
+        Pending::ready(outcome.map(|mut inside| {
+            inside.put(offset, &bytes);
+            if how == Durability::Durable {
+                inside.durable.push(range);
+            }
+        }))
     }
     fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
