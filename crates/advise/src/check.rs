@@ -68,7 +68,8 @@ pub fn of_bench(results: &Value, source: &str) -> Vec<Compared> {
     let ours = rows.iter().filter(|row| row["contestant"] == "cowslip");
     let mut all = Vec::new();
     for row in ours {
-        let (on, cell) = (text(row, "filesystem"), text(row, "cell"));
+        let (place, cell) = (text(row, "filesystem"), text(row, "cell"));
+        let on = file_system_of(&results["conditions"], &place);
         let of = |contestant: &str| {
             let same = |other: &&Value| {
                 other["filesystem"] == row["filesystem"]
@@ -79,7 +80,12 @@ pub fn of_bench(results: &Value, source: &str) -> Vec<Compared> {
         };
         let raw = of("raw sparse").into_iter().chain(of("raw allocated"));
         let raw = raw.reduce(f64::max).filter(|raw| *raw > 0.0);
-        let (Some(ours), Some(raw), Some(layout)) = (of("cowslip"), raw, layout_of(&cell)) else {
+        let beside_raw = match (of("cowslip"), raw) {
+            (Some(ours), Some(raw)) => Some(ours / raw),
+            // Rows of an interrupted run may have what it was compared with.
+            _ => row["times-raw-first-touch"].as_f64(),
+        };
+        let (Some(measured), Some(layout)) = (beside_raw, layout_of(&cell)) else {
             continue;
         };
         let share = model::first_share(writes, disk, layout.unit_bytes as f64);
@@ -88,7 +94,7 @@ pub fn of_bench(results: &Value, source: &str) -> Vec<Compared> {
             question: "first-writes".to_string(),
             on,
             circumstances: cell,
-            measured: ours / raw,
+            measured,
             predicted,
             source: source.to_string(),
         });
@@ -98,9 +104,23 @@ pub fn of_bench(results: &Value, source: &str) -> Vec<Compared> {
 
 const GIB: f64 = 1073741824.0;
 
-/// The layout of a cell: `64K, empty` or `64K/2K, backed`.
+/// The file system of a place, which has a name of its own where the bench has made none: `here`.
+fn file_system_of(conditions: &Value, place: &str) -> String {
+    let places = conditions["places"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
+    let found = places.iter().find(|it| it["filesystem"] == place);
+    let kind = found.and_then(|it| it["stack"]["filesystem-type"].as_str());
+    kind.unwrap_or(place).to_string()
+}
+
+/// The layout of a cell: `64K, empty` or `64K/2K, backed`, with `, depth 8` or without.
 fn layout_of(cell: &str) -> Option<Layout> {
-    let (sizes, state) = cell.split_once(", ")?;
+    let mut words = cell.split(", ");
+    let (sizes, state) = (words.next()?, words.next()?);
+    if !words.all(|word| word.starts_with("depth ")) {
+        return None;
+    }
     let (cluster, unit) = sizes.split_once('/').unwrap_or((sizes, sizes));
     Some(Layout {
         cluster_bytes: short_size(cluster)?,

@@ -61,6 +61,8 @@ pub struct Image {
     pub has_subclusters: bool,
     /// Its policy is sparse.
     pub is_sparse: bool,
+    /// Its clusters are compressed by zstd, if at all.
+    pub is_zstd: bool,
     /// It is encrypted.
     pub is_encrypted: bool,
     /// Images of the chain; 1 without a backing file.
@@ -178,6 +180,8 @@ pub struct Facts {
     pub engine: Engine,
     /// Other images in the same directory on the same backing file.
     pub siblings: u64,
+    /// Another process may be writing to the image: not all that it has is in its file.
+    pub is_in_use: bool,
 }
 
 impl Facts {

@@ -78,6 +78,7 @@ fn facts_json(facts: &Facts) -> Value {
         "rotational": host.is_rotational,
         "cache-bytes": facts.cache_bytes,
         "siblings": facts.siblings,
+        "in-use": facts.is_in_use,
     })
 }
 

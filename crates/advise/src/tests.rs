@@ -24,6 +24,7 @@ fn facts(on: &str) -> Facts {
             cluster_bytes: 65_536,
             has_subclusters: false,
             is_sparse: false,
+            is_zstd: false,
             is_encrypted: false,
             depth: 1,
             backing: None,
@@ -58,6 +59,7 @@ fn facts(on: &str) -> Facts {
         cache_bytes: 32 << 20,
         engine: Engine::Cowslip,
         siblings: 0,
+        is_in_use: false,
     }
 }
 
@@ -198,8 +200,9 @@ fn results_of_a_bench_are_held_beside_the_model() {
             row("64K, backed", "raw sparse", 20_000.0),
             row("64K, backed", "raw allocated", 10_000.0),
             row("64K, backed", "cowslip", 6_400.0),
-            row("64K/2K, backed", "raw sparse", 10_000.0),
-            row("64K/2K, backed", "cowslip", 40_000.0),
+            row("64K/2K, backed, depth 8", "raw sparse", 10_000.0),
+            row("64K/2K, backed, depth 8", "cowslip", 40_000.0),
+            row("64K/2K, backed, one thread", "cowslip", 40_000.0),
             row("64K, trimmed", "raw sparse", 10_000.0),
             row("64K, trimmed", "cowslip", 10_000.0),
             row("4K, empty", "cowslip", 10_000.0),

@@ -7,7 +7,7 @@ use cowslip::file::Sharing;
 use cowslip::file::host::{Aio, BackingPolicy};
 use cowslip::image::{self, BackingChoice};
 use cowslip::qcow2::compact::CompactOptions;
-use cowslip::qcow2::header::{CryptMethod, Header};
+use cowslip::qcow2::header::{CompressionType, CryptMethod, Header};
 use cowslip_advise::{Engine, Facts, Format, Host, Image, Order, Space};
 use cowslip_extents::{Whole, whole};
 
@@ -73,6 +73,7 @@ impl Collect<'_> {
             cache_bytes: self.cache_bytes,
             engine: self.engine,
             siblings: 0,
+            is_in_use: self.force_share,
         })
     }
 
@@ -161,6 +162,7 @@ fn image(name: &str, layers: &[ImageFileInfo]) -> Image {
         cluster_bytes: header.map_or(4096, |header| header.geometry().cluster_bytes()),
         has_subclusters: header.is_some_and(Header::is_extended_l2),
         is_sparse: policy.is_some_and(|hint| hint.policy == image::AllocPolicy::Sparse),
+        is_zstd: header.is_some_and(|header| header.compression_type == CompressionType::Zstd),
         is_encrypted: header.is_some_and(|header| header.crypt_method != CryptMethod::None),
         depth: layers.len() as u64,
         backing,

@@ -24,6 +24,7 @@ fn facts(format: Format, on: &str) -> Facts {
             cluster_bytes: 65_536,
             has_subclusters: false,
             is_sparse: true,
+            is_zstd: false,
             is_encrypted: false,
             depth: 1,
             backing: None,
@@ -58,6 +59,7 @@ fn facts(format: Format, on: &str) -> Facts {
         cache_bytes: 1 << 20,
         engine: Engine::Cowslip,
         siblings: 0,
+        is_in_use: false,
     }
 }
 

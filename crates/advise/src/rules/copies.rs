@@ -10,10 +10,11 @@ use super::lines::{copy_name, human, quoted, size};
 const DEFAULT_CLUSTER_BYTES: u64 = 65_536;
 
 /// The order in which options are named.
-const ORDER: [&str; 4] = [
+const ORDER: [&str; 5] = [
     "cluster_size",
     "extended_l2",
     "alloc_policy",
+    "compression_type",
     "preallocation",
 ];
 
@@ -61,6 +62,10 @@ pub fn join(facts: &Facts, answers: &mut [Answer]) {
         }
         return;
     }
+    let form = match is_kept_compressed(facts, &changes) {
+        true => " -c",
+        false => "",
+    };
     let mut options = layout(facts);
     for answer in &changes {
         if let ByCopy::Needed(some) | ByCopy::Instead(some) = &answer.by_copy {
@@ -76,7 +81,15 @@ pub fn join(facts: &Facts, answers: &mut [Answer]) {
         match maker {
             None if is_needed(answer) => {
                 maker = Some(answer.subject);
-                answer.commands = lines(facts, &options).to_vec();
+                answer.commands = lines(facts, form, &options).to_vec();
+                if facts.image.is_encrypted {
+                    // A copy by this line would be a plain one.
+                    answer.commands.clear();
+                    answer.reason += "; the copy needs the image's key, and one of its own";
+                }
+                if facts.is_in_use {
+                    answer.reason += "; make the copy when nothing uses the image";
+                }
             }
             _ => {}
         }
@@ -88,6 +101,15 @@ pub fn join(facts: &Facts, answers: &mut [Answer]) {
     for answer in others.filter(|answer| answer.subject != maker) {
         answer.reason += &format!("; the copy for {maker} does that as well");
     }
+}
+
+/// Whether a copy keeps data compressed: most of it is, and that is not what is to change. Space
+/// in advance goes with plain data alone.
+fn is_kept_compressed(facts: &Facts, changes: &[&mut Answer]) -> bool {
+    let is_to_change = changes
+        .iter()
+        .any(|answer| matches!(answer.subject, "compression" | "preallocation"));
+    !is_to_change && facts.space.compressed_bytes > facts.space.data_bytes / 2
 }
 
 /// Leaves what was to be changed by a copy.
@@ -120,6 +142,9 @@ fn layout(facts: &Facts) -> Vec<(String, String)> {
     if image.is_sparse {
         set(&mut options, "alloc_policy=sparse");
     }
+    if image.is_zstd {
+        set(&mut options, "compression_type=zstd");
+    }
     options
 }
 
@@ -134,10 +159,10 @@ fn set(options: &mut Vec<(String, String)>, option: &str) {
 
 /// The commands that make an image afresh with these options, over the backing file that it has,
 /// and put it in its place.
-fn lines(facts: &Facts, options: &[(String, String)]) -> [String; 2] {
+fn lines(facts: &Facts, form: &str, options: &[(String, String)]) -> [String; 2] {
     let image = &facts.image;
     let mut line = match image.format {
-        Format::Qcow2 => "cowslip convert -p -O qcow2".to_string(),
+        Format::Qcow2 => format!("cowslip convert -p{form} -O qcow2"),
         Format::Raw | Format::Other => "cowslip convert -p -f raw -O raw".to_string(),
     };
     let mut options: Vec<_> = options.iter().collect();

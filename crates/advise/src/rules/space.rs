@@ -21,6 +21,12 @@ pub fn rule(facts: &Facts, _: &Workload) -> Option<Answer> {
     let space = &facts.space;
     let (free, inside) = (space.other_bytes(), space.subcluster_bytes);
     let dead = free.saturating_add(inside).min(space.host_bytes);
+    if facts.is_in_use {
+        let why = "space that another process keeps ahead, and tables that it has not written yet, \
+                   look like space that nothing uses";
+        let text = "not known while the image is in use";
+        return Some(Answer::new((SUBJECT, SOURCE), Verdict::Leave, text, why));
+    }
     let is_much = dead > SPACE_BYTES && dead > space.host_bytes / 5;
     let name = "bytes on the host";
     let host = space.host_bytes as f64;

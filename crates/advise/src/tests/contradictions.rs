@@ -41,13 +41,19 @@ fn situation(drawn: &mut Drawn) -> Facts {
     facts.image.cluster_bytes = drawn.pick(&[4096, 65_536, 131_072, 2 << 20]);
     facts.image.has_subclusters = facts.image.cluster_bytes > 16_384 && drawn.below(2) == 0;
     facts.image.is_sparse = drawn.below(3) == 0;
+    facts.image.is_zstd = drawn.below(3) == 0;
+    facts.image.is_encrypted = drawn.below(6) == 0;
+    facts.is_in_use = drawn.below(6) == 0;
     facts.image.snapshots = drawn.pick(&[0, 0, 0, 2, 40]);
     if facts.image.backing.is_some() {
         facts.image.depth = drawn.pick(&[2, 2, 40, 500]);
     }
     let data = drawn.pick(&[0, 1, 4, 16]) * facts.image.disk_bytes / 16;
     facts.space.data_bytes = data;
-    facts.space.compressed_bytes = drawn.pick(&[0, 0, data]);
+    facts.space.compressed_bytes = match facts.image.is_encrypted {
+        true => 0,
+        false => drawn.pick(&[0, 0, data]),
+    };
     facts.space.used_bytes = drawn.pick(&[data, data / 2, data + data / 4]);
     facts.space.host_bytes = data + drawn.pick(&[0, GIB, 100 * GIB]);
     if facts.image.has_subclusters {
@@ -147,6 +153,16 @@ fn judge(facts: &Facts, workload: &Workload) -> usize {
         let words = format!("in clusters of {size}");
         assert!(cache.reason.contains(&words), "{}", shown());
     }
+    // A plain image in the place of an encrypted one.
+    assert!(made.is_empty() || !facts.image.is_encrypted, "{}", shown());
+    // Without its size a disk over a smaller one would shrink.
+    let creates = made.iter().filter(|line| line.contains(" create "));
+    for line in creates.filter(|line| line.contains("-b golden.raw")) {
+        let size = format!(" vm.qcow2 {}", facts.image.disk_bytes);
+        assert!(line.ends_with(&size), "{}", shown());
+    }
+    let gives_back = advice.changes().any(|answer| answer.subject == "space");
+    assert!(!(facts.is_in_use && gives_back), "{}", shown());
     advice.changes().count()
 }
 
@@ -177,6 +193,43 @@ fn a_compressed_image_below_an_overlay_is_not_copied_as_well() {
     let advice = advise(&facts, &under("sequential"));
     let changed = advice.changes().map(|answer| answer.subject);
     assert_eq!(changed.collect::<Vec<_>>(), ["compression"]);
+}
+
+#[test]
+fn an_overlay_is_made_again_with_its_size() {
+    let mut facts = overlay("ext4");
+    facts.space = Space::default();
+    let advice = advise(&facts, &under("random-writes"));
+    let answer = changed(&advice, "clusters");
+    let expected = "cowslip create -f qcow2 -o cluster_size=128k,extended_l2=on -b golden.raw -F \
+                    raw vm.qcow2 42949672960";
+    assert_eq!(answer.commands, [expected]);
+    facts.image.is_encrypted = true;
+    let advice = advise(&facts, &under("random-writes"));
+    let answer = changed(&advice, "clusters");
+    assert!(answer.commands.is_empty(), "{answer:?}");
+    assert!(
+        answer.reason.contains("needs the image's key"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn a_copy_of_a_compressed_image_stays_compressed_by_its_method() {
+    let mut facts = facts("xfs");
+    facts.image.is_zstd = true;
+    facts.space.data_bytes = GIB;
+    facts.space.compressed_bytes = GIB;
+    facts.space.used_bytes = GIB / 2;
+    facts.space.host_bytes = GIB / 2;
+    facts.order.runs = Some(1_000_000);
+    facts.order.bytes = GIB / 2;
+    let mut workload = under("read-mostly");
+    workload.reads.in_order = 1.0;
+    let advice = advise(&facts, &workload);
+    let line = &changed(&advice, "order").commands[0];
+    let expected = "cowslip convert -p -c -O qcow2 -o compression_type=zstd vm.qcow2 vm.new.qcow2";
+    assert_eq!(line, expected);
 }
 
 #[test]
