@@ -2,7 +2,8 @@
 //! connecting a socket.
 //!
 //! One pool serves the process. Threads start when a job finds none idle, up to a limit, and end
-//! after a while without work. No thread is started for a queue [without
+//! after a while without work. Where the system gives none, the caller makes the call itself. No
+//! thread is started for a queue [without
 //! threads](crate::PreparedQueue::without_threads), nor within [`crate::block_here`].
 
 use std::cell::Cell;
@@ -99,15 +100,28 @@ pub(crate) fn submit(job: Job) {
         return;
     }
     state.threads += 1;
-    let first = state.threads == 1;
     drop(state);
     let started = thread::Builder::new()
         .name("cowslip-blocking".to_string())
         .spawn(work);
-    if let Err(error) = started {
+    if started.is_err() {
         self::state().threads -= 1;
-        // Another thread will get to the job; without any it would wait for ever.
-        assert!(!first, "no thread for blocking calls: {error}");
+        run_without_threads();
+    }
+}
+
+/// Runs jobs on this thread, if there is none that will get to them: the system gives no more.
+fn run_without_threads() {
+    loop {
+        let mut state = state();
+        if state.threads > 0 {
+            return;
+        }
+        let Some(job) = state.jobs.pop_front() else {
+            return;
+        };
+        drop(state);
+        job();
     }
 }
 

@@ -4,12 +4,15 @@
 //! descriptor instead: no handler runs, so nothing is interrupted.
 #![allow(unsafe_code)] // Three system calls on a signal set; each says why it is sound.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::Arc;
 
-use crate::blocking;
+use rustix::io::Errno;
+
+use crate::epoll::Interest;
+use crate::socket::wait_ready;
 
 /// Request that a signal stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +26,7 @@ pub enum Signal {
 /// The signals that ask something of a process, waited for.
 #[derive(Debug)]
 pub struct Signals {
-    signals: File,
+    signals: Arc<OwnedFd>,
 }
 
 impl Signals {
@@ -50,33 +53,39 @@ impl Signals {
             return Err(io::Error::from_raw_os_error(error));
         }
         // SAFETY: the set is initialised; -1 asks for a new descriptor.
-        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
+        let fd =
+            unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Signals {
-            signals: File::from(fd),
+            signals: Arc::new(fd),
         })
     }
 
-    /// Waits for one of the signals.
+    /// Waits for one of the signals, on a running queue. It takes no thread meanwhile: the pool may
+    /// get no other one.
     ///
     /// # Errors
     /// The system's.
     pub async fn asked(&self) -> io::Result<Signal> {
-        let mut signals = self.signals.try_clone()?;
-        blocking(move || {
+        loop {
             // One `signalfd_siginfo`, which begins with the number of the signal.
             let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-            signals.read_exact(&mut info)?;
-            let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
-            Ok(match number {
-                libc::SIGUSR1 => Signal::Report,
-                _ => Signal::End,
-            })
-        })
-        .await
+            match rustix::io::read(&*self.signals, &mut info) {
+                Ok(_) => {
+                    let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
+                    return Ok(match number {
+                        libc::SIGUSR1 => Signal::Report,
+                        _ => Signal::End,
+                    });
+                }
+                Err(Errno::AGAIN) => wait_ready(&self.signals, Interest::Readable).await?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
