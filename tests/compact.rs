@@ -314,6 +314,133 @@ fn clusters_that_need_no_space_lose_it() {
     assert!(said.contains("there is no backing file"), "{said}");
 }
 
+/// Writes `mib` MiB a few clusters at a time, in no order.
+fn scatter(dir: &Path, image: &str, mib: u64) {
+    let parts = mib << 3;
+    // It has no factor in common with a power of two.
+    let at = |part: u64| part * 1_000_003 % parts;
+    let write = |part: u64| format!("write -P {} {}k 128k", at(part) % 250 + 1, at(part) * 128);
+    let all: Vec<String> = (0..parts).map(write).collect();
+    for some in all.chunks(100) {
+        qemu_io(dir, image, some);
+    }
+}
+
+/// The guest's order, as QEMU maps it: how many extents there are in the file.
+fn extents_of(dir: &Path, image: &str) -> usize {
+    let map = json(&qemu(
+        dir,
+        "qemu-img",
+        &format!("map --output=json {image}"),
+    ));
+    let mut next = None;
+    let mut extents = 0;
+    for extent in map.as_array().unwrap() {
+        let of = |name: &str| extent[name].as_u64();
+        if let (Some(start), Some(at), Some(len)) = (of("start"), of("offset"), of("length")) {
+            extents += usize::from(next != Some((start, at)));
+            next = Some((start + len, at + len));
+        }
+    }
+    extents
+}
+
+/// Puts the image of these options in order; the plan and QEMU agree.
+fn put_in_order(dir: &Path, options: &str, (object, name): (&str, &str)) {
+    let image = format!("{object} --image-opts {name}");
+    let convert = format!("convert {object} --image-opts -O raw {name} a.raw");
+    qemu(dir, "qemu-img", &convert);
+    let before = extents_of(dir, &image);
+    let plan = json(&succeeds(dir, "compact --plan --json --defragment a.qcow2"));
+    let words = succeeds(dir, "compact --plan --defragment a.qcow2");
+    assert!(words.contains("is perfect"), "{words}");
+    let line = format!("compact --json --budget 2M --defragment {image}");
+    let done = json(&succeeds(dir, &line));
+    let figure = |of: &Value, name: &str| of[name].as_u64().unwrap();
+    assert_eq!(plan["extents"], done["extents-before"], "{options}");
+    assert_eq!(plan["extents-perfect"], done["extents-perfect"]);
+    let now = figure(&done, "extents");
+    let perfect = figure(&done, "extents-perfect");
+    assert!(5 * now <= 6 * perfect, "{options}: {done}");
+    assert!(figure(&done, "extents-before") > 30, "{options}: {done}");
+    let expected = figure(&plan, "extents-after");
+    assert!(5 * expected <= 6 * perfect, "{options}: {plan}");
+    // Subclusters that were not written part what the clusters do not; so do compressed ones.
+    let after = extents_of(dir, &image);
+    assert!(after < before, "{options}: {after}, {before}");
+    assert!(after <= now as usize + 6, "{options}: {after}, {now}");
+    qemu(dir, "qemu-img", &format!("check {image}"));
+    let raw = "driver=raw,file.filename=a.raw";
+    let compare = format!("compare {object} --image-opts {raw} {name}");
+    qemu(dir, "qemu-img", &compare);
+    let again = json(&succeeds(dir, &line));
+    assert_eq!(again["moved-bytes"], 0, "{options}: {again}");
+}
+
+#[test]
+fn a_disk_that_was_written_at_random_gets_the_guests_order() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    for options in [
+        "cluster_size=64k",
+        "cluster_size=4k",
+        "cluster_size=64k,extended_l2=on",
+    ] {
+        let holder = scratch();
+        let dir = holder.path();
+        succeeds(dir, &format!("create -q -f qcow2 -o {options} a.qcow2 32M"));
+        scatter(dir, "a.qcow2", 16);
+        let changes = ["discard 5M 1M", "write -c 20M 64k"].map(String::from);
+        qemu_io(dir, "a.qcow2", &changes);
+        qemu(dir, "qemu-img", "snapshot -c kept a.qcow2");
+        qemu_io(dir, "a.qcow2", &["write -P 7 0 2M".to_string()]);
+        qemu(dir, "qemu-img", "convert -O raw -l kept a.qcow2 kept.raw");
+        let name = "driver=qcow2,file.filename=a.qcow2";
+        put_in_order(dir, options, ("", name));
+        qemu(dir, "qemu-img", "convert -O raw -l kept a.qcow2 again.raw");
+        qemu(dir, "qemu-img", "compare kept.raw again.raw");
+    }
+}
+
+#[test]
+fn an_encrypted_disk_gets_the_guests_order() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let holder = scratch();
+    let dir = holder.path();
+    let object = "--object secret,id=s,data=swordfish";
+    let options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
+    let line = format!("create -q {object} -f qcow2 -o {options} a.qcow2 32M");
+    succeeds(dir, &line);
+    let name = "driver=qcow2,encrypt.key-secret=s,file.filename=a.qcow2";
+    for part in 0..64 {
+        let at = part * 27 % 64 * 512;
+        let command = format!("write -P {} {at}k 512k", part + 1);
+        let mut write = Command::new("qemu-io");
+        write.current_dir(dir).args(object.split(' '));
+        run(write.args(["--image-opts", name, "-c", &command]));
+    }
+    put_in_order(dir, options, (object, name));
+}
+
+#[test]
+fn a_disk_in_a_data_file_keeps_its_places() {
+    let holder = scratch();
+    let dir = holder.path();
+    for raw in ["on", "off"] {
+        let options = format!("data_file=d.{raw},data_file_raw={raw}");
+        succeeds(dir, &format!("create -q -f qcow2 -o {options} a.qcow2 1M"));
+        for plan in ["", "--plan"] {
+            let refused = ours(dir, &format!("compact {plan} --defragment a.qcow2"));
+            let said = String::from_utf8_lossy(&refused.stderr);
+            assert_eq!(refused.status.code(), Some(1), "{said}");
+            assert!(said.contains("whose data is in a data file"), "{said}");
+        }
+    }
+}
+
 /// A server compacts the file while its clients leave it alone, once more when they have changed
 /// something, and ends in order.
 #[test]
@@ -477,24 +604,48 @@ fn killed_and_interrupted_compactions_lose_nothing() {
     let dir = holder.path();
     succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
     age(dir, "a.qcow2", 32);
+    let was = length(dir, "a.qcow2");
+    let now = kill_and_interrupt(dir, "compact --budget 1M --rate-limit 20M a.qcow2", was);
+    assert!(now <= was, "it grows");
+    succeeds(dir, "compact -q a.qcow2");
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+    assert!(length(dir, "a.qcow2") < 33 << 20);
+}
+
+#[test]
+fn killed_and_interrupted_defragmentations_lose_nothing() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let holder = scratch();
+    let dir = holder.path();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
+    scatter(dir, "a.qcow2", 24);
+    // For what is in the way, and as leaks after each that is killed.
+    let most = 2 * length(dir, "a.qcow2");
+    let line = "compact --budget 1M --rate-limit 20M --defragment a.qcow2";
+    kill_and_interrupt(dir, line, most);
+    succeeds(dir, "compact -q --defragment a.qcow2");
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", "compare a.raw a.qcow2");
+    assert_eq!(extents_of(dir, "a.qcow2"), 1);
+    assert!(length(dir, "a.qcow2") < 25 << 20);
+}
+
+/// Kills a compaction some times at a random moment, and interrupts it at last: each leaves what
+/// there was, and no longer a file than `most`. Returns its length at last.
+fn kill_and_interrupt(dir: &Path, line: &str, most: u64) -> u64 {
     qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
     let kills = number_from_environment("COWSLIP_COMPACT_KILLS").unwrap_or(6);
-    let mut was = length(dir, "a.qcow2");
+    let mut was = most;
     for kill in 0..=kills {
         let changed = std::fs::metadata(dir.join("a.qcow2")).unwrap();
         let changed = changed.modified().unwrap();
         let mut command = cowslip();
-        let line = [
-            "compact",
-            "--budget",
-            "1M",
-            "--rate-limit",
-            "20M",
-            "a.qcow2",
-        ];
         let mut child = command
             .current_dir(dir)
-            .args(line)
+            .args(line.split(' '))
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
@@ -529,10 +680,9 @@ fn killed_and_interrupted_compactions_lose_nothing() {
         qemu(dir, "qemu-img", "compare a.raw a.qcow2");
         let now = length(dir, "a.qcow2");
         assert!(now <= was, "it grows");
-        was = now;
+        if !line.contains("defragment") {
+            was = now;
+        }
     }
-    succeeds(dir, "compact -q a.qcow2");
-    qemu(dir, "qemu-img", "check a.qcow2");
-    qemu(dir, "qemu-img", "compare a.raw a.qcow2");
-    assert!(length(dir, "a.qcow2") < 33 << 20);
+    length(dir, "a.qcow2")
 }

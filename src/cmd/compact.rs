@@ -35,6 +35,8 @@ is sound but for leaks, which the next compaction frees. Subclusters that hold n
 --keep-subclusters says otherwise. Tables of several clusters, and \
 compressed clusters that continue in the next cluster of the file, stay where they are; --plan says what holds the end \
 of the file. With --zeroes or --dedupe-backing, --plan reads all data, as they do. \
+With --defragment clusters move that lie well before the end, too, and most of them twice; what it has done when it is \
+interrupted is in order from the beginning of the disk on. \
 See docs/compaction.md.")]
 pub struct Args {
     /// The image's format
@@ -61,6 +63,10 @@ pub struct Args {
     /// Leave the space of subclusters that hold nothing: writes to them need none then
     #[arg(long)]
     keep_subclusters: bool,
+    /// Also put the disk's clusters into the guest's order, until they lie in at most 1.2 times as
+    /// few extents as there can be
+    #[arg(long)]
+    defragment: bool,
     #[command(flatten)]
     change: ChangeArgs,
     /// The image file
@@ -137,6 +143,7 @@ fn wanted(args: &Args) -> Result<CompactOptions, CommandError> {
         zeroes: args.zeroes,
         dedupe_backing: args.dedupe_backing,
         subclusters: !args.keep_subclusters,
+        defragment: args.defragment,
     })
 }
 
@@ -223,6 +230,12 @@ impl Done {
                     words +=
                         &format!("{unused} of subclusters that hold nothing would come back.\n");
                 }
+                if let Some(after) = plan.extents_after {
+                    let (now, perfect) = (plan.extents, plan.extents_perfect);
+                    words += &format!(
+                        "The disk would lie in {after} extents instead of {now}; {perfect} is perfect.\n"
+                    );
+                }
                 if let Some(seconds) = seconds(plan, *rate) {
                     words += &format!("It would take about {:.0} s.\n", seconds.ceil());
                 }
@@ -246,6 +259,12 @@ impl Done {
                     let unused = size::human(done.subcluster_bytes);
                     words += &format!("{unused} of subclusters that held nothing came back.\n");
                 }
+                if let Some(order) = done.defragmentation {
+                    words += &format!(
+                        "The disk lies in {} extents instead of {}; {} is perfect.\n",
+                        order.extents, order.extents_before, order.extents_perfect
+                    );
+                }
                 words
             }
         }
@@ -263,22 +282,38 @@ impl Done {
                 "leaked-bytes": plan.leaked_bytes,
                 "data-bytes": plan.data_bytes,
                 "extents": plan.extents,
+                "extents-perfect": plan.extents_perfect,
+                "extents-after": plan.extents_after,
                 "redundant-bytes": plan.redundant_bytes,
                 "subcluster-bytes": plan.subcluster_bytes,
                 "held-by": plan.held_by,
                 "seconds": seconds(plan, *rate),
             }),
-            Done::Compacted(done) => json!({
-                "filename": filename,
-                "file-length-before": done.file_bytes_before,
-                "file-length": done.file_bytes,
-                "moved-bytes": done.moved_bytes,
-                "leaked-bytes": done.leaked_bytes,
-                "redundant-bytes": done.redundant_bytes,
-                "subcluster-bytes": done.subcluster_bytes,
-            }),
+            Done::Compacted(done) => {
+                let mut value = figures(done);
+                value["filename"] = filename.into();
+                value
+            }
         }
     }
+}
+
+/// The figures of a compaction, for programs.
+pub fn figures(done: &Compaction) -> Value {
+    let mut value = json!({
+        "file-length-before": done.file_bytes_before,
+        "file-length": done.file_bytes,
+        "moved-bytes": done.moved_bytes,
+        "leaked-bytes": done.leaked_bytes,
+        "redundant-bytes": done.redundant_bytes,
+        "subcluster-bytes": done.subcluster_bytes,
+    });
+    if let Some(order) = done.defragmentation {
+        value["extents-before"] = order.extents_before.into();
+        value["extents"] = order.extents.into();
+        value["extents-perfect"] = order.extents_perfect.into();
+    }
+    value
 }
 
 /// How long the moves take, if they are written as fast as they are read.

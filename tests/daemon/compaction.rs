@@ -82,6 +82,39 @@ fn the_file_of_a_disk_in_use_is_compacted() {
     }
 }
 
+/// The clusters of a disk in use get the guest's order, as far as the guest lets them.
+#[test]
+fn the_clusters_of_a_disk_in_use_get_the_guests_order() {
+    let dir = crate::support::scratch();
+    let dir = dir.path();
+    create(dir, &format!("-o cluster_size=4k n0.qcow2 {DISK_BYTES}"));
+    let model = Model::default();
+    let (mut daemon, guest) = start(dir, 12, &model);
+    age(&mut daemon, &model);
+    let order = json!({"device": "n0", "job-id": "c", "budget": 1 << 20, "defragment": true});
+    daemon.done("x-cowslip-compact", order);
+    let found = figures(&mut daemon);
+    daemon.wait_for("c", "null").unwrap();
+    let figure = |name: &str| found[name].as_u64().unwrap();
+    assert!(figure("extents") < figure("extents-before"), "{found}");
+    model.wait_for_writes();
+    guest.stop().unwrap();
+    // Nobody writes any more; by the short verb.
+    let control = dir.join("control.sock");
+    let mut line = cowslip();
+    line.args(["ctl", "--wait"]).arg(control);
+    run(line.args(["compact", "device=n0", "defragment=on"]));
+    let found = figures(&mut daemon);
+    let figure = |name: &str| found[name].as_u64().unwrap();
+    assert!(
+        5 * figure("extents") <= 6 * figure("extents-perfect"),
+        "{found}"
+    );
+    daemon.quit();
+    model.check(&bytes_of(dir, "n0.qcow2"));
+    run(cowslip().current_dir(dir).args(["check", "-q", "n0.qcow2"]));
+}
+
 #[test]
 fn a_daemon_that_is_killed_amid_a_compaction_loses_nothing() {
     let dir = crate::support::scratch();
@@ -97,7 +130,10 @@ fn a_daemon_that_is_killed_amid_a_compaction_loses_nothing() {
         let speed = [0, 8 << 20][rng.below(2) as usize];
         daemon.done(
             "x-cowslip-compact",
-            json!({"device": "n0", "job-id": "c", "budget": 256 << 10, "speed": speed}),
+            json!({
+                "device": "n0", "job-id": "c", "budget": 256 << 10, "speed": speed,
+                "defragment": round % 2 == 1,
+            }),
         );
         std::thread::sleep(Duration::from_millis(rng.below(100)));
         let jobs = daemon.done("query-jobs", json!({}));

@@ -1,6 +1,7 @@
 //! Compaction in place: of images of all shapes against a model, cut short at every write, by a
 //! crash, by the job's being cancelled, and by a full disk, and beside requests.
 
+mod defragment;
 mod shared;
 
 use std::io;

@@ -302,6 +302,8 @@ async fn compact(subject: &Subject, session: &Session, id: WriteId) {
         // Refused where there is no layer below.
         dedupe_backing: subject.has_below() && rng.chance(60),
         subclusters: rng.chance(80),
+        // Refused where the data is in a file of its own.
+        defragment: Rng::derived(u64::from(id), "defragmentation", 0).chance(40),
     };
     match subject.compact(&options, &job).await {
         Ok(()) => session.record(id, 0..0, || "done: compacted".to_string()),

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip::image::Format;
-use cowslip::qcow2::compact::{BUDGET_BYTES, CompactOptions, Compaction};
+use cowslip::qcow2::compact::{BUDGET_BYTES, CompactOptions};
 use cowslip_graph::Quiet;
 use cowslip_qmp::QmpError;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::given::Given;
 use super::host::Daemon;
@@ -37,6 +37,7 @@ fn wanted(given: &Given) -> Result<CompactOptions, QmpError> {
         dedupe_backing: given.switch("dedupe-backing")?.unwrap_or(false),
         // What a guest fills in the background would only have to be allocated once more.
         subclusters: !given.switch("keep-subclusters")?.unwrap_or(in_background),
+        defragment: given.switch("defragment")?.unwrap_or(false),
     })
 }
 
@@ -100,27 +101,10 @@ impl Daemon {
             compact::reaches(&plan.map_err(failed)?, wanted).map_err(failed)?;
         }
         let done = image.compact(wanted, &job.work).await.map_err(failed)?;
-        let Compaction {
-            file_bytes_before,
-            file_bytes,
-            moved_bytes,
-            leaked_bytes,
-            redundant_bytes,
-            subcluster_bytes,
-        } = done;
-        self.emit(
-            "X_COWSLIP_COMPACTED",
-            json!({
-                "id": job.id,
-                "node-name": node.name,
-                "file-length-before": file_bytes_before,
-                "file-length": file_bytes,
-                "moved-bytes": moved_bytes,
-                "leaked-bytes": leaked_bytes,
-                "redundant-bytes": redundant_bytes,
-                "subcluster-bytes": subcluster_bytes,
-            }),
-        );
+        let mut figures = compact::figures(&done);
+        figures["id"] = job.id.as_str().into();
+        figures["node-name"] = node.name.as_str().into();
+        self.emit("X_COWSLIP_COMPACTED", figures);
         self.finalize(job).await
     }
 }

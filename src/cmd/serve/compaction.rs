@@ -26,6 +26,8 @@ pub struct Background {
     pub idle: Duration,
     /// Shortest time between two compactions: each reads all tables.
     pub pause: Duration,
+    /// The disk's clusters get the guest's order, too.
+    pub defragment: bool,
 }
 
 /// Time between two looks at whether another one is due.
@@ -72,6 +74,12 @@ impl Compacting {
         };
         let (image, disk) = (Arc::downgrade(image), Arc::clone(disk));
         let turn = Rc::clone(&compacting.turn);
+        let options = CompactOptions {
+            // A guest that fills them would only have them allocated once more.
+            subclusters: false,
+            defragment: background.defragment,
+            ..CompactOptions::default()
+        };
         cowslip_queue::spawn(async move {
             let mut before: Option<(u64, Instant)> = None;
             loop {
@@ -80,7 +88,8 @@ impl Compacting {
                 let is_due = before.is_none_or(|(changes_then, ended)| {
                     changes != changes_then && ended.elapsed() >= background.pause
                 });
-                if job.is_cancelled() || (is_due && !compact(&image, &job, &log).await) {
+                if job.is_cancelled() || (is_due && !compact(&image, (&options, &job), &log).await)
+                {
                     return;
                 }
                 if is_due {
@@ -107,20 +116,19 @@ fn changes_of(disk: &LiveDisk) -> u64 {
 }
 
 /// Compacts an image once. Returns whether it can be done again.
-async fn compact(image: &Weak<Image>, job: &Job, log: &Log) -> bool {
+async fn compact(image: &Weak<Image>, (options, job): (&CompactOptions, &Job), log: &Log) -> bool {
     let Some(image) = image.upgrade() else {
         return false;
     };
-    let options = CompactOptions {
-        // A guest that fills them would only have them allocated once more.
-        subclusters: false,
-        ..CompactOptions::default()
-    };
-    match image.compact(&options, job).await {
+    match image.compact(options, job).await {
         Ok(done) => {
             log.report(Severity::Usual, || {
+                let order = done.defragmentation.map_or(String::new(), |order| {
+                    let (now, before) = (order.extents, order.extents_before);
+                    format!("; the disk lies in {now} extents instead of {before}")
+                });
                 format!(
-                    "compacted: the file has {} instead of {}, {} moved",
+                    "compacted: the file has {} instead of {}, {} moved{order}",
                     size::human(done.file_bytes),
                     size::human(done.file_bytes_before),
                     size::human(done.moved_bytes),

@@ -92,6 +92,9 @@ pub struct ImageArgs {
         requires = "compact_background"
     )]
     compact_pause: u32,
+    /// With --compact-background, also put the disk's clusters into the guest's order
+    #[arg(long, requires = "compact_background")]
+    compact_defragment: bool,
     /// Confine the server with Landlock and seccomp once its files are open: auto (as far as the
     /// kernel supports them), on (refuse to serve unless both are in force), off
     #[arg(long, default_value = "auto", value_name = "MODE")]
@@ -159,6 +162,7 @@ impl ImageArgs {
                 rate,
                 idle: Duration::from_millis(u64::from(self.compact_idle_ms)),
                 pause: Duration::from_secs(u64::from(self.compact_pause)),
+                defragment: self.compact_defragment,
             });
         }
         if self.verbose {

@@ -5,7 +5,7 @@ use super::*;
 
 /// An image with snapshots, whose clusters and tables the disk shares in part, and with room before
 /// them: the first of them was deleted.
-fn with_snapshots(create_options: &str, size: u64) -> (Vec<u8>, Model) {
+pub(super) fn with_snapshots(create_options: &str, size: u64) -> (Vec<u8>, Model) {
     let file = Arc::new(MemoryFile::new("image", made(create_options, size), 1));
     let image = open(file.clone());
     let mut model = Model::new(size);
@@ -24,7 +24,7 @@ fn with_snapshots(create_options: &str, size: u64) -> (Vec<u8>, Model) {
     (file.contents(), model)
 }
 
-const SNAPSHOT_SHAPES: [(&str, u64); 5] = [
+pub(super) const SNAPSHOT_SHAPES: [(&str, u64); 5] = [
     ("cluster_size=4096", 60 << 10),
     ("cluster_size=512,compat=0.10", 30 << 10),
     ("cluster_size=512,refcount_bits=8", 30 << 10),
@@ -34,7 +34,7 @@ const SNAPSHOT_SHAPES: [(&str, u64); 5] = [
 
 /// Nothing but leaks; the disk and its snapshots read as they did, and a further compaction ends
 /// well.
-fn judge_snapshots(what: &str, bytes: &[u8], model: &Model) {
+pub(super) fn judge_snapshots(what: &str, bytes: &[u8], model: &Model) {
     let mut findings = Vec::new();
     our_check(bytes.to_vec(), &mut findings).unwrap();
     for finding in findings {

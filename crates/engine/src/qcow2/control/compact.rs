@@ -19,8 +19,11 @@
 //! by then is given back. If that has made room, one that failed for want of space begins again.
 
 mod data;
+mod defragment;
 mod ends;
 mod leaks;
+#[doc(hidden)]
+pub mod order;
 #[doc(hidden)]
 pub mod plan;
 mod redundant;
@@ -43,6 +46,7 @@ use crate::qcow2::geometry::{Geometry, HostCluster};
 use crate::{Error, Result};
 
 use leaks::LOOKS_MAX;
+use order::is_close;
 use plan::{Move, Outline, Owners, Room, outline};
 use survey::{Kind, Survey, walk_behind};
 use units::{Unit, Units, moves_in_turn, moves_later};
@@ -56,6 +60,8 @@ const ROUND_CLUSTERS_MAX: u64 = 1 << 22;
 const BATCH_CLUSTERS_MAX: u64 = 1 << 12;
 /// Rounds that move what requests have put behind the end meanwhile: a busy guest goes on to.
 const FURTHER_ROUNDS_MAX: usize = 8;
+/// Times that the disk's clusters are put in order once more, if it was not enough.
+const ORDERS_AGAIN_MAX: usize = 2;
 
 /// Attempts after one that has found no space, while each gives some back.
 const ATTEMPTS_MAX: usize = 16;
@@ -73,6 +79,9 @@ pub struct CompactOptions {
     pub dedupe_backing: bool,
     /// Subclusters that hold nothing lose their space, in clusters that hold something.
     pub subclusters: bool,
+    /// The clusters of the disk get the guest's order, until their runs are within 1.2 of as few as
+    /// there can be.
+    pub defragment: bool,
 }
 
 impl Default for CompactOptions {
@@ -83,6 +92,7 @@ impl Default for CompactOptions {
             zeroes: false,
             dedupe_backing: false,
             subclusters: true,
+            defragment: false,
         }
     }
 }
@@ -105,8 +115,13 @@ pub struct CompactionPlan {
     /// The structure at the end that cannot move, in a word or two, if that keeps the file from
     /// being shorter.
     pub held_by: Option<&'static str>,
-    /// Runs of clusters of the disk that follow on each other in the file.
+    /// Runs of clusters of the disk that follow on each other in the file, too, also of those that
+    /// snapshots share.
     pub extents: u64,
+    /// As few of them as there can be: one for each part of the disk with space of its own.
+    pub extents_perfect: u64,
+    /// The runs that there will be, if the clusters get the guest's order.
+    pub extents_after: Option<u64>,
     /// Clusters of the disk with space of their own, in bytes.
     pub data_bytes: u64,
     /// Bytes of the disk that need no space of their own, and will lose it, if the options say so.
@@ -131,6 +146,19 @@ pub struct Compaction {
     pub redundant_bytes: u64,
     /// Bytes of the file that the host had allocated for subclusters that hold nothing.
     pub subcluster_bytes: u64,
+    /// The order of the disk's clusters, if that was to change.
+    pub defragmentation: Option<Defragmentation>,
+}
+
+/// Runs of clusters of the disk that follow on each other in the file, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Defragmentation {
+    /// How many there were.
+    pub extents_before: u64,
+    /// How many there are now.
+    pub extents: u64,
+    /// One for each part of the disk with space of its own: as few as there can be.
+    pub extents_perfect: u64,
 }
 
 /// The work of one round.
@@ -200,6 +228,7 @@ impl Qcow2 {
     ) -> Result<CompactionPlan> {
         job.enter(Stage::Begin);
         self.refuse_redundant(below, options)?;
+        self.refuse_defragmentation(options)?;
         let file_bytes = self.file.len().await?;
         let leaks = self.find_leaks("nothing was planned", job).await?;
         let redundant = self.count_redundant(below, options, job).await?;
@@ -208,28 +237,51 @@ impl Qcow2 {
         kinds
             .filter(|(cluster, kind)| **kind == Kind::Data && redundant.has(*cluster))
             .for_each(|(_, kind)| *kind = Kind::Free);
-        let bits = self.geometry().cluster_bits();
-        let outline = self.outline_of(&survey, options);
-        Ok(CompactionPlan {
+        let geometry = self.geometry();
+        let bits = geometry.cluster_bits();
+        let (extents, extents_perfect) = survey.runs.clone().count();
+        let mut plan = CompactionPlan {
             file_bytes,
-            file_bytes_after: (outline.end << bits).min(file_bytes),
-            moved_bytes: outline.moving << bits,
+            file_bytes_after: file_bytes,
+            moved_bytes: 0,
             used_bytes: survey.bytes_of(Kind::is_used),
             leaked_bytes: leaks.clusters << bits,
             free_bytes: survey
                 .bytes_of(|kind| !kind.is_used())
                 .saturating_sub(leaks.clusters << bits),
-            held_by: outline.held_by.map(word),
-            extents: survey.extents,
+            held_by: None,
+            extents,
+            extents_perfect,
+            extents_after: None,
             data_bytes: survey.data_clusters << bits,
             redundant_bytes: redundant.bytes,
             subcluster_bytes: self.count_subclusters(options, job).await?,
-        })
+        };
+        let outline = match options.defragment {
+            true => {
+                let is_left = |cluster| !redundant.has(cluster);
+                let expected = self.expect_defragmentation(&mut survey, &is_left, (options, job));
+                let expected = expected.await?;
+                plan.extents_after = Some(expected.figures.extents);
+                plan.moved_bytes = expected.moved << bits;
+                expected.outline
+            }
+            false => self.outline_of(&survey, options, 0),
+        };
+        // The last cluster of the file may end with it.
+        if outline.end != geometry.clusters_for(file_bytes) {
+            plan.file_bytes_after = outline.end << bits;
+        }
+        plan.moved_bytes += outline.moving << bits;
+        plan.held_by = outline.held_by.map(word);
+        Ok(plan)
     }
 
-    fn outline_of(&self, survey: &Survey, options: &CompactOptions) -> Outline {
-        let least = options.target_bytes.unwrap_or(0);
-        outline(survey, moves, self.geometry().clusters_for(least))
+    /// The outline of a file that keeps at least so many clusters.
+    fn outline_of(&self, survey: &Survey, options: &CompactOptions, least: u64) -> Outline {
+        let target = options.target_bytes.unwrap_or(0);
+        let least = self.geometry().clusters_for(target).max(least);
+        outline(survey, moves, least)
     }
 
     /// Surveys the file while requests go on: what moves by it is looked at once more. If tables
@@ -280,6 +332,7 @@ impl Qcow2 {
             ..Compaction::default()
         };
         self.refuse_redundant(below, options)?;
+        self.refuse_defragmentation(options)?;
         let gives_back = GivesBack::begin(self);
         // One that is cancelled before it has changed anything has nothing to give back.
         let mut begun = false;
@@ -290,7 +343,7 @@ impl Qcow2 {
                 self.free_leaks(&leaks, job).await? << self.geometry().cluster_bits();
             done.redundant_bytes = self.drop_redundant(below, options, job).await?;
             done.subcluster_bytes = self.release_subclusters(options, job).await?;
-            self.rounds(options, job, &mut done).await
+            self.work((options, job), &mut done).await
         };
         let mut outcome = outcome.await;
         for _ in 0..ATTEMPTS_MAX {
@@ -299,7 +352,7 @@ impl Qcow2 {
             {
                 break;
             }
-            outcome = self.rounds(options, job, &mut done).await;
+            outcome = self.work((options, job), &mut done).await;
         }
         let ended = match &outcome {
             Err(error) if !matches!(error, Error::Cancelled) && !is_no_space(error) => Ok(()),
@@ -321,18 +374,58 @@ impl Qcow2 {
         Ok(after < before)
     }
 
-    /// Moves until nothing is left to move, or nothing more can.
+    /// Moves, in the guest's order if that is wanted, until nothing is left to move.
+    #[boxed]
+    async fn work(
+        &self,
+        (options, job): (&CompactOptions, &Job),
+        done: &mut Compaction,
+    ) -> Result<()> {
+        match options.defragment {
+            true => self.in_order(options, job, done).await,
+            false => self.rounds((options, 0), job, done).await,
+        }
+    }
+
+    /// Puts the disk's clusters in order, and moves what lies behind them then.
+    #[boxed]
+    async fn in_order(
+        &self,
+        options: &CompactOptions,
+        job: &Job,
+        done: &mut Compaction,
+    ) -> Result<()> {
+        let (extents_before, _) = self.count_runs(job).await?;
+        for _ in 0..=ORDERS_AGAIN_MAX {
+            let before = done.moved_bytes;
+            let end = self.defragment(options, job, done).await?;
+            self.rounds((options, end), job, done).await?;
+            let (extents, extents_perfect) = self.count_runs(job).await?;
+            done.defragmentation = Some(Defragmentation {
+                extents_before,
+                extents,
+                extents_perfect,
+            });
+            if is_close(extents, extents_perfect) || done.moved_bytes == before {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves what lies behind the lowest end of the file, but at least so many clusters, until
+    /// nothing is left to move, or nothing more can.
     #[boxed]
     async fn rounds(
         &self,
-        options: &CompactOptions,
+        (options, least): (&CompactOptions, u64),
         job: &Job,
         done: &mut Compaction,
     ) -> Result<()> {
         let mut further = 0;
         loop {
             job.enter(Stage::Begin);
-            let mut round = self.begin_round(options, job).await?;
+            let mut round = self.begin_round((options, least), job).await?;
             job.expect(round.outline.moving << self.geometry().cluster_bits());
             let before = done.moved_bytes;
             while let Some(batch) = round.next_batch(self.geometry()) {
@@ -374,18 +467,28 @@ impl Qcow2 {
         space.claimed().saturating_sub(end) > free
     }
 
+    /// Clusters that one batch moves at most.
+    fn clusters_at_a_time(&self, options: &CompactOptions) -> u64 {
+        let budget = options.budget_bytes >> self.geometry().cluster_bits();
+        budget.clamp(1, BATCH_CLUSTERS_MAX)
+    }
+
     /// Plans what moves.
     #[boxed]
-    async fn begin_round(&self, options: &CompactOptions, job: &Job) -> Result<Round> {
+    async fn begin_round(
+        &self,
+        (options, least): (&CompactOptions, u64),
+        job: &Job,
+    ) -> Result<Round> {
         // All that is free can be taken.
         self.find_all_free(job).await?;
         let survey = self.survey(job).await?;
-        match self.plan_round(&survey, options, job).await {
+        match self.plan_round(&survey, (options, least), job).await {
             Err(error) if !matches!(error, Error::Cancelled) && !self.is_latched() => {
                 // What was a table may be something else by now.
                 let _drained = self.drain().await;
                 let _counts = self.turn.take().await;
-                self.plan_round(&survey, options, job).await
+                self.plan_round(&survey, (options, least), job).await
             }
             round => round,
         }
@@ -395,28 +498,28 @@ impl Qcow2 {
     async fn plan_round(
         &self,
         survey: &Survey,
-        options: &CompactOptions,
+        (options, least): (&CompactOptions, u64),
         job: &Job,
     ) -> Result<Round> {
-        let outline = self.outline_of(survey, options);
+        let outline = self.outline_of(survey, options, least);
         let file_end = survey.kinds.len() as u64;
         let lowest = file_end.saturating_sub(ROUND_CLUSTERS_MAX);
         let mut owners = Owners::of(outline.end.max(lowest)..file_end);
-        let mut units = Units::behind(outline.end, ROUND_CLUSTERS_MAX as usize);
+        let mut units = Units::at(|at| at >= outline.end, ROUND_CLUSTERS_MAX as usize);
         let some = (Some((survey, outline.end)), job);
         walk_behind(&self.file, &self.header(), some, &mut |found| {
             units.note(survey, found);
             let from = HostCluster(found.clusters.start);
-            if found.kind == Kind::Data && survey.kinds.get(from.0 as usize) == Some(&Kind::Data) {
-                owners.note(found.guest, from);
+            let is_own = survey.kinds.get(from.0 as usize) == Some(&Kind::Data);
+            if let Some(guest) = found.guest.filter(|_| found.kind == Kind::Data && is_own) {
+                owners.note(guest, from);
             }
             Ok(())
         })
         .await?;
         let geometry = self.geometry();
-        let budget = options.budget_bytes >> geometry.cluster_bits();
-        let budget = budget.clamp(1, BATCH_CLUSTERS_MAX);
-        units.note_blocks(survey);
+        let budget = self.clusters_at_a_time(options);
+        units.note_blocks(survey, outline.end);
         Ok(Round {
             is_full: outline.end < lowest || units.is_full(),
             owners,

@@ -112,8 +112,9 @@ impl Moving<'_> {
 }
 
 impl Qcow2 {
-    /// Moves runs, those that are still as they were planned, before `end` clusters. Returns the
-    /// bytes that have moved. While a run waits for the job's pace, those under way go on: they
+    /// Moves runs, those that are still as they were planned: to the places that are planned if
+    /// these are free, else before `end` clusters, or not at all if that is 0. Returns the bytes
+    /// that have moved. While a run waits for the job's pace, those under way go on: they
     /// have leases, for which guests wait.
     #[boxed]
     pub(super) async fn move_batch(&self, batch: &[Move], end: u64, job: &Job) -> Result<u64> {

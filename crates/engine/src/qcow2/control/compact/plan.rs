@@ -188,20 +188,34 @@ impl Owners {
             }
         }
         part.sort_unstable();
-        let mut moves: Vec<Move> = Vec::new();
-        for (&(guest, from), to) in part.iter().zip(room.by_ref()) {
-            match moves.last_mut() {
-                Some(last) if continues(geometry, last, (guest, from, to)) => last.clusters += 1,
-                _ => moves.push(Move {
-                    guest,
-                    from,
-                    to,
-                    clusters: 1,
-                }),
-            }
-        }
+        let placed = part.iter().zip(room.by_ref());
+        let moves = joined(
+            geometry,
+            placed.map(|(&(guest, from), to)| (guest, from, to)),
+        );
         (!moves.is_empty()).then_some(moves)
     }
+}
+
+/// Clusters of the disk that move, where each is and where it goes, joined to those that move
+/// together.
+pub(super) fn joined(
+    geometry: &Geometry,
+    each: impl Iterator<Item = (GuestCluster, HostCluster, HostCluster)>,
+) -> Vec<Move> {
+    let mut moves: Vec<Move> = Vec::new();
+    for (guest, from, to) in each {
+        match moves.last_mut() {
+            Some(last) if continues(geometry, last, (guest, from, to)) => last.clusters += 1,
+            _ => moves.push(Move {
+                guest,
+                from,
+                to,
+                clusters: 1,
+            }),
+        }
+    }
+    moves
 }
 
 /// Returns whether a cluster moves together with those before it: all three follow on, one slice of

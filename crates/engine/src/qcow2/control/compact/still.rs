@@ -56,6 +56,8 @@ struct Sure {
     from: HostCluster,
     /// Where it goes.
     to: HostCluster,
+    /// The place that is planned for it, if it is one alone.
+    planned: Option<HostCluster>,
     /// Its references.
     count: u64,
     words: SmallVec<[u64; 2]>,
@@ -84,8 +86,8 @@ async fn all(works: Vec<impl Future<Output = Result<()>>>) -> Result<()> {
 }
 
 impl Qcow2 {
-    /// Moves clusters of one kind to free places before `end` clusters, those of which all
-    /// references are known. Requests wait meanwhile. Returns the bytes that have moved.
+    /// Moves clusters of one kind to the places that are planned, or to free ones before `end`
+    /// clusters, those of which all references are known. Requests wait meanwhile. Returns the bytes that have moved.
     #[boxed]
     pub(super) async fn move_still(&self, batch: &[Unit], end: u64, job: &Job) -> Result<u64> {
         let bits = self.geometry().cluster_bits();
@@ -117,7 +119,7 @@ impl Qcow2 {
             }
         }
         let mut moving = self.sure(counts, batch).await?;
-        self.take_lowest(&mut moving.sure, end);
+        self.take_planned(&mut moving.sure, end);
         if moving.sure.is_empty() {
             return Ok(0);
         }
@@ -174,6 +176,7 @@ impl Qcow2 {
                     kind: unit.kind,
                     from: unit.from,
                     to: unit.from,
+                    planned: unit.to,
                     count,
                     words,
                 });
@@ -282,12 +285,17 @@ impl Qcow2 {
         }
     }
 
-    /// Takes the lowest free places; what finds none stays.
-    fn take_lowest(&self, sure: &mut Vec<Sure>, end: u64) {
+    /// Takes the planned places, or the lowest free ones; what finds none stays.
+    fn take_planned(&self, sure: &mut Vec<Sure>, end: u64) {
         let mut state = self.lock();
         sure.retain_mut(|sure| {
+            let free = &mut state.space.free;
             let most = end.min(sure.from.0);
-            let Some((to, _)) = state.space.free.take_before(most, 1) else {
+            let taken = match sure.planned {
+                Some(to) => free.take_at(to, 1).then_some(to),
+                None => free.take_before(most, 1).map(|(to, _)| to),
+            };
+            let Some(to) = taken else {
                 return false;
             };
             debug_assert!(!state.space.protected.contains(to), "metadata is not free");

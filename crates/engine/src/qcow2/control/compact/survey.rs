@@ -23,7 +23,7 @@ use crate::qcow2::space::refcount::Changes;
 use crate::{Error, Result};
 
 /// Bytes of memory for what grows with the image; as a check may use by default.
-const MEMORY_BYTES_MAX: u64 = 1 << 30;
+pub(super) const MEMORY_BYTES_MAX: u64 = 1 << 30;
 /// Long tables are read in pieces of this size.
 const PIECE_BYTES: u64 = 256 << 10;
 /// Bytes that a refcount block takes in the collections of them.
@@ -103,8 +103,9 @@ pub struct Reference {
     pub at: u64,
     /// How often it counts: a table that several L1 entries share has its references several times.
     pub times: u64,
-    /// The cluster of the disk, for [`Kind::Data`].
-    pub guest: GuestCluster,
+    /// The cluster of the disk that the entry maps, if it is in one of the disk's own tables, which
+    /// it has once: a cluster of its own, or one that snapshots share with it.
+    pub guest: Option<GuestCluster>,
 }
 
 /// Content of the file.
@@ -116,12 +117,66 @@ pub struct Survey {
     pub kinds: Vec<Kind>,
     /// The refcount blocks: what they count by their index, and where they are.
     pub blocks: Vec<(u64, u64)>,
-    /// Clusters of the disk with data, in order, that follow on each other in the file: runs.
-    pub extents: u64,
+    /// Runs of clusters of the disk, with their places.
+    pub runs: Runs,
     /// Clusters of the disk that have space of their own.
     pub data_clusters: u64,
     /// L2 tables, in the order of the file, and the last cluster that each refers to.
     pub reach: Vec<(u64, u64)>,
+}
+
+/// Runs of clusters of the disk with space of their own, also of those that snapshots share, but
+/// not of compressed ones: where a run ends, the next cluster of the disk has none, or lies
+/// elsewhere.
+#[derive(Clone, Debug, Default)]
+pub struct Runs {
+    tables: Vec<TableRuns>,
+}
+
+/// The same of one L2 table. Tables come in the order of the file.
+#[derive(Clone, Copy, Debug)]
+struct TableRuns {
+    table: u64,
+    /// The first cluster, of the disk and of the file, and the ones behind the last.
+    first: (u64, u64),
+    next: (u64, u64),
+    extents: u64,
+    perfect: u64,
+}
+
+impl Runs {
+    fn note(&mut self, table: u64, place: (u64, u64)) {
+        let next = (place.0 + 1, place.1 + 1);
+        match self.tables.last_mut() {
+            Some(last) if last.table == table => {
+                last.extents += u64::from(last.next != place);
+                last.perfect += u64::from(last.next.0 != place.0);
+                last.next = next;
+            }
+            _ => self.tables.push(TableRuns {
+                table,
+                first: place,
+                next,
+                extents: 1,
+                perfect: 1,
+            }),
+        }
+    }
+
+    /// How many there are, and how many there would be if all that follows on each other on the
+    /// disk did so in the file.
+    pub fn count(mut self) -> (u64, u64) {
+        self.tables.sort_unstable_by_key(|table| table.first);
+        let extents: u64 = self.tables.iter().map(|table| table.extents).sum();
+        let perfect: u64 = self.tables.iter().map(|table| table.perfect).sum();
+        let pairs = || self.tables.iter().zip(self.tables.iter().skip(1));
+        let joined = pairs().filter(|(one, other)| one.next == other.first);
+        let adjoining = pairs().filter(|(one, other)| one.next.0 == other.first.0);
+        (
+            extents - joined.count() as u64,
+            perfect - adjoining.count() as u64,
+        )
+    }
 }
 
 /// The references to an L2 table.
@@ -142,7 +197,7 @@ enum Owner {
 /// Receives each reference.
 pub type Visit<'a> = dyn FnMut(&Reference) -> Result<()> + Send + 'a;
 
-fn is_data(kind: Kind) -> bool {
+pub(super) fn is_data(kind: Kind) -> bool {
     matches!(kind, Kind::Data | Kind::Shared)
 }
 
@@ -246,7 +301,7 @@ impl Walk<'_> {
             clusters: self.touched(offset, bytes),
             at,
             times: 1,
-            guest: GuestCluster(0),
+            guest: None,
         })
     }
 
@@ -296,7 +351,7 @@ impl Walk<'_> {
                         clusters: cluster..cluster + 1,
                         at,
                         times: 1,
-                        guest: GuestCluster(0),
+                        guest: None,
                     })?;
                 }
                 l1_index += 1;
@@ -346,12 +401,13 @@ impl Walk<'_> {
                     _ => Kind::Spanned,
                 };
                 let guest = table.l1_index * self.geometry.l2_entries() + index;
+                let is_disk = table.active == 1;
                 visit(&Reference {
                     kind,
                     clusters,
                     at: offset + index * entry_bytes,
                     times: table.active + table.snapshots,
-                    guest: GuestCluster(guest),
+                    guest: is_disk.then_some(GuestCluster(guest)),
                 })?;
             }
             self.reader.recycle(bytes);
@@ -415,18 +471,16 @@ impl Survey {
             geometry,
             kinds: vec![Kind::Free; clusters as usize],
             blocks: Vec::new(),
-            extents: 0,
+            runs: Runs::default(),
             data_clusters: 0,
             reach: Vec::new(),
         };
-        let mut next = None;
         walk(file, header, job, &mut |found| {
             survey.note(found);
-            if found.kind == Kind::Data {
-                let place = (found.guest.0, found.clusters.start);
-                survey.data_clusters += 1;
-                survey.extents += u64::from(next != Some(place));
-                next = Some((place.0 + 1, place.1 + 1));
+            survey.data_clusters += u64::from(found.kind == Kind::Data);
+            if let Some(guest) = found.guest.filter(|_| is_data(found.kind)) {
+                let table = found.at & !(geometry.cluster_bytes() - 1);
+                survey.runs.note(table, (guest.0, found.clusters.start));
             }
             Ok(())
         })
@@ -507,7 +561,7 @@ impl Survey {
                 clusters: cluster..cluster + 1,
                 at: 0,
                 times: 1,
-                guest: GuestCluster(0),
+                guest: None,
             });
         }
         Ok(())

@@ -54,23 +54,27 @@ pub struct Unit {
     /// Where the words are that refer to it, but for L1 and L2 tables, refcount blocks, and what
     /// the header names.
     pub words: SmallVec<[u64; 2]>,
+    /// Where it goes; `None` for the lowest free place.
+    pub to: Option<HostCluster>,
 }
 
+/// Returns whether the cluster at a place is one of those that move.
+type IsWanted<'a> = Box<dyn Fn(u64) -> bool + Send + 'a>;
+
 /// The clusters that move, as they are found.
-#[derive(Debug)]
-pub struct Units {
-    end: u64,
+pub struct Units<'a> {
+    is_wanted: IsWanted<'a>,
     most: usize,
     found: BTreeMap<u64, Unit>,
     words: usize,
 }
 
-impl Units {
-    /// Those behind `end` clusters; `most` clusters and words, but for further words of clusters
-    /// that are among them.
-    pub fn behind(end: u64, most: usize) -> Units {
+impl<'a> Units<'a> {
+    /// Those at places of which `is_wanted` is true; `most` clusters and words, but for further
+    /// words of clusters that are among them.
+    pub fn at(is_wanted: impl Fn(u64) -> bool + Send + 'a, most: usize) -> Units<'a> {
         Units {
-            end,
+            is_wanted: Box::new(is_wanted),
             most,
             found: BTreeMap::new(),
             words: 0,
@@ -81,7 +85,8 @@ impl Units {
     pub fn note(&mut self, survey: &Survey, reference: &Reference) {
         for cluster in reference.clusters.clone() {
             let kind = survey.kinds.get(cluster as usize).copied();
-            let Some(kind) = kind.filter(|&kind| cluster >= self.end && moves_later(kind)) else {
+            let Some(kind) = kind.filter(|&kind| moves_later(kind) && (self.is_wanted)(cluster))
+            else {
                 continue;
             };
             if self.is_full() && !self.found.contains_key(&cluster) {
@@ -91,6 +96,7 @@ impl Units {
                 kind,
                 from: HostCluster(cluster),
                 words: SmallVec::new(),
+                to: None,
             });
             let is_sought = matches!(kind, Kind::Table | Kind::SnapshotL1);
             let is_wanted = !is_sought && reference.at != 0;
@@ -101,16 +107,17 @@ impl Units {
         }
     }
 
-    /// Notes the refcount blocks that count something before the end.
-    pub fn note_blocks(&mut self, survey: &Survey) {
+    /// Notes the refcount blocks that count something before `end` clusters.
+    pub fn note_blocks(&mut self, survey: &Survey, end: u64) {
         for &(index, cluster) in &survey.blocks {
             let is_block = survey.kinds.get(cluster as usize) == Some(&Kind::Block);
-            let is_needed = survey.geometry.first_counted(index).0 < self.end;
-            if cluster >= self.end && is_block && is_needed {
+            let is_needed = survey.geometry.first_counted(index).0 < end;
+            if (self.is_wanted)(cluster) && is_block && is_needed {
                 let unit = Unit {
                     kind: Kind::Block,
                     from: HostCluster(cluster),
                     words: SmallVec::new(),
+                    to: None,
                 };
                 self.found.insert(cluster, unit);
             }
@@ -122,49 +129,62 @@ impl Units {
         self.found.len() + self.words >= self.most
     }
 
+    /// The words that refer to each, by their places.
+    pub fn into_words(self) -> BTreeMap<u64, SmallVec<[u64; 2]>> {
+        let found = self.found.into_iter();
+        let found = found.filter(|(_, unit)| unit.words.len() <= WORDS_MAX);
+        found.map(|(at, unit)| (at, unit.words)).collect()
+    }
+
     /// Splits them into batches of one kind, and of at most `budget` clusters; the highest clusters
     /// of a kind first.
     pub fn batches(self, geometry: &Geometry, budget: u64) -> Vec<Vec<Unit>> {
-        let most = (STILL_BYTES_MAX >> geometry.cluster_bits())
-            .min(budget)
-            .max(1);
         let place = |unit: &Unit| ORDER.iter().position(|&kind| kind == unit.kind);
         let mut units: Vec<Unit> = self.found.into_values().collect();
         units.retain(|unit| unit.words.len() <= WORDS_MAX);
         units.sort_by_key(|unit| (place(unit), std::cmp::Reverse(unit.from)));
-        let mut batches: Vec<Vec<Unit>> = Vec::new();
-        let mut words = 0;
-        for unit in units {
-            match batches.last_mut() {
-                Some(batch)
-                    if batch[0].kind == unit.kind
-                        && (batch.len() as u64) < most
-                        && words + unit.words.len() <= WORDS_MAX =>
-                {
-                    words += unit.words.len();
-                    batch.push(unit);
-                }
-                _ => {
-                    words = unit.words.len();
-                    batches.push(vec![unit]);
-                }
+        in_batches(units, geometry, budget)
+    }
+}
+
+/// Splits clusters that move, none of which has too many words, into batches of one kind, and of at
+/// most `budget` clusters, in their order.
+pub(super) fn in_batches(units: Vec<Unit>, geometry: &Geometry, budget: u64) -> Vec<Vec<Unit>> {
+    let most = (STILL_BYTES_MAX >> geometry.cluster_bits())
+        .min(budget)
+        .max(1);
+    let mut batches: Vec<Vec<Unit>> = Vec::new();
+    let mut words = 0;
+    for unit in units {
+        match batches.last_mut() {
+            Some(batch)
+                if batch[0].kind == unit.kind
+                    && (batch.len() as u64) < most
+                    && words + unit.words.len() <= WORDS_MAX =>
+            {
+                words += unit.words.len();
+                batch.push(unit);
+            }
+            _ => {
+                words = unit.words.len();
+                batches.push(vec![unit]);
             }
         }
-        batches
     }
+    batches
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qcow2::geometry::GuestCluster;
+    use crate::qcow2::control::compact::survey::Runs;
 
     fn survey(kinds: &[Kind]) -> Survey {
         Survey {
             geometry: Geometry::new(16, 4, false).unwrap(),
             kinds: kinds.to_vec(),
             blocks: vec![(0, 1), (3, 5), (0, 6)],
-            extents: 0,
+            runs: Runs::default(),
             data_clusters: 0,
             reach: Vec::new(),
         }
@@ -176,7 +196,7 @@ mod tests {
             clusters: cluster..cluster + 1,
             at,
             times: 1,
-            guest: GuestCluster(0),
+            guest: None,
         }
     }
 
@@ -194,8 +214,8 @@ mod tests {
             Kind::Shared,
         ];
         let survey = survey(&kinds);
-        let mut units = Units::behind(3, 100);
-        units.note_blocks(&survey);
+        let mut units = Units::at(|at| at >= 3, 100);
+        units.note_blocks(&survey, 3);
         for (cluster, at) in [(4, 8), (2, 16), (7, 24), (3, 32), (8, 40), (7, 48)] {
             let kind = kinds[cluster as usize];
             units.note(&survey, &reference(kind, cluster, at));
@@ -223,7 +243,7 @@ mod tests {
     fn batches_keep_within_the_budget_and_a_bound_of_words() {
         let kinds = vec![Kind::Shared; 3000];
         let survey = survey(&kinds);
-        let mut units = Units::behind(0, usize::MAX);
+        let mut units = Units::at(|_| true, usize::MAX);
         for cluster in 0..3000 {
             for word in 0..3 {
                 units.note(&survey, &reference(Kind::Shared, cluster, 8 * (word + 1)));
@@ -237,7 +257,7 @@ mod tests {
         let lens: Vec<usize> = batches.iter().map(Vec::len).collect();
         assert_eq!(lens.iter().sum::<usize>(), 2999, "one has too many words");
         assert_eq!(lens, [1365, 1365, 269]);
-        let full = Units::behind(0, 0);
+        let full = Units::at(|_| true, 0);
         assert!(full.is_full());
     }
 }

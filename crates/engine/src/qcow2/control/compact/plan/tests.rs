@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::super::survey::Runs;
 use super::*;
 
 const KINDS: [Kind; 10] = [
@@ -59,7 +60,7 @@ fn random_survey(random: &mut Random) -> Survey {
         geometry,
         kinds,
         blocks,
-        extents: 0,
+        runs: Runs::default(),
         data_clusters: 0,
         reach: Vec::new(),
     }

@@ -1,0 +1,354 @@
+//! Moves that put the disk's clusters into the guest's order: what is planned (`order.rs`) is done
+//! by the moves of any compaction.
+//!
+//! Each place that a cluster goes to is free by then: what lay there has moved, and the cycles that
+//! free its place have ended (`release_moved`), before anything is copied over it. What is not as it
+//! was planned, because a guest has written it or has taken the place, stays where it is; the next
+//! round plans once more.
+
+use std::collections::BTreeMap;
+
+use cowslip_boxed::boxed;
+use smallvec::SmallVec;
+
+use super::order::{Front, Order, Places, Step, Todo, Window};
+use super::plan::Outline;
+use super::survey::{Kind, MEMORY_BYTES_MAX, Survey, is_data, too_large, walk, walk_behind};
+use super::units::{Unit, Units, in_batches, moves_in_turn};
+use super::{CompactOptions, Compaction, Defragmentation, FURTHER_ROUNDS_MAX, ROUND_CLUSTERS_MAX};
+use crate::job::{Job, Stage};
+use crate::qcow2::Qcow2;
+use crate::qcow2::commit::writeback::is_no_space;
+use crate::qcow2::geometry::HostCluster;
+use crate::qcow2::offline::check::counts::{Memory, OutOfMemory};
+use crate::qcow2::space::growth::{Method, Step as Growth};
+use crate::{Error, Result};
+
+/// Where the words are that refer to clusters, by the places of these.
+type Words = BTreeMap<u64, SmallVec<[u64; 2]>>;
+
+/// Whether the cluster at a place is meant.
+type IsMeant<'a> = &'a (dyn Fn(u64) -> bool + Sync);
+
+/// The work of one round.
+struct Round {
+    order: Order,
+    /// Of the disk's clusters that snapshots share and that move.
+    words: Words,
+    /// What goes to the front, if that is cleared.
+    others: Vec<Vec<Unit>>,
+    /// Clusters that move at a time, at most.
+    batch: u64,
+}
+
+/// What a defragmentation will come to.
+pub(super) struct Expected {
+    pub figures: Defragmentation,
+    /// Clusters that it moves.
+    pub moved: u64,
+    /// The end of the file afterwards, and what else moves.
+    pub outline: Outline,
+}
+
+impl Qcow2 {
+    pub(super) fn refuse_defragmentation(&self, options: &CompactOptions) -> Result<()> {
+        if options.defragment && self.format.data_file {
+            return Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "defragmentation of an image whose data is in a data file, where each \
+                          cluster has the guest's place"
+                    .into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Forecasts a defragmentation, and the compaction that follows. `is_left` says of which
+    /// clusters of the file that the disk has anything is left by then.
+    #[boxed]
+    pub(super) async fn expect_defragmentation(
+        &self,
+        survey: &mut Survey,
+        is_left: IsMeant<'_>,
+        (options, job): (&CompactOptions, &Job),
+    ) -> Result<Expected> {
+        let batch = self.clusters_at_a_time(options);
+        let places = self.places(survey, (is_left, job)).await?;
+        let added = places.clusters() / super::order::SLACK_FRACTION + batch;
+        let order = Order::of(survey, places, added);
+        let (extents, perfect) = order.runs();
+        let forecast = order.forecast(&survey.kinds, batch);
+        survey.kinds = forecast.kinds;
+        for &(from, to) in &forecast.others {
+            let blocks = survey.blocks.iter_mut();
+            blocks
+                .filter(|(_, at)| *at == from)
+                .for_each(|(_, at)| *at = to);
+        }
+        let outline = self.outline_of(survey, options, forecast.end);
+        Ok(Expected {
+            figures: Defragmentation {
+                extents_before: extents,
+                extents: forecast.runs,
+                extents_perfect: perfect,
+            },
+            moved: forecast.moved,
+            outline,
+        })
+    }
+
+    /// Counts the runs of the disk: how many there are, and the perfect number.
+    pub(super) async fn count_runs(&self, job: &Job) -> Result<(u64, u64)> {
+        Ok(self.survey(job).await?.runs.count())
+    }
+
+    /// Puts the disk's clusters into the guest's order, until they are near enough to it, or no
+    /// round comes nearer. Returns the cluster behind the last one of the disk, if all has moved.
+    #[boxed]
+    pub(super) async fn defragment(
+        &self,
+        options: &CompactOptions,
+        job: &Job,
+        done: &mut Compaction,
+    ) -> Result<u64> {
+        let (mut further, mut left_before) = (0, u64::MAX);
+        loop {
+            job.enter(Stage::Begin);
+            let mut round = self.begin_order(options, job).await?;
+            let before = done.moved_bytes;
+            let end = round.order.end();
+            let left = match round.order.todo() {
+                Todo::Nothing => return Ok(end),
+                Todo::Clear(front) => {
+                    self.clear_front(&mut round, front, (job, done)).await?;
+                    front.clusters
+                }
+                Todo::Arrange => {
+                    let left = round.order.away();
+                    // Each goes home, and some stand in the way before.
+                    job.expect((left + left / 2) << self.geometry().cluster_bits());
+                    while let Some(window) = round.order.next_window(round.batch) {
+                        self.move_window(&window, &mut round, (job, done)).await?;
+                    }
+                    left
+                }
+            };
+            // Requests have taken places, or write all the time.
+            further += usize::from(left >= left_before);
+            left_before = left;
+            if done.moved_bytes == before || further > FURTHER_ROUNDS_MAX {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Plans a round, with as much free space as its moves need, if there can be.
+    #[boxed]
+    async fn begin_order(&self, options: &CompactOptions, job: &Job) -> Result<Round> {
+        // All that is free can be taken.
+        self.find_all_free(job).await?;
+        let batch = self.clusters_at_a_time(options);
+        let mut survey = self.survey(job).await?;
+        let places = self.places(&survey, (&|_| true, job)).await?;
+        let free = survey.kinds.iter().filter(|kind| kind.is_room()).count() as u64;
+        let wanted = places.clusters() / super::order::SLACK_FRACTION + batch;
+        let added = wanted.saturating_sub(free);
+        let mut order = Order::of(&survey, places, added);
+        if added > 0 && order.todo() != Todo::Nothing {
+            self.add_free(added).await?;
+            survey = self.survey(job).await?;
+            let places = self.places(&survey, (&|_| true, job)).await?;
+            order = Order::of(&survey, places, 0);
+        }
+        let (mut words, mut others) = (Words::new(), Vec::new());
+        if order.moves_any_shared() {
+            let is_meant = |at| order.moves_shared(at);
+            let units = self.find_units(&survey, (&is_meant, 0), job).await?;
+            words = units.into_words();
+        }
+        if let Todo::Clear(front) = order.todo() {
+            let is_meant = |at| at >= front.end && !order.is_disk(at);
+            let units = self.find_units(&survey, (&is_meant, front.end), job);
+            let mut units = units.await?;
+            units.note_blocks(&survey, survey.kinds.len() as u64);
+            others = units.batches(self.geometry(), batch);
+        }
+        Ok(Round {
+            order,
+            words,
+            others,
+            batch,
+        })
+    }
+
+    /// Has the file grow by free clusters, if there is space.
+    async fn add_free(&self, clusters: u64) -> Result<()> {
+        let mut counts = self.turn.take().await;
+        let step = Growth {
+            bytes: clusters << self.geometry().cluster_bits(),
+            method: Method::Extend,
+        };
+        let grown = self.grow_by(&mut counts, clusters, step);
+        match self.latch_if_cancelled(grown).await {
+            // Then it goes by what is free.
+            Err(error) if is_no_space(&error) && !self.is_latched() => Ok(()),
+            grown => grown,
+        }
+    }
+
+    /// Where the disk's clusters are, of which something is left. If tables have become something
+    /// else since the survey, they are read with changes held back.
+    #[boxed]
+    async fn places(&self, survey: &Survey, (is_left, job): (IsMeant<'_>, &Job)) -> Result<Places> {
+        match self.read_places(survey, (is_left, job)).await {
+            Err(error) if self.may_read_again(&error) => {
+                let _drained = self.drain().await;
+                let _counts = self.turn.take().await;
+                self.read_places(survey, (is_left, job)).await
+            }
+            places => places,
+        }
+    }
+
+    fn may_read_again(&self, error: &Error) -> bool {
+        self.writable && !matches!(error, Error::Cancelled) && !self.is_latched()
+    }
+
+    #[boxed]
+    async fn read_places(
+        &self,
+        survey: &Survey,
+        (is_left, job): (IsMeant<'_>, &Job),
+    ) -> Result<Places> {
+        let mut places = Places::default();
+        let mut memory = Memory::new(MEMORY_BYTES_MAX);
+        let name = self.name();
+        let too_large = |OutOfMemory| too_large(name);
+        let clusters = survey.kinds.len() as u64;
+        memory
+            .charge(Places::BYTES.saturating_mul(clusters) / 2)
+            .map_err(too_large)?;
+        walk(&self.file, &self.header(), job, &mut |found| {
+            let place = found.clusters.start;
+            let guest = found
+                .guest
+                .filter(|_| is_data(found.kind) && is_left(place));
+            if let Some(guest) = guest {
+                memory.charge(Places::BYTES).map_err(too_large)?;
+                places.note(guest, HostCluster(place));
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(places)
+    }
+
+    /// Finds the words that refer to clusters that move, at places of which `is_meant` is true, of
+    /// tables that refer to something behind `end` clusters.
+    #[boxed]
+    async fn find_units<'a>(
+        &self,
+        survey: &Survey,
+        (is_meant, end): (IsMeant<'a>, u64),
+        job: &Job,
+    ) -> Result<Units<'a>> {
+        match self.read_units(survey, (is_meant, end), job).await {
+            Err(error) if self.may_read_again(&error) => {
+                let _drained = self.drain().await;
+                let _counts = self.turn.take().await;
+                self.read_units(survey, (is_meant, end), job).await
+            }
+            found => found,
+        }
+    }
+
+    #[boxed]
+    async fn read_units<'a>(
+        &self,
+        survey: &Survey,
+        (is_meant, end): (IsMeant<'a>, u64),
+        job: &Job,
+    ) -> Result<Units<'a>> {
+        let mut units = Units::at(is_meant, ROUND_CLUSTERS_MAX as usize);
+        let behind = Some((survey, end));
+        walk_behind(&self.file, &self.header(), (behind, job), &mut |found| {
+            units.note(survey, found);
+            Ok(())
+        })
+        .await?;
+        Ok(units)
+    }
+
+    /// Moves what is in the way of a part of the disk, then that part.
+    #[boxed]
+    async fn move_window(
+        &self,
+        window: &Window,
+        round: &mut Round,
+        (job, done): (&Job, &mut Compaction),
+    ) -> Result<()> {
+        self.move_step(&window.evicted, round, (job, done)).await?;
+        self.move_step(&window.placed, round, (job, done)).await
+    }
+
+    /// Moves clusters, and gives their places up.
+    #[boxed]
+    async fn move_step(
+        &self,
+        step: &Step,
+        round: &mut Round,
+        (job, done): (&Job, &mut Compaction),
+    ) -> Result<()> {
+        if !step.moves.is_empty() {
+            job.enter(Stage::Copy);
+            let moved = self.move_batch(&step.moves, 0, job).await;
+            // What has moved is given up before anything takes its place.
+            let released = self.release_moved(job).await;
+            done.moved_bytes += moved?;
+            released?;
+        }
+        if step.shared.is_empty() {
+            return Ok(());
+        }
+        job.enter(Stage::Tables);
+        let mut units = Vec::with_capacity(step.shared.len());
+        for &(from, to) in &step.shared {
+            if let Some(words) = round.words.remove(&from.0) {
+                // If it stays where it is, its words will not be those of the new place.
+                round.words.insert(to.0, words.clone());
+                units.push(Unit {
+                    kind: Kind::Shared,
+                    from,
+                    words,
+                    to: Some(to),
+                });
+            }
+        }
+        for batch in in_batches(units, self.geometry(), round.batch) {
+            done.moved_bytes += self.move_still(&batch, 0, job).await?;
+        }
+        Ok(())
+    }
+
+    /// Empties some of the front of the disk's clusters, and moves all else there.
+    #[boxed]
+    async fn clear_front(
+        &self,
+        round: &mut Round,
+        front: Front,
+        (job, done): (&Job, &mut Compaction),
+    ) -> Result<()> {
+        job.expect(front.clusters << self.geometry().cluster_bits());
+        if let Some(step) = round.order.next_of_front(front, round.batch) {
+            self.move_step(&step, round, (job, done)).await?;
+        }
+        for batch in &round.others {
+            job.enter(Stage::Tables);
+            done.moved_bytes += match moves_in_turn(batch) {
+                true => self.move_roots(batch, front.end, job).await?,
+                false => self.move_still(batch, front.end, job).await?,
+            };
+        }
+        Ok(())
+    }
+}

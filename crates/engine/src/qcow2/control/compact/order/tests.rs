@@ -1,0 +1,313 @@
+//! The order on random files: each move beside a naive file, its end beside what was wanted.
+
+use super::super::survey::Runs;
+use super::*;
+
+/// A generator of test values: Knuth's MMIX constants.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+
+    fn shuffle<T>(&mut self, all: &mut [T]) {
+        for at in (1..all.len()).rev() {
+            all.swap(at, self.below(at as u64 + 1) as usize);
+        }
+    }
+}
+
+/// A file: by its clusters, what they hold, and which cluster of the disk.
+#[derive(Clone)]
+struct Naive {
+    kinds: Vec<Kind>,
+    guests: Vec<Option<u64>>,
+}
+
+impl Naive {
+    fn survey(&self) -> Survey {
+        Survey {
+            geometry: Geometry::new(12, 4, false).unwrap(),
+            kinds: self.kinds.clone(),
+            blocks: Vec::new(),
+            runs: Runs::default(),
+            data_clusters: 0,
+            reach: Vec::new(),
+        }
+    }
+
+    fn order(&self, added: u64) -> Order {
+        let mut places = Places::default();
+        for (at, guest) in (0..).zip(&self.guests) {
+            if let Some(guest) = guest {
+                places.note(GuestCluster(*guest), HostCluster(at));
+            }
+        }
+        Order::of(&self.survey(), places, added)
+    }
+
+    /// The runs, and as few as there can be.
+    fn runs(&self) -> (u64, u64) {
+        let pairs = (0..).zip(&self.guests);
+        let pairs = pairs.filter_map(|(at, guest)| guest.map(|guest| (guest, at)));
+        let mut pairs: Vec<(u64, u64)> = pairs.collect();
+        pairs.sort_unstable();
+        let (mut runs, mut perfect) = (0, 0);
+        let mut next = None;
+        for (guest, at) in pairs {
+            runs += u64::from(next != Some((guest, at)));
+            perfect += u64::from(next.map(|(guest, _)| guest) != Some(guest));
+            next = Some((guest + 1, at + 1));
+        }
+        (runs, perfect)
+    }
+
+    /// Free clusters before the last of the disk.
+    fn holes(&self) -> usize {
+        let end = self.guests.iter().rposition(Option::is_some);
+        let before = self.kinds.iter().take(end.unwrap_or(0));
+        before.filter(|kind| **kind == Kind::Free).count()
+    }
+
+    /// Moves the clusters of a step: to places that were free before it.
+    fn apply(&mut self, step: &Step) {
+        let before = self.clone();
+        let own = step.moves.iter().flat_map(|run| {
+            (0..run.clusters).map(|n| {
+                let (guest, from, to) = (run.guest.plus(n), run.from.plus(n), run.to.plus(n));
+                (Some(guest.0), Kind::Data, from.0 as usize, to.0 as usize)
+            })
+        });
+        let shared = step.shared.iter();
+        let shared = shared.map(|(from, to)| (None, Kind::Shared, from.0 as usize, to.0 as usize));
+        for (guest, kind, from, to) in own.chain(shared) {
+            assert_eq!(before.kinds[to], Kind::Free, "nothing is overwritten");
+            assert_eq!(self.kinds[to], Kind::Free, "two go to one place");
+            assert_eq!(before.kinds[from], kind);
+            assert!(guest.is_none() || before.guests[from] == guest);
+            self.kinds[to] = kind;
+            self.guests[to] = before.guests[from];
+            self.kinds[from] = Kind::Free;
+            self.guests[from] = None;
+        }
+    }
+
+    /// Does all windows; how many clusters have moved.
+    fn arrange(&mut self, order: &mut Order, most: u64) -> u64 {
+        let mut moved = 0;
+        while let Some(window) = order.next_window(most) {
+            self.apply(&window.evicted);
+            self.apply(&window.placed);
+            assert!(window.evicted.clusters() <= most && window.placed.clusters() <= most);
+            moved += window.evicted.clusters() + window.placed.clusters();
+            assert_eq!(order.runs(), self.runs());
+        }
+        moved
+    }
+
+    fn grow(&mut self, clusters: u64) {
+        let len = self.kinds.len() + clusters as usize;
+        self.kinds.resize(len, Kind::Free);
+        self.guests.resize(len, None);
+    }
+}
+
+/// The header, then clusters of the disk in some order, with others between them.
+fn random_file(random: &mut Random) -> Naive {
+    let len = 1 + random.below(400);
+    // In parts, of which some are missing.
+    let gap = [2, 10, 1000][random.below(3) as usize];
+    let mut guests: Vec<u64> = (0..len).filter(|_| random.below(gap) != 0).collect();
+    match random.below(3) {
+        0 => random.shuffle(&mut guests),
+        1 => {
+            for _ in 0..1 + random.below(10) {
+                let (one, other) = (random.below(len), random.below(len));
+                let last = guests.len().saturating_sub(1);
+                if !guests.is_empty() {
+                    guests.swap((one as usize).min(last), (other as usize).min(last));
+                }
+            }
+        }
+        _ => {}
+    }
+    let others = [1, 4, 40, 1000][random.below(4) as usize];
+    let free = [2, 20, 1000][random.below(3) as usize];
+    let shared = [2, 1000][random.below(2) as usize];
+    let mut file = Naive {
+        kinds: vec![Kind::Fixed],
+        guests: vec![None],
+    };
+    for guest in guests {
+        while random.below(others + 1) == 0 {
+            let kinds = [
+                Kind::Table,
+                Kind::Block,
+                Kind::Structure,
+                Kind::Shared,
+                Kind::Bits,
+            ];
+            file.kinds.push(kinds[random.below(5) as usize]);
+            file.guests.push(None);
+        }
+        while random.below(free) == 0 {
+            file.kinds.push(Kind::Free);
+            file.guests.push(None);
+        }
+        file.kinds.push(match random.below(shared) {
+            0 => Kind::Shared,
+            _ => Kind::Data,
+        });
+        file.guests.push(Some(guest));
+    }
+    file
+}
+
+#[test]
+fn clusters_go_home_over_nothing_and_no_run_is_forgotten() {
+    let (mut arranged, mut cleared) = (0, 0);
+    for seed in 0..3000 {
+        let random = &mut Random(seed);
+        let mut file = random_file(random);
+        let most = 1 + random.below(40);
+        let mut order = file.order(0);
+        assert_eq!(order.runs(), file.runs());
+        let added = order.slack() + most;
+        let before = file.clone();
+        file.grow(added);
+        order = file.order(0);
+        match order.todo() {
+            Todo::Nothing => assert!(order.next_window(most).is_none(), "{seed}"),
+            Todo::Clear(front) => {
+                cleared += 1;
+                let step = order.next_of_front(front, most);
+                if let Some(step) = step {
+                    file.apply(&step);
+                    let stays = |at: &usize| file.guests[*at].is_some();
+                    let left = (0..front.end as usize).filter(stays).count();
+                    assert!(left == 0 || step.clusters() == most, "{seed}");
+                }
+            }
+            Todo::Arrange => {
+                arranged += 1;
+                let expected = order.layout.runs(&order.homes);
+                let end = order.end();
+                let moved = file.arrange(&mut order, most);
+                let (runs, perfect) = file.runs();
+                let is_close = is_close(runs, perfect);
+                assert!(is_close || runs == expected, "{seed}: {runs}, {expected}");
+                assert!(file.guests[end as usize..].iter().all(Option::is_none) || is_close);
+                assert!(file.holes() as u64 <= order.slack(), "{seed}");
+                let forecast = before.order(added).forecast(&before.kinds, most);
+                assert_eq!((forecast.runs, forecast.moved), (runs, moved), "{seed}");
+                assert_eq!(forecast.kinds, file.kinds, "{seed}");
+                // There is nothing left to do.
+                assert_eq!(file.order(0).todo(), Todo::Nothing, "{seed}");
+            }
+        }
+    }
+    assert!(arranged > 300 && cleared > 300, "{arranged}, {cleared}");
+}
+
+#[test]
+fn a_shuffled_disk_moves_twice_at_most_and_is_perfect() {
+    let random = &mut Random(7);
+    let mut guests: Vec<u64> = (0..4096).collect();
+    random.shuffle(&mut guests);
+    for most in [64, 256, 1024] {
+        let mut file = Naive {
+            kinds: vec![Kind::Data; 4096],
+            guests: guests.iter().copied().map(Some).collect(),
+        };
+        file.grow(most + 64);
+        let mut order = file.order(0);
+        let moved = file.arrange(&mut order, most);
+        assert_eq!(file.runs(), (1, 1));
+        assert!(moved <= 2 * 4096, "{moved}");
+    }
+}
+
+#[test]
+fn few_clusters_move_where_few_are_out_of_order() {
+    // The guest has discarded one in the middle and compaction has filled its place by the last.
+    let mut guests: Vec<Option<u64>> = (0..10_000).map(Some).collect();
+    guests[500] = Some(10_000);
+    // Two that are exchanged, and a hole.
+    guests.swap(4000, 7000);
+    let mut file = Naive {
+        kinds: vec![Kind::Data; 10_000],
+        guests,
+    };
+    file.guests[9000] = None;
+    file.kinds[9000] = Kind::Free;
+    file.grow(1000);
+    assert_eq!(file.runs(), (8, 3));
+    let mut order = file.order(0);
+    let moved = file.arrange(&mut order, 100);
+    assert!(moved <= 6, "{moved}");
+    let (runs, perfect) = file.runs();
+    assert!(is_close(runs, perfect), "{runs}, {perfect}");
+}
+
+#[test]
+fn what_is_near_enough_stays_and_tables_in_the_way_go_before() {
+    let kind = |at| match at % 10 {
+        0 => Kind::Table,
+        _ => Kind::Data,
+    };
+    // A table in each ten clusters.
+    let kinds: Vec<Kind> = (0..100).map(kind).collect();
+    let mut next = 0..;
+    let guests = kinds.iter().map(|kind| match kind {
+        Kind::Data => next.next(),
+        _ => None,
+    });
+    let file = Naive {
+        guests: guests.collect(),
+        kinds,
+    };
+    let order = file.order(20);
+    assert_eq!(order.runs(), (10, 1));
+    let front = Front {
+        end: 10,
+        clusters: 9,
+    };
+    assert_eq!(order.todo(), Todo::Clear(front));
+    let forecast = order.forecast(&file.kinds, 20);
+    assert_eq!(forecast.runs, 1);
+    assert_eq!(forecast.others.len(), 9);
+    assert_eq!(forecast.end, 100);
+    // One that cannot move costs an extent, whatever is done.
+    let mut fixed = file.clone();
+    for kind in fixed.kinds.iter_mut().filter(|kind| **kind == Kind::Table) {
+        *kind = Kind::Structure;
+    }
+    assert_eq!(fixed.order(20).todo(), Todo::Nothing);
+    // Six instead of five parts: near enough.
+    let mut close = Naive {
+        kinds: vec![Kind::Data; 60],
+        guests: (0..60).map(|at| Some(at + at / 12 * 5)).collect(),
+    };
+    close.guests[54..].rotate_left(3);
+    let (runs, perfect) = close.runs();
+    assert_eq!((runs, perfect), (7, 5));
+    assert_eq!(close.order(20).todo(), Todo::Arrange);
+    close.guests[54..].rotate_left(3);
+    close.guests[0..12].rotate_left(6);
+    assert_eq!(close.runs(), (6, 5));
+    assert_eq!(close.order(20).todo(), Todo::Nothing);
+    assert_eq!(
+        Naive {
+            kinds: vec![],
+            guests: vec![]
+        }
+        .order(3)
+        .todo(),
+        Todo::Nothing
+    );
+}
