@@ -30,7 +30,7 @@ pub struct Findings {
     pub corrupt_bit: bool,
     /// The autoclear bits.
     pub autoclear: u64,
-    /// A fingerprint of all that snapshots reach.
+    /// A fingerprint of all that snapshots reach, wherever it lies.
     pub snapshots: u64,
     /// The bitmaps, if they are consistent.
     pub bitmaps: Vec<Reading>,
@@ -324,7 +324,9 @@ impl Reader<'_> {
     fn snapshots(&mut self) {
         let (count, table) = (self.content.number(60, 4), self.content.number(64, 8));
         let mut at = table;
+        let mut starts = Vec::new();
         for index in 0..count {
+            starts.push((at - table) as usize);
             let field = |offset, bytes| self.content.number(at + offset, bytes);
             let l1 = (field(0, 8), field(8, 4) as u32);
             let names = field(12, 2) + field(14, 2);
@@ -335,7 +337,11 @@ impl Reader<'_> {
         }
         if count > 0 {
             self.reference(User(None, Thing::SnapshotTable), table, at - table);
-            let bytes = self.content.bytes(table, (at - table) as usize);
+            let mut bytes = self.content.bytes(table, (at - table) as usize).to_vec();
+            // Compactions move L1 tables.
+            for start in starts {
+                bytes[start..start + 8].fill(0);
+            }
             self.remember(&bytes);
         }
     }
@@ -349,6 +355,18 @@ impl Reader<'_> {
                 .fold(0, |all, byte| all << 8 | u64::from(*byte));
             *sum = (sum.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
         }
+    }
+
+    /// The bytes of an entry without its place, which compactions change.
+    fn without_place(&self, words: &[u64]) -> Vec<u8> {
+        let mask = match words[0] & COMPRESSED {
+            0 => OFFSET,
+            _ => (1 << (62 - (self.cluster_bits - 8))) - 1,
+        };
+        let has_place = u64::from(words[0] & mask != 0);
+        let first = [words[0] & !mask | has_place];
+        let words = first.iter().chain(&words[1..]);
+        words.flat_map(|word| word.to_be_bytes()).collect()
     }
 
     /// Visits the tables and clusters of an L1 table; `who` is its snapshot, or none for the active
@@ -379,8 +397,10 @@ impl Reader<'_> {
                 let cluster = table >> self.cluster_bits;
                 self.copied.push((what, cluster, entry & COPIED != 0));
             } else {
-                let bytes = self.content.bytes(table, self.cluster() as usize);
-                self.remember(&bytes);
+                let words = self.content.numbers(table, self.cluster());
+                let words = words.chunks(entry_bytes as usize / 8);
+                let words: Vec<u8> = words.flat_map(|words| self.without_place(words)).collect();
+                self.remember(&words);
             }
             let words = self.content.numbers(table, self.cluster());
             for (slot, words) in (0..).zip(words.chunks(entry_bytes as usize / 8)) {
