@@ -277,7 +277,7 @@ impl Qcow2 {
         Ok(plan)
     }
 
-    /// The outline of a file that keeps at least so many clusters.
+    /// The outline of a file that keeps at least `least` clusters.
     fn outline_of(&self, survey: &Survey, options: &CompactOptions, least: u64) -> Outline {
         let target = options.target_bytes.unwrap_or(0);
         let least = self.geometry().clusters_for(target).max(least);
@@ -413,7 +413,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Moves what lies behind the lowest end of the file, but at least so many clusters, until
+    /// Moves what lies behind the lowest end of the file, but not before `least` clusters, until
     /// nothing is left to move, or nothing more can.
     #[boxed]
     async fn rounds(

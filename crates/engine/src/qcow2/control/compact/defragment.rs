@@ -2,9 +2,9 @@
 //! by the moves of any compaction.
 //!
 //! Each place that a cluster goes to is free by then: what lay there has moved, and the cycles that
-//! free its place have ended (`release_moved`), before anything is copied over it. What is not as it
-//! was planned, because a guest has written it or has taken the place, stays where it is; the next
-//! round plans once more.
+//! free its place have ended (`release_moved`), before anything is copied over it. What is not as
+//! it was planned, because a guest has written it or has taken the place, stays where it is; the
+//! next round plans once more.
 
 use std::collections::BTreeMap;
 
@@ -35,13 +35,13 @@ struct Round {
     order: Order,
     /// Of the disk's clusters that snapshots share and that move.
     words: Words,
-    /// What goes to the front, if that is cleared.
+    /// Those that go to the front, if that is cleared.
     others: Vec<Vec<Unit>>,
     /// Clusters that move at a time, at most.
     batch: u64,
 }
 
-/// What a defragmentation will come to.
+/// Forecast of a defragmentation.
 pub(super) struct Expected {
     pub figures: Defragmentation,
     /// Clusters that it moves.

@@ -119,7 +119,7 @@ pub enum Todo {
     Arrange,
 }
 
-/// What an order comes to.
+/// Forecast of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forecast {
     /// Runs afterwards.
@@ -506,7 +506,7 @@ impl Order {
         (step.clusters() > 0).then_some(step)
     }
 
-    /// Does all of it, with so many clusters in a window.
+    /// Does all of it, with at most `most` clusters in a window.
     pub fn forecast(mut self, kinds: &[Kind], most: u64) -> Forecast {
         let mut forecast = Forecast {
             runs: self.runs,

@@ -87,7 +87,8 @@ async fn all(works: Vec<impl Future<Output = Result<()>>>) -> Result<()> {
 
 impl Qcow2 {
     /// Moves clusters of one kind to the places that are planned, or to free ones before `end`
-    /// clusters, those of which all references are known. Requests wait meanwhile. Returns the bytes that have moved.
+    /// clusters, those of which all references are known. Requests wait meanwhile. Returns the
+    /// bytes that have moved.
     #[boxed]
     pub(super) async fn move_still(&self, batch: &[Unit], end: u64, job: &Job) -> Result<u64> {
         let bits = self.geometry().cluster_bits();
