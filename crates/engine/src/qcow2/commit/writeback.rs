@@ -414,7 +414,11 @@ impl Qcow2 {
             while self.lock().space.free.clusters() < clusters {
                 self.unlatched(&self.lock())?;
                 if !self.scan(&mut counts).await? {
-                    self.grow_ahead(&mut counts, clusters).await?;
+                    let wanted = clusters.min(self.clusters_left());
+                    if wanted == 0 {
+                        return Err(self.no_space());
+                    }
+                    self.grow_ahead(&mut counts, wanted).await?;
                 }
             }
             Ok(())

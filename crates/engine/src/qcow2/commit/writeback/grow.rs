@@ -61,6 +61,16 @@ impl Qcow2 {
         }
     }
 
+    /// Clusters by which the file is shorter than it will be once all of the disk is allocated:
+    /// beyond that it grows for a need alone.
+    pub(super) fn clusters_left(&self) -> u64 {
+        let full = self.full_bytes().filter(|_| self.fixed_end.is_none());
+        full.map_or(u64::MAX, |full| {
+            let end = self.geometry().clusters_for(full);
+            end.saturating_sub(self.lock().space.claimed())
+        })
+    }
+
     /// The length that the file has once all of the disk is allocated; `None` if snapshots may
     /// make it longer.
     pub(super) fn full_bytes(&self) -> Option<u64> {
