@@ -351,8 +351,9 @@ fn put_in_order(dir: &Path, options: &str, (object, name): (&str, &str)) {
     let convert = format!("convert {object} --image-opts -O raw {name} a.raw");
     qemu(dir, "qemu-img", &convert);
     let before = extents_of(dir, &image);
-    let plan = json(&succeeds(dir, "compact --plan --json --defragment a.qcow2"));
-    let words = succeeds(dir, "compact --plan --defragment a.qcow2");
+    let planning = format!("compact --plan --defragment {image}");
+    let plan = json(&succeeds(dir, &format!("{planning} --json")));
+    let words = succeeds(dir, &planning);
     assert!(words.contains("is perfect"), "{words}");
     let line = format!("compact --json --budget 2M --defragment {image}");
     let done = json(&succeeds(dir, &line));
@@ -366,9 +367,12 @@ fn put_in_order(dir: &Path, options: &str, (object, name): (&str, &str)) {
     let expected = figure(&plan, "extents-after");
     assert!(5 * expected <= 6 * perfect, "{options}: {plan}");
     // Subclusters that were not written part what the clusters do not; so do compressed ones.
-    let after = extents_of(dir, &image);
-    assert!(after < before, "{options}: {after}, {before}");
-    assert!(after <= now as usize + 6, "{options}: {after}, {now}");
+    // Encrypted clusters have no place in QEMU's map.
+    if object.is_empty() {
+        let after = extents_of(dir, &image);
+        assert!(after < before, "{options}: {after}, {before}");
+        assert!(after <= now as usize + 6, "{options}: {after}, {now}");
+    }
     qemu(dir, "qemu-img", &format!("check {image}"));
     let raw = "driver=raw,file.filename=a.raw";
     let compare = format!("compare {object} --image-opts {raw} {name}");

@@ -97,7 +97,8 @@ pub struct Client {
 
 impl Client {
     /// Connects to the socket of a server, and negotiates. A server that serves one client at a
-    /// time greets when the others have left; `patience` is the time to wait for that.
+    /// time greets when the others have left; `patience` is the time to wait for that, and for the
+    /// end of the negotiation.
     ///
     /// # Errors
     /// Nobody listens there; what answers is no server of QMP; the time has passed.
@@ -128,8 +129,8 @@ impl Client {
             }
             other => return Err(strange("it greets with", &other)),
         };
-        client.execute("qmp_capabilities", json!({}))?;
-        Ok(client)
+        let accepted = client.request(("qmp_capabilities", json!({})), &[], deadline)?;
+        accepted.map(|_| client).ok_or_else(late)
     }
 
     /// The server's greeting: its `version`, and `capabilities`.
@@ -155,6 +156,17 @@ impl Client {
         arguments: Value,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<Value> {
+        let result = self.request((command, arguments), descriptors, None)?;
+        Ok(result.expect("without a deadline there is a result or an error"))
+    }
+
+    /// The result of a command; `None` if there is none before the time has passed.
+    fn request(
+        &mut self,
+        (command, arguments): (&str, Value),
+        descriptors: &[BorrowedFd<'_>],
+        deadline: Option<Instant>,
+    ) -> Result<Option<Value>> {
         self.commands += 1;
         let id = Value::from(self.commands);
         let mut request = Map::new();
@@ -168,15 +180,16 @@ impl Client {
         request.insert("id".into(), id.clone());
         self.send(&to_line(&request.into()), descriptors)?;
         loop {
-            match self.message(None)? {
+            match self.message(deadline)? {
                 Some(Message::Event(event)) => self.keep(event),
                 Some(Message::Reply(result, of)) if of.as_ref() == Some(&id) => {
-                    return result.map_err(ClientError::Refused);
+                    return result.map(Some).map_err(ClientError::Refused);
                 }
                 Some(Message::Reply(_, of)) => {
                     let of = of.unwrap_or_default();
                     return Err(strange("it answers what was not asked", &of));
                 }
+                None if deadline.is_some() => return Ok(None),
                 // Without a deadline there is a message or an error.
                 None => {}
             }

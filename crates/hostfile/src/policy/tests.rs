@@ -53,7 +53,7 @@ fn files_beside_the_image_and_below_it_are_opened() {
     let honest = [
         "b.raw",
         "./b.raw",
-        "file:b.raw",
+        &format!("file:{}", absolute.display()),
         "sub/c.raw",
         "sub/../b.raw",
         "sub/up/b.raw",
@@ -75,6 +75,8 @@ fn files_elsewhere_are_not() {
     let image = dir.path().join("images/a.qcow2");
     let secret = dir.path().join("secret");
     let hostile = [
+        // It is relative to the current directory.
+        "file:b.raw",
         "../secret",
         "sub/../../secret",
         "sub/up/../secret",
