@@ -376,7 +376,12 @@ fn answer(
             "HTTP/1.1 {status} x\r\nContent-Length: {}\r\n\r\n",
             text.len()
         );
-        Some((head, text.as_bytes().to_vec()))
+        // What follows the head of such an answer would be taken for the next one.
+        let body = match request.method.as_str() {
+            "HEAD" => "",
+            _ => text,
+        };
+        Some((head, body.as_bytes().to_vec()))
     };
     match fault {
         WebFault::Reset => return None,
