@@ -81,6 +81,14 @@ fn image(cluster_bytes: u64) -> (Arc<Sparse>, Image) {
     (file, image)
 }
 
+/// Closes an image whose disk is this, which it shows afterwards, too.
+fn ends_with(file: &Arc<Sparse>, image: &Image, disk: &[u8]) {
+    assert!(read(image) == disk);
+    block_on(image.close()).unwrap();
+    is_sound(file);
+    assert!(read(&open(file)) == disk);
+}
+
 #[test]
 fn the_space_of_subclusters_that_were_never_written_comes_back() {
     let (file, image) = image(CLUSTER);
@@ -226,10 +234,7 @@ fn a_guests_write_comes_first_or_waits_for_the_hole() {
     }
     expected[..BLOCK as usize].fill(66);
     expected[5 * BLOCK as usize..6 * BLOCK as usize].fill(55);
-    assert!(read(&image) == expected);
-    block_on(image.close()).unwrap();
-    is_sound(&file);
-    assert!(read(&open(&file)) == expected);
+    ends_with(&file, &image, &expected);
 }
 
 /// A compaction meets a write that is filling a subcluster: it waits, and leaves that one.
@@ -255,34 +260,34 @@ fn a_subcluster_that_is_being_filled_is_not_punched() {
         assert_eq!(done.subcluster_bytes, (WRITTEN * 31 - 1) * BLOCK);
     }
     expected[5 * BLOCK as usize..6 * BLOCK as usize].fill(55);
-    assert!(read(&image) == expected);
-    block_on(image.close()).unwrap();
-    is_sound(&file);
-    assert!(read(&open(&file)) == expected);
+    ends_with(&file, &image, &expected);
 }
 
 #[test]
 fn clusters_that_move_take_no_space_for_what_they_do_not_hold() {
-    let (file, image) = image(CLUSTER);
-    // What lies before them goes, and they move there.
-    for number in 0..WRITTEN / 2 {
-        block_on(image.discard(2 * number * CLUSTER, CLUSTER)).unwrap();
+    for subclusters in [true, false] {
+        let (file, image) = image(CLUSTER);
+        // What lies before them goes, and they move there.
+        for number in 0..WRITTEN / 2 {
+            block_on(image.discard(2 * number * CLUSTER, CLUSTER)).unwrap();
+        }
+        block_on(image.flush()).unwrap();
+        let end = file.memory.contents().len() as u64;
+        file.give(0..end);
+        let disk = read(&image);
+        let options = CompactOptions {
+            subclusters,
+            ..CompactOptions::default()
+        };
+        let done = compact(&image, &options);
+        assert!(done.moved_bytes > 0);
+        assert!(read(&image) == disk);
+        // Data, and few clusters of metadata; or whole clusters.
+        let most = (WRITTEN / 2) * BLOCK + 6 * CLUSTER;
+        let given = file.given_bytes();
+        assert_eq!(given <= most, subclusters, "{given} of {most}");
+        assert_eq!(plan(&image).subcluster_bytes == 0, subclusters);
+        block_on(image.close()).unwrap();
+        is_sound(&file);
     }
-    block_on(image.flush()).unwrap();
-    let end = file.memory.contents().len() as u64;
-    file.give(0..end);
-    let disk = read(&image);
-    let done = compact(&image, &CompactOptions::default());
-    assert!(done.moved_bytes > 0);
-    assert!(read(&image) == disk);
-    assert_eq!(plan(&image).subcluster_bytes, 0);
-    // Data, and few clusters of metadata.
-    let most = (WRITTEN / 2) * BLOCK + 6 * CLUSTER;
-    assert!(
-        file.given_bytes() <= most,
-        "{} of {most}",
-        file.given_bytes()
-    );
-    block_on(image.close()).unwrap();
-    is_sound(&file);
 }

@@ -45,6 +45,7 @@ use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::geometry::{Geometry, HostCluster};
 use crate::{Error, Result};
 
+use data::Destination;
 use leaks::LOOKS_MAX;
 use order::is_close;
 use plan::{Move, Outline, Owners, Room, outline};
@@ -430,7 +431,11 @@ impl Qcow2 {
             let before = done.moved_bytes;
             while let Some(batch) = round.next_batch(self.geometry()) {
                 job.enter(Stage::Copy);
-                let moved = self.move_batch(&batch, round.outline.end, job).await;
+                let destination = Destination {
+                    end: round.outline.end,
+                    without_gaps: options.subclusters,
+                };
+                let moved = self.move_batch(&batch, destination, job).await;
                 // What has moved is given up before the budget is spent again.
                 let released = self.release_moved(job).await;
                 done.moved_bytes += moved?;

@@ -26,6 +26,15 @@ use crate::qcow2::plan::{Freed, WriteOrdering};
 use crate::qcow2::{Qcow2, State};
 use crate::zero::is_zero;
 
+/// Where runs go, and what they take there.
+#[derive(Clone, Copy)]
+pub(super) struct Destination {
+    /// The clusters that are for those whose planned place is not free: before this one.
+    pub end: u64,
+    /// Whether subclusters that hold nothing take no space there.
+    pub without_gaps: bool,
+}
+
 /// The runs of a batch.
 struct Runs<'a> {
     left: std::slice::Iter<'a, Move>,
@@ -113,11 +122,16 @@ impl Moving<'_> {
 
 impl Qcow2 {
     /// Moves runs, those that are still as they were planned: to the places that are planned if
-    /// these are free, else before `end` clusters, or not at all if that is 0. Returns the bytes
-    /// that have moved. While a run waits for the job's pace, those under way go on: they
-    /// have leases, for which guests wait.
+    /// these are free, else before the end, or not at all if that is 0. Returns the bytes that have
+    /// moved. While a run waits for the job's pace, those under way go on: they have leases, for
+    /// which guests wait.
     #[boxed]
-    pub(super) async fn move_batch(&self, batch: &[Move], end: u64, job: &Job) -> Result<u64> {
+    pub(super) async fn move_batch(
+        &self,
+        batch: &[Move],
+        destination: Destination,
+        job: &Job,
+    ) -> Result<u64> {
         let bits = self.geometry().cluster_bits();
         let moved = AtomicU64::new(0);
         let mut runs = Runs {
@@ -126,7 +140,7 @@ impl Qcow2 {
         };
         let moved_by_all = &moved;
         let outcome = job.run_each(&mut runs, |run| async move {
-            let clusters = self.move_all(run, end).await?;
+            let clusters = self.move_all(run, destination).await?;
             moved_by_all.fetch_add(clusters << bits, Ordering::Relaxed);
             Ok(())
         });
@@ -135,7 +149,7 @@ impl Qcow2 {
 
     /// Moves what is left of a run, part by part. Returns how many clusters have moved.
     #[boxed]
-    async fn move_all(&self, run: Move, end: u64) -> Result<u64> {
+    async fn move_all(&self, run: Move, destination: Destination) -> Result<u64> {
         let (mut at, mut moved) = (0, 0);
         while at < run.clusters {
             let rest = Move {
@@ -144,20 +158,24 @@ impl Qcow2 {
                 to: run.to.plus(at),
                 clusters: run.clusters - at,
             };
-            let (passed, done) = self.move_part(rest, end).await?;
+            let (passed, done) = self.move_part(rest, destination).await?;
             (at, moved) = (at + passed, moved + done);
         }
         Ok(moved)
     }
 
     /// Moves the beginning of a run, or passes it: how many clusters, and how many of them moved.
-    async fn move_part(&self, run: Move, end: u64) -> Result<(u64, u64)> {
-        let begun = self.when_clear(|state, place| self.begin_move(state, run, end, *place));
+    async fn move_part(&self, run: Move, destination: Destination) -> Result<(u64, u64)> {
+        let begun =
+            self.when_clear(|state, place| self.begin_move(state, run, destination.end, *place));
         match begun.await? {
             Begun::Stays(passed) => Ok((passed, 0)),
             Begun::Moves(moving) => {
                 let clusters = moving.run.clusters;
                 let copied = self.copy(&moving).await;
+                if copied.is_ok() && destination.without_gaps {
+                    self.punch_gaps(&moving).await;
+                }
                 self.end_move(moving, copied)?;
                 Ok((clusters, clusters))
             }
@@ -295,13 +313,18 @@ impl Qcow2 {
             let data: Vec<Buf> = vec![bytes.freeze()];
             target.write(to + at, data, Durability::Cached).await?;
         }
+        Ok(())
+    }
+
+    /// Takes the space of subclusters that hold nothing from the new place, to which nothing refers
+    /// yet. A discard is advice: where it is not possible, the place keeps the space that it had.
+    async fn punch_gaps(&self, moving: &Moving<'_>) {
         if self.file.capabilities().punches_holes {
+            let to = self.geometry().host_offset(moving.run.to).0;
             for gap in moving.gaps() {
-                // A discard is advice: where it fails, the new place keeps the space that it had.
                 drop(self.file.discard(to + gap.start, gap.end - gap.start).await);
             }
         }
-        Ok(())
     }
 
     /// Returns whether bytes that were read are a hole of the file, which another hole may replace:

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use cowslip_boxed::boxed;
 use smallvec::SmallVec;
 
+use super::data::Destination;
 use super::order::{Front, Order, Places, Step, Todo, Window};
 use super::plan::Outline;
 use super::survey::{Kind, MEMORY_BYTES_MAX, Survey, is_data, too_large, walk, walk_behind};
@@ -39,6 +40,8 @@ struct Round {
     others: Vec<Vec<Unit>>,
     /// Clusters that move at a time, at most.
     batch: u64,
+    /// Whether subclusters that hold nothing take no space where they go.
+    without_gaps: bool,
 }
 
 /// Forecast of a defragmentation.
@@ -178,6 +181,7 @@ impl Qcow2 {
             words,
             others,
             batch,
+            without_gaps: options.subclusters,
         })
     }
 
@@ -301,7 +305,11 @@ impl Qcow2 {
     ) -> Result<()> {
         if !step.moves.is_empty() {
             job.enter(Stage::Copy);
-            let moved = self.move_batch(&step.moves, 0, job).await;
+            let destination = Destination {
+                end: 0,
+                without_gaps: round.without_gaps,
+            };
+            let moved = self.move_batch(&step.moves, destination, job).await;
             // What has moved is given up before anything takes its place.
             let released = self.release_moved(job).await;
             done.moved_bytes += moved?;
