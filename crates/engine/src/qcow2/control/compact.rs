@@ -397,6 +397,14 @@ impl Qcow2 {
         done: &mut Compaction,
     ) -> Result<()> {
         let (extents_before, _) = self.count_runs(job).await?;
+        // Another attempt goes on where one has found no space.
+        let extents_before = done
+            .defragmentation
+            .get_or_insert(Defragmentation {
+                extents_before,
+                ..Defragmentation::default()
+            })
+            .extents_before;
         for _ in 0..=ORDERS_AGAIN_MAX {
             let before = done.moved_bytes;
             let end = self.defragment(options, job, done).await?;
