@@ -14,6 +14,18 @@ use cowslip_testbed::moto::Moto;
 
 use crate::support::{block_on, pattern, read};
 
+/// Credentials that the server does not look at.
+fn environment() -> Environment {
+    let all = [
+        ("AWS_ACCESS_KEY_ID", "key"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_REGION", "us-east-1"),
+    ];
+    let all = all.into_iter();
+    all.map(|(name, value)| (name.to_string(), value.to_string()))
+        .collect()
+}
+
 #[test]
 #[ignore = "needs moto_server"]
 fn an_object_of_a_bucket_is_read_and_its_change_is_seen() {
@@ -21,15 +33,7 @@ fn an_object_of_a_bucket_is_read_and_its_change_is_seen() {
     let bytes = pattern(1_000_000, 1);
     moto.put("/images", b"").unwrap();
     moto.put("/images/golden%20image.raw", &bytes).unwrap();
-    let environment = [
-        ("AWS_ACCESS_KEY_ID", "key"),
-        ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ("AWS_REGION", "us-east-1"),
-    ];
-    let environment: Environment = environment
-        .into_iter()
-        .map(|(name, value)| (name.to_string(), value.to_string()))
-        .collect();
+    let environment = environment();
     let list = format!(
         "url=s3://images/golden%20image.raw,endpoint={},readahead=0",
         moto.url()
@@ -52,15 +56,7 @@ fn an_object_of_a_bucket_is_read_and_its_change_is_seen() {
 fn a_new_object_is_uploaded_in_parts_and_read_back_moto() {
     let moto = Moto::start().unwrap();
     moto.put("/images", b"").unwrap();
-    let environment = [
-        ("AWS_ACCESS_KEY_ID", "key"),
-        ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ("AWS_REGION", "us-east-1"),
-    ];
-    let environment: Environment = environment
-        .into_iter()
-        .map(|(name, value)| (name.to_string(), value.to_string()))
-        .collect();
+    let environment = environment();
     let options = StoreOptions {
         endpoint: Some(moto.url()),
         ..StoreOptions::default()
