@@ -7,6 +7,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use run::run;
+
+mod run;
+
 /// Where the workspace's programs and libraries are built.
 fn target() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap()
@@ -53,17 +57,6 @@ fn are_installed(programs: &[&str]) -> bool {
             false
         }
     }
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).unwrap()
 }
 
 fn scratch(name: &str) -> PathBuf {

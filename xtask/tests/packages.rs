@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
+use run::run;
 use serde_json::Value;
+
+mod run;
 
 /// Crates of others that the core may need: raw and qcow2 images in files.
 const CORE_CRATES_MAX: usize = 15;
@@ -15,20 +18,9 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-fn run(command: &mut Command) -> String {
-    let output = command.current_dir(root()).output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).unwrap()
-}
-
 fn cargo(arguments: &[&str]) -> String {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    run(Command::new(program).args(arguments))
+    run(Command::new(program).args(arguments).current_dir(root()))
 }
 
 fn packages(more: &[&str]) -> Vec<Value> {
@@ -84,7 +76,8 @@ fn crates_that_are_published_say_what_they_are() {
 fn packages_are_made_without_a_network() {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages");
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    let output = run(command.arg("package").arg("--target-dir").arg(&target));
+    command.arg("package").arg("--target-dir").arg(&target);
+    let output = run(command.current_dir(root()));
     let order: Vec<&str> = output.lines().map(str::trim).collect();
     let place = |name| order.iter().position(|line| *line == name).unwrap();
     assert!(place("cowslip-queue") < place("cowslip-block"));

@@ -5,6 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use run::run;
+
+mod run;
+
 /// Files of a wheel that a checker of types, an editor and a lawyer look for.
 const FILES: [&str; 5] = [
     "cowslip/_cowslip.abi3.so",
@@ -13,17 +17,6 @@ const FILES: [&str; 5] = [
     "licenses/LICENSE-APACHE",
     "licenses/LICENSE-MIT",
 ];
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).unwrap()
-}
 
 /// An environment without packages; its Python.
 fn environment(at: &Path) -> PathBuf {
