@@ -9,9 +9,10 @@
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cowslip_qmp::Client;
 use cowslip_qmp::client::{ClientError, Received};
@@ -24,8 +25,6 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 /// Time for events after the last line.
 const REST: Option<Duration> = Some(Duration::from_millis(200));
 
-/// Time for a monitor to see that a client has left.
-const BUSY: Duration = Duration::from_secs(10);
 /// The program that ours is compared with.
 const QEMU: &str = "qemu-storage-daemon";
 
@@ -123,20 +122,20 @@ fn make_images(dir: &Path) {
     std::fs::write(dir.join("i.qcow2"), image).unwrap();
 }
 
-/// Connects. QEMU's monitor has one client at a time, and may end a connection that comes before it
-/// has seen that the one by which it was waited for has left: `may_be_busy`. Where that meets the
-/// client's first command, the connection is reset.
-fn connect(socket: &Path, may_be_busy: bool) -> Client {
-    let begun = Instant::now();
-    loop {
-        match Client::connect(socket, PATIENCE) {
-            Err(ClientError::Closed | ClientError::Io(_))
-                if may_be_busy && begun.elapsed() < BUSY =>
-            {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            connected => return connected.unwrap(),
+/// A client, once there is a server. QEMU's monitor has one client at a time: after a connection
+/// that only looks whether the server is there, it may greet the next one twice, lose its first
+/// command or reset it.
+fn connect(socket: &Path) -> Option<Client> {
+    match Client::connect(socket, PATIENCE) {
+        Err(ClientError::Io(error))
+            if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused
+            ) =>
+        {
+            None
         }
+        connected => Some(connected.unwrap()),
     }
 }
 
@@ -144,7 +143,7 @@ fn play(command: &mut Command, script: &str) -> Outcome {
     let dir = scratch();
     make_images(dir.path());
     let socket = dir.path().join("qmp");
-    let _server = Server::start(
+    let (_server, mut client) = Server::start_for(
         command.current_dir(dir.path()).args([
             "--chardev",
             "socket,path=qmp,server=on,wait=off,id=c",
@@ -152,8 +151,8 @@ fn play(command: &mut Command, script: &str) -> Outcome {
             "c",
         ]),
         &socket,
+        connect,
     );
-    let mut client = connect(&socket, command.get_program() == QEMU);
     let mut outcome = Outcome::default();
     for line in lines(script) {
         if let Some(wanted) = line.text.strip_prefix("wait ") {

@@ -17,6 +17,16 @@ impl Server {
     /// Starts a server, and waits until it answers on this socket: one more connection, which the
     /// server must be able to bear (qemu-nbd with `-t`).
     pub fn start(command: &mut Command, socket: &Path) -> Server {
+        Server::start_for(command, socket, |socket| UnixStream::connect(socket).ok()).0
+    }
+
+    /// Starts a server, and waits until there is a client. The first connection that the server
+    /// accepts is the client's.
+    pub fn start_for<T>(
+        command: &mut Command,
+        socket: &Path,
+        mut client_of: impl FnMut(&Path) -> Option<T>,
+    ) -> (Server, T) {
         // One that was killed leaves its socket.
         drop(std::fs::remove_file(socket));
         let command = command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -24,13 +34,15 @@ impl Server {
         let socket = socket.to_path_buf();
         let mut server = Server { child, socket };
         let begun = Instant::now();
-        while UnixStream::connect(&server.socket).is_err() {
+        loop {
+            if let Some(client) = client_of(&server.socket) {
+                return (server, client);
+            }
             let ended = server.child.try_wait().unwrap();
             assert!(ended.is_none(), "{command:?}: {ended:?}");
             assert!(begun.elapsed() < Duration::from_secs(30), "{command:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
-        server
     }
 
     /// QEMU's server of a raw file, with further words.

@@ -226,7 +226,6 @@ fn the_words_are_those_of_a_machine_of_qemu() {
     ours.execute("quit", json!({})).unwrap();
     served.end();
     let Some(peer) = Peer::machine() else { return };
-    drop(peer.connect());
-    let mut theirs = Client::connect(&peer.path(), None).unwrap();
+    let mut theirs = peer.client();
     assert_eq!(our_answers, answers(&mut theirs));
 }

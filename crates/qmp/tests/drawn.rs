@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 
+use cowslip_qmp::ServerOptions;
 use cowslip_qmp::json::{parse, to_text};
 use cowslip_qmp::schema::{Declared, Integer, Object, Schema, Type};
-use cowslip_qmp::{Client, ServerOptions};
 use serde_json::{Map, Value, json};
 
 use crate::qemu::{Peer, error_of, reply};
@@ -393,8 +393,7 @@ impl Comparison<'_> {
 #[test]
 fn qemus_schema_has_what_ours_declares() {
     let Some(peer) = Peer::start() else { return };
-    drop(peer.connect());
-    let mut client = Client::connect(&peer.path(), None).unwrap();
+    let mut client = peer.client();
     let theirs = client.execute("query-qmp-schema", json!({})).unwrap();
     // As a client gets it.
     let ours = parse(&to_text(&Schema::of_daemon().introspect())).unwrap();

@@ -1,8 +1,11 @@
 //! Our answers beside those of qemu-storage-daemon: the same lines, and requests that are drawn
 //! from the schema and broken in one place. Skips loudly where it is not installed.
 
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use cowslip_qmp::client::ClientError;
 use cowslip_qmp::json::parse;
 use cowslip_qmp::{Client, ServerOptions};
 use serde_json::Value;
@@ -67,20 +70,40 @@ impl Peer {
         Some(peer)
     }
 
-    pub fn path(&self) -> std::path::PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.dir.path().join("qmp")
     }
 
     pub fn connect(&self) -> Raw {
-        // The path exists shortly before it listens.
-        let mut raw = loop {
-            match Raw::connect(&self.path()) {
-                Ok(raw) => break raw,
-                Err(_) => std::thread::sleep(std::time::Duration::from_millis(5)),
-            }
-        };
+        let mut raw = self.connected(|path| Raw::connect(path).ok());
         raw.line();
         raw
+    }
+
+    /// The library's client. It is the first connection: QEMU has one client at a time, and may
+    /// greet one that comes before it has seen the last one leave twice, or reset it.
+    pub fn client(&self) -> Client {
+        self.connected(|path| match Client::connect(path, None) {
+            Err(ClientError::Io(error))
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::ConnectionRefused
+                ) =>
+            {
+                None
+            }
+            client => Some(client.unwrap()),
+        })
+    }
+
+    fn connected<T>(&self, connect: impl Fn(&Path) -> Option<T>) -> T {
+        // The path exists shortly before it listens.
+        loop {
+            match connect(&self.path()) {
+                Some(connection) => return connection,
+                None => std::thread::sleep(std::time::Duration::from_millis(5)),
+            }
+        }
     }
 
     /// A client that has negotiated.
@@ -374,8 +397,7 @@ fn the_client_speaks_with_both() {
     client.execute("quit", serde_json::json!({})).unwrap();
     served.end();
     let Some(peer) = Peer::start() else { return };
-    peer.connect();
-    let mut client = Client::connect(&peer.path(), None).unwrap();
+    let mut client = peer.client();
     assert_eq!(
         client.execute("query-jobs", serde_json::json!({})).unwrap(),
         serde_json::json!([])
