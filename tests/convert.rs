@@ -12,7 +12,7 @@ use std::process::Command;
 
 use crate::support::golden::{self, copy_files, mapped, said, words};
 use crate::support::rng::Rng;
-use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::{cowslip, eventually, outcome, peers_are_installed, qemu_img, run, scratch};
 
 /// Command lines of `convert`, run one after the other on the same files.
 const LINES: &str = "
@@ -583,6 +583,65 @@ fn interrupted_conversions_leave_no_half_image() {
             true => assert_eq!(std::fs::metadata(&target).unwrap().len(), 0, "{format}"),
         }
         drop(std::fs::remove_file(&target));
+    }
+}
+
+/// A killed program cannot remove its target: no program takes it for an image.
+#[test]
+fn targets_of_killed_programs_are_refused_until_they_are_made_again() {
+    let dir = scratch();
+    let path = dir.path();
+    let mut rng = Rng::new(1);
+    let noise: Vec<u8> = (0..4 << 20).map(|_| rng.below(256) as u8).collect();
+    std::fs::write(path.join("a.raw"), noise).unwrap();
+    for line in [
+        "convert --progress=json -r 1M -O qcow2 a.raw b",
+        "convert --progress=json -r 1M -O qcow2 -o cluster_size=512 a.raw b",
+        "convert --progress=json -r 1M -t none -O qcow2 a.raw b",
+        "dd --progress=json --rate-limit 1M -f raw -O qcow2 if=a.raw of=b",
+    ] {
+        let mut child = cowslip()
+            .current_dir(path)
+            .args(words(line))
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut printed = String::new();
+        while !printed.contains("\"stage\":\"copy\"") {
+            printed.clear();
+            let read = std::io::BufRead::read_line(&mut stderr, &mut printed).unwrap();
+            assert!(read > 0, "{line} has ended");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // An io_uring of a killed process holds its files for some milliseconds.
+        // An io_uring of a killed process holds its files for some milliseconds.
+        let mut refused = String::new();
+        eventually("the locks are gone", || {
+            let output = cowslip().current_dir(path).args(["info", "b"]).output();
+            refused = String::from_utf8(output.unwrap().stderr).unwrap();
+            !refused.contains("lock")
+        });
+        let refusal = "Unsupported qcow2 feature(s): unfinished copy, to be made again";
+        assert!(refused.contains(refusal), "{line}: {refused}");
+        if peers_are_installed(&["qemu-img"]) {
+            let output = Command::new("qemu-img")
+                .current_dir(path)
+                .args(["info", "b"])
+                .output();
+            let printed = String::from_utf8(output.unwrap().stderr).unwrap();
+            let words = match line.contains("512") {
+                true => "Unknown incompatible feature: 8000000000000000",
+                false => refusal,
+            };
+            assert!(printed.contains(words), "{line}: {printed}");
+        }
+        run(cowslip()
+            .current_dir(path)
+            .args(words("convert -O qcow2 a.raw b")));
+        run(cowslip().current_dir(path).args(words("compare a.raw b")));
+        std::fs::remove_file(path.join("b")).unwrap();
     }
 }
 

@@ -217,13 +217,19 @@ async fn copy(
         }
         other => CommandError::new(other.to_string()),
     };
+    target.mark_unfinished().await?;
     let plan = Plan::new(sources, options, (job, &|_| {})).await;
     let done = match plan {
         Ok(plan) => plan.run(&target, job).await,
         Err(failure) => Err(failure),
     };
+    let marked = match &done {
+        Ok(_) => target.mark_finished().await,
+        Err(_) => Ok(()),
+    };
     let closed = target.close().await;
     let done = done.map_err(failed)?;
+    marked?;
     closed?;
     files.into_iter().for_each(NewFile::finished);
     Ok(done)

@@ -488,6 +488,10 @@ const WRITERS: &[(&str, &str)] = &[
         "a copy that nothing refers to yet; the root itself goes by `write_root`",
     ),
     (
+        "qcow2/control/unfinished.rs",
+        "a name that nothing depends on; the bit goes by `write_root`",
+    ),
+    (
         "qcow2/commit/writeback.rs",
         "`write_all`; cycles, which write again what they could not; the hint",
     ),

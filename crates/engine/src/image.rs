@@ -31,6 +31,7 @@ mod identity;
 mod options;
 mod snapshots;
 mod stack;
+mod unfinished;
 mod vm_state;
 mod whole_clusters;
 

@@ -43,6 +43,7 @@ mod space;
 mod stack;
 mod stream;
 mod subclusters;
+mod unfinished;
 mod vm_state;
 mod without_lock;
 mod write_statistics;

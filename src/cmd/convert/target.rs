@@ -90,6 +90,7 @@ impl Target {
             drop(files);
             return Err(too_small());
         }
+        image.mark_unfinished().await?;
         Ok(Target { image, files })
     }
 
@@ -117,13 +118,19 @@ impl Target {
         request.args.target_is_zero || self.image.is_zero_when_new()
     }
 
-    /// Closes the target; what is no copy does not stay to be taken for one ([`NewFile`]).
+    /// Closes the target; what is no copy does not stay to be taken for one ([`NewFile`]), nor does
+    /// it if this process is killed.
     pub async fn end(
         self,
         done: Result<Converted, CommandError>,
     ) -> Result<Converted, CommandError> {
+        let marked = match &done {
+            Ok(_) => self.image.mark_finished().await,
+            Err(_) => Ok(()),
+        };
         let closed = self.image.close().await;
         let done = done?;
+        marked?;
         closed?;
         self.files.into_iter().for_each(NewFile::finished);
         Ok(done)

@@ -12,4 +12,5 @@ pub(super) mod preallocate;
 pub(super) mod resize;
 pub mod snapshot;
 pub(super) mod sound;
+pub(super) mod unfinished;
 pub(super) mod vm_state;

@@ -61,6 +61,12 @@ pub mod incompatible {
     pub const COMPRESSION_TYPE: u64 = 1 << 3;
     /// L2 entries are extended: subclusters.
     pub const EXTENDED_L2: u64 = 1 << 4;
+    /// The image is being filled, or the program that filled it was killed
+    /// ([`Image::mark_unfinished`](crate::Image::mark_unfinished)). The specification does not
+    /// assign this bit, so every program refuses the image; ours does, too.
+    pub const UNFINISHED: u64 = 1 << UNFINISHED_BIT;
+    /// The number of [`UNFINISHED`].
+    pub const UNFINISHED_BIT: u8 = 63;
     /// All that is understood.
     pub const KNOWN: u64 = DIRTY | CORRUPT | DATA_FILE | COMPRESSION_TYPE | EXTENDED_L2;
 }
@@ -329,6 +335,11 @@ impl Header {
     /// Returns whether the image is marked corrupt: it must not be written.
     pub fn is_corrupt(&self) -> bool {
         self.incompatible_features & incompatible::CORRUPT != 0
+    }
+
+    /// Returns whether the image is being filled by this process.
+    pub fn is_unfinished(&self) -> bool {
+        self.incompatible_features & incompatible::UNFINISHED != 0
     }
 
     /// Refcount updates may be postponed.

@@ -3,7 +3,7 @@
 //! Written in QEMU's order: backing format, data file, encryption header, feature names, bitmaps,
 //! ours, then the unknown ones in the order in which they were found.
 
-use super::CompressionType;
+use super::{CompressionType, incompatible};
 use crate::policy::AllocPolicy;
 
 const END: u32 = 0;
@@ -20,6 +20,8 @@ pub const PADDING: u32 = 0x434f_5750;
 /// Bytes of an extension before its data: type and length.
 pub(in crate::qcow2) const PREFIX_BYTES: usize = 8;
 const FEATURE_NAME_BYTES: usize = 48;
+/// Words for [`incompatible::UNFINISHED`], which refusals of other programs end with.
+pub(super) const UNFINISHED_NAME: &str = "unfinished copy, to be made again";
 /// New images with clusters of this size or less have no feature name table.
 const FEATURE_NAMES_CLUSTER_BYTES: u64 = 4096;
 /// The longest format name that QEMU reads.
@@ -149,6 +151,16 @@ pub enum FeatureKind {
     Autoclear = 2,
 }
 
+/// The last name of the standard table.
+const LAST_NAME: (FeatureKind, u8, &str) = (FeatureKind::Autoclear, 1, "raw external data");
+
+fn name_entry((kind, bit, name): (FeatureKind, u8, &str)) -> [u8; FEATURE_NAME_BYTES] {
+    let mut entry = [0; FEATURE_NAME_BYTES];
+    entry[..2].copy_from_slice(&[kind as u8, bit]);
+    entry[2..][..name.len()].copy_from_slice(name.as_bytes());
+    entry
+}
+
 /// The feature name table, as it stands in the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeatureNames(Vec<u8>);
@@ -165,16 +177,38 @@ impl FeatureNames {
             (Incompatible, 4, "extended L2 entries"),
             (Compatible, 0, "lazy refcounts"),
             (Autoclear, 0, "bitmaps"),
-            (Autoclear, 1, "raw external data"),
+            LAST_NAME,
         ];
-        let mut table = Vec::with_capacity(names.len() * FEATURE_NAME_BYTES);
-        for (kind, bit, name) in names {
-            let end = table.len() + FEATURE_NAME_BYTES;
-            table.extend_from_slice(&[kind as u8, bit]);
-            table.extend_from_slice(name.as_bytes());
-            table.resize(end, 0);
+        FeatureNames(names.into_iter().flat_map(name_entry).collect())
+    }
+
+    /// Bytes of the last name of the standard table, and of what stands there while an image is
+    /// being filled: a table with one name more would be longer than QEMU's.
+    pub fn last_and_unfinished() -> [[u8; FEATURE_NAME_BYTES]; 2] {
+        let unfinished = (
+            FeatureKind::Incompatible,
+            incompatible::UNFINISHED_BIT,
+            UNFINISHED_NAME,
+        );
+        [LAST_NAME, unfinished].map(name_entry)
+    }
+
+    /// The offset of a name within the header's cluster, whose extensions begin at `start`.
+    pub fn offset_of(name: &[u8; FEATURE_NAME_BYTES], cluster: &[u8], start: usize) -> Option<u64> {
+        let mut at = start;
+        while at + PREFIX_BYTES <= cluster.len() && be32(cluster, at) != END {
+            let len = be32(cluster, at + 4) as usize;
+            let data = at + PREFIX_BYTES;
+            if be32(cluster, at) == FEATURE_NAMES {
+                let names = padded(cluster, data, len.min(cluster.len()));
+                let index = names
+                    .chunks(FEATURE_NAME_BYTES)
+                    .position(|found| found == name)?;
+                return Some((data + index * FEATURE_NAME_BYTES) as u64);
+            }
+            at = data.saturating_add(len.next_multiple_of(8));
         }
-        FeatureNames(table)
+        None
     }
 
     /// A table of these bytes: 48 for each name, as the specification has them.

@@ -125,9 +125,10 @@ fn what_the_specification_forbids_is_refused() {
         (&[(35, &[3])], "encryption method 3"),
         (&[(35, &[2])], "Missing CRYPTO header"),
         (&[(79, &[0x20])], "Unknown incompatible feature: 20"),
+        (&[(72, &[0x80])], "unfinished copy, to be made again"),
         (
-            &[(72, &[0x80])],
-            "Unknown incompatible feature: 8000000000000000",
+            &[(72, &[0x40])],
+            "Unknown incompatible feature: 4000000000000000",
         ),
         (&[(103, &[96])], "header too short"),
         (&[(103, &[108])], "multiple of 8"),

@@ -3,7 +3,9 @@
 //! Texts follow QEMU's where it has one, since scripts compare them.
 
 use super::super::geometry::{CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, CLUSTER_BITS_MIN_EXTENDED};
-use super::extensions::{Extensions, area_end, be32, be64, compression_type, text};
+use super::extensions::{
+    Extensions, UNFINISHED_NAME, area_end, be32, be64, compression_type, text,
+};
 use super::{
     BACKING_NAME_BYTES_MAX, CompressionType, CryptMethod, FeatureKind, HEADER_BYTES_V2,
     HEADER_BYTES_V3_MIN, Header, L1_BYTES_MAX, MAGIC, REFCOUNT_TABLE_BYTES_MAX, SNAPSHOTS_MAX,
@@ -234,6 +236,10 @@ impl<'a> Parser<'a> {
             for bit in (0..64).filter(|bit| unknown >> bit & 1 == 1) {
                 match names.and_then(|names| names.name(FeatureKind::Incompatible, bit)) {
                     Some(name) => named.push(name),
+                    // Small clusters have no room for names.
+                    None if incompatible::UNFINISHED == 1 << bit => {
+                        named.push(UNFINISHED_NAME.to_string());
+                    }
                     None => unnamed |= 1 << bit,
                 }
             }
