@@ -6,6 +6,8 @@
 //! 2. The disk is read, cut and compared with the chunks of those indexes; new chunks are
 //!    compressed and packed, in the order of the disk. Packs are named by their contents, so a
 //!    publication that was interrupted finds those that it has stored, and stores the rest.
+//!    Where it is known what has changed, the rest is taken from an index, after a part of it was
+//!    compared (`proof.rs`).
 //! 3. All packs are there, and were read back. The index is stored.
 //! 4. The name is stored, if nobody has taken its number; else the next number.
 //! 5. The lease is still there. If not, this program stood still for so long that a pruning took it
@@ -22,6 +24,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cowslip_block::disk::Disk;
 use cowslip_block::job::Stage;
+use cowslip_block::random::Random;
 use cowslip_block::{Error, Job, Result, Workers};
 
 use crate::catalog;
@@ -33,12 +36,15 @@ use crate::store::{Store, index_key, session_folder, version_key};
 
 mod assembly;
 mod begin;
+mod proof;
 mod scan;
 mod steps;
 
 use assembly::Assembly;
 pub use begin::PRUNING_MS_MAX;
 use begin::{Begun, begin};
+use proof::prove;
+use steps::Changes;
 
 /// A publication that has not renewed its lease for this long gives up: a pruning may have removed
 /// what it builds upon. Half of the shortest grace time that the command accepts.
@@ -62,7 +68,7 @@ pub struct Request {
     pub name: String,
     /// Versions whose chunks are used, besides those of the newest version of the name.
     pub parents: Vec<Parent>,
-    /// Changes since a parent was published; the rest is not read.
+    /// Changes since a parent was published; of the rest only a drawn part is read, and compared.
     pub changed: Option<Changed>,
     /// Lengths of chunks; `None`: those of the first parent, or the usual ones.
     pub sizes: Option<ChunkSizes>,
@@ -177,7 +183,8 @@ impl Held {
 /// Publishes a disk, which must not change meanwhile.
 ///
 /// # Errors
-/// The disk's, the store's; a parent that is gone; [`Error::Cancelled`]. No name stands for what
+/// The disk's, the store's; a parent that is gone; a disk that differs from it where nothing is said
+/// to have changed, if that is noticed; [`Error::Cancelled`]. No name stands for what
 /// was stored then, and the next publication of the name continues it.
 pub async fn publish(
     source: &dyn Disk,
@@ -199,6 +206,13 @@ pub async fn publish(
     let mut assembly = Assembly::new(store, (session, sizes), request, (parents, present));
     let changed = request.changed.as_ref();
     let changed = since.zip(changed.map(|changed| &changed.ranges[..]));
+    if let Some((number, ranges)) = changed {
+        let known = assembly.known();
+        let base = known.parent(number);
+        let of = (&*base_name(request), &mut random_of(request));
+        prove(source, Changes { base, ranges }, of, (workers, job)).await?;
+        held.renew_if_due(store).await?;
+    }
     let way = (job, &mut held);
     let scanned = scan::scan((source, sizes), changed, &mut assembly, workers, way).await;
     // Uploads that have begun end before anything else is decided.
@@ -239,6 +253,25 @@ pub async fn publish(
         kept_bytes: totals.kept_bytes,
         objects: totals.packs + 2,
     })
+}
+
+/// The version since which changes are known, in words.
+fn base_name(request: &Request) -> String {
+    let since = request.changed.as_ref().map(|changed| changed.since);
+    let base = request.parents.iter().find(|it| Some(it.index) == since);
+    base.map_or_else(
+        || "the version before".to_string(),
+        |base| format!("'{}@{}'", base.name, base.version),
+    )
+}
+
+/// Random numbers that are others in each publication.
+fn random_of(request: &Request) -> Random {
+    let seed = request.random[..8]
+        .iter()
+        .fold(0, |seed, byte| seed << 8 | u64::from(*byte));
+    // 0 has no next number.
+    Random(seed | 1)
 }
 
 fn seconds_now() -> u64 {

@@ -22,7 +22,7 @@ use super::steps::{Changes, Step, Steps};
 /// Bytes of one read.
 const READ_BYTES: u64 = 1 << 20;
 /// Reads in flight.
-const READS: usize = 8;
+pub const READS: usize = 8;
 /// Data of chunks that are hashed and compressed in one unit of work, in bytes.
 const BATCH_BYTES: usize = 1 << 20;
 /// Parts in one unit of work.
@@ -30,10 +30,10 @@ const BATCH_PARTS: usize = 4096;
 /// Units of work in flight.
 const BATCHES: usize = 16;
 /// Extents that are asked for at a time.
-const EXTENTS: usize = 1024;
+pub const EXTENTS: usize = 1024;
 
 /// Blocks of a disk.
-type Blocks = Range<u64>;
+pub type Blocks = Range<u64>;
 
 /// The next part of a disk.
 enum Segment {
@@ -65,7 +65,8 @@ struct Walk<'a> {
     unallocated: VecDeque<Range<u64>>,
 }
 
-const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Length of a block in bytes.
+pub const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl<'a> Walk<'a> {
     fn new(source: &'a dyn Disk, changes: Option<Changes<'a>>) -> Walk<'a> {
@@ -185,7 +186,7 @@ impl<'a> Walk<'a> {
 }
 
 /// Reads blocks of a disk; what is behind its end is zeroes.
-async fn read(source: &dyn Disk, blocks: Blocks, job: &Job) -> Result<(Blocks, Vec<u8>)> {
+pub async fn read(source: &dyn Disk, blocks: Blocks, job: &Job) -> Result<(Blocks, Vec<u8>)> {
     let start = blocks.start * BLOCK;
     let whole = (blocks.end - blocks.start) * BLOCK;
     let there = whole.min(source.size() - start);
