@@ -22,7 +22,7 @@ use cowslip::{Buf, BufMut, Error, Image, IoVec, Job, Result};
 use cowslip_queue::Pending;
 
 use crate::snapshots::{Model, Random, SHAPES, checked_clean, made, open, read};
-use crate::support::crash::{Recorder, each_crash};
+use crate::support::crash::{Op, Recorder, each_crash};
 use crate::support::slow::{HELD, NoFiles, SlowFile};
 use crate::support::{block_on, our_check, peers_are_installed};
 

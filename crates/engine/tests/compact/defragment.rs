@@ -73,6 +73,50 @@ fn scattered_clusters_get_the_order_of_the_guest() {
     }
 }
 
+/// Clusters that hold something: others are holes, if the file is one that makes them.
+fn filled(bytes: &[u8], unit: u64) -> u64 {
+    let clusters = bytes.chunks(unit as usize);
+    let filled = clusters.filter(|cluster| cluster.iter().any(|byte| *byte != 0));
+    filled.count() as u64
+}
+
+#[test]
+fn places_keep_their_space_within_the_budget_until_they_are_filled() {
+    for create_options in shapes() {
+        let unit = create_options.cluster_size;
+        let (start, _) = scattered(&create_options);
+        let first = filled(&start, unit);
+        for budget in [3, 5] {
+            let file = Recorder::new(start.clone());
+            let image = open(file.clone());
+            let options = CompactOptions {
+                budget_bytes: budget * unit,
+                ..ordered(unit)
+            };
+            let done = block_on(image.compact(&options, &Job::default())).unwrap();
+            assert_eq!(order_of(&done).extents, 1);
+            let (mut bytes, mut most, mut holes) = (start.clone(), 0, 0);
+            for op in file.ops() {
+                op.apply(&mut bytes, usize::MAX);
+                if let Op::Write(offset, data) = &op
+                    && data.len() as u64 >= unit
+                    && data.iter().all(|byte| *byte == 0)
+                {
+                    holes += u64::from(*offset < start.len() as u64);
+                }
+                most = most.max(filled(&bytes, unit));
+            }
+            // A block of counts may be one more.
+            assert!(most <= first + budget + 1, "{first}, {most}");
+            assert!(most >= first + budget - 1, "{first}, {most}");
+            let moved = done.moved_bytes / unit;
+            assert!(holes * 4 < moved, "{holes} holes, {moved} moved");
+            // None of it stays.
+            assert!(filled(&bytes, unit) <= first);
+        }
+    }
+}
+
 #[test]
 fn what_is_dead_goes_and_what_is_left_is_in_order() {
     for create_options in shapes() {
@@ -237,6 +281,8 @@ fn a_full_disk_or_a_cancel_at_any_moment_leaves_what_there_was() {
             block_on(image.close()).unwrap();
             checked_clean(&file, "cancelled");
             assert!(file.contents().len() <= start.len() + 4 * unit as usize);
+            let (before, after) = (filled(&start, unit), filled(&file.contents(), unit));
+            assert!(after <= before + 1, "{left}: {before}, {after}");
             match outcome {
                 Ok(_) => break,
                 Err(error) => assert!(matches!(error, Error::Cancelled), "{error}"),

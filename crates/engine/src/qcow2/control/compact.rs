@@ -194,7 +194,9 @@ impl<'a> GivesBack<'a> {
 
 impl Drop for GivesBack<'_> {
     fn drop(&mut self) {
-        self.0.lock().space.gives_back = false;
+        let mut state = self.0.lock();
+        state.space.gives_back = false;
+        state.space.spare(Vec::new());
     }
 }
 
@@ -356,8 +358,11 @@ impl Qcow2 {
             outcome = self.work((options, job), &mut done).await;
         }
         let ended = match &outcome {
-            Err(error) if !matches!(error, Error::Cancelled) && !is_no_space(error) => Ok(()),
             _ if self.is_latched() || !begun => Ok(()),
+            Err(error) if !matches!(error, Error::Cancelled) && !is_no_space(error) => {
+                // Whatever has failed: what was spared is not needed any more.
+                self.punch_free().await
+            }
             _ => self.end_compaction().await,
         };
         drop(gives_back);

@@ -176,12 +176,19 @@ impl Qcow2 {
             return content;
         }
         let zeroes = self.file.capabilities().punches_holes;
+        let spared = self.lock().space.are_spared(free);
         let mut at = 0;
         while at < free.len() {
+            let is_next = |i: &usize| free[at + i].0 == free[at].0 + *i as u64;
             let len = (1..free.len() - at)
-                .take_while(|i| free[at + i].0 == free[at].0 + *i as u64)
+                .take_while(|i| is_next(i) && spared[at + i] == spared[at])
                 .count()
                 + 1;
+            if spared[at] {
+                // They hold what they held.
+                at += len;
+                continue;
+            }
             let start = self.geometry().host_offset(free[at]).0;
             let bytes = (len as u64) << self.geometry().cluster_bits();
             // A discard is advice: where it fails, the space merely stays allocated.

@@ -33,6 +33,9 @@ pub(in crate::qcow2) struct HostSpace {
     /// The file is being compacted: the space of freed clusters goes back to the host, whatever is
     /// done with discards.
     pub(in crate::qcow2) gives_back: bool,
+    /// Clusters that keep their space when they are freed even so, in order: something is about to
+    /// be moved there.
+    spared: Vec<HostCluster>,
 }
 
 impl HostSpace {
@@ -51,7 +54,20 @@ impl HostSpace {
             claimed_at_open: 0,
             low_water: 0,
             gives_back: false,
+            spared: Vec::new(),
         }
+    }
+
+    /// These clusters, in order, keep their space when they are freed, and no others.
+    pub fn spare(&mut self, clusters: Vec<HostCluster>) {
+        debug_assert!(clusters.is_sorted());
+        self.spared = clusters;
+    }
+
+    /// Returns which of these clusters keep their space when they are freed.
+    pub(super) fn are_spared(&self, freed: &[HostCluster]) -> Vec<bool> {
+        let is_spared = |cluster| self.spared.binary_search(cluster).is_ok();
+        freed.iter().map(is_spared).collect()
     }
 
     /// The file has this many clusters at open.

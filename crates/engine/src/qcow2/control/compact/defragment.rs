@@ -78,7 +78,7 @@ impl Qcow2 {
         let batch = self.clusters_at_a_time(options);
         let places = self.places(survey, (is_left, job)).await?;
         let added = places.clusters() / super::order::SLACK_FRACTION + batch;
-        let order = Order::of(survey, places, added);
+        let order = Order::of(survey, places, added).sparing(self.clusters_spared(options));
         let (extents, perfect) = order.runs();
         let forecast = order.forecast(&survey.kinds, batch);
         survey.kinds = forecast.kinds;
@@ -133,6 +133,7 @@ impl Qcow2 {
                     while let Some(window) = round.order.next_window(round.batch) {
                         self.move_window(&window, &mut round, (job, done)).await?;
                     }
+                    self.punch_places(&round.order.spared()).await?;
                     left
                 }
             };
@@ -156,12 +157,13 @@ impl Qcow2 {
         let free = survey.kinds.iter().filter(|kind| kind.is_room()).count() as u64;
         let wanted = places.clusters() / super::order::SLACK_FRACTION + batch;
         let added = wanted.saturating_sub(free);
-        let mut order = Order::of(&survey, places, added);
+        let spared = self.clusters_spared(options);
+        let mut order = Order::of(&survey, places, added).sparing(spared);
         if added > 0 && order.todo() != Todo::Nothing {
             self.add_free(added).await?;
             survey = self.survey(job).await?;
             let places = self.places(&survey, (&|_| true, job)).await?;
-            order = Order::of(&survey, places, 0);
+            order = Order::of(&survey, places, 0).sparing(spared);
         }
         let (mut words, mut others) = (Words::new(), Vec::new());
         if order.moves_any_shared() {
@@ -183,6 +185,11 @@ impl Qcow2 {
             batch,
             without_gaps: options.subclusters,
         })
+    }
+
+    /// Clusters of space that places without one may keep, at most.
+    fn clusters_spared(&self, options: &CompactOptions) -> u64 {
+        (options.budget_bytes >> self.geometry().cluster_bits()).max(1)
     }
 
     /// Has the file grow by free clusters, if there is space.
@@ -295,9 +302,29 @@ impl Qcow2 {
         self.move_step(&window.placed, round, (job, done)).await
     }
 
-    /// Moves clusters, and gives their places up.
+    /// Moves clusters, and gives their places up. Those that are spared keep their space.
     #[boxed]
     async fn move_step(
+        &self,
+        step: &Step,
+        round: &mut Round,
+        (job, done): (&Job, &mut Compaction),
+    ) -> Result<()> {
+        self.punch_places(&step.released).await?;
+        let before = done.moved_bytes;
+        self.lock().space.spare(step.spared.clone());
+        let moved = self.move_clusters(step, round, (job, done)).await;
+        self.lock().space.spare(Vec::new());
+        moved?;
+        let moved = (done.moved_bytes - before) >> self.geometry().cluster_bits();
+        match moved < step.clusters() {
+            // What has stayed where it is leaves places with space that nothing was to have.
+            true => self.punch_places(&step.destinations()).await,
+            false => Ok(()),
+        }
+    }
+
+    async fn move_clusters(
         &self,
         step: &Step,
         round: &mut Round,

@@ -3,6 +3,7 @@
 
 use cowslip_boxed::boxed;
 use cowslip_queue::yield_now;
+use std::ops::Range;
 
 use crate::Result;
 use crate::job::{Job, Stage};
@@ -66,7 +67,7 @@ impl Qcow2 {
 
     /// Makes all that is free a hole, whatever is done with discards, some of it at a time.
     #[boxed]
-    async fn punch_free(&self) -> Result<()> {
+    pub(super) async fn punch_free(&self) -> Result<()> {
         if !self.file.capabilities().punches_holes {
             return Ok(());
         }
@@ -78,9 +79,37 @@ impl Qcow2 {
         while let Some(at) = next {
             {
                 let _counts = self.turn.take().await;
-                next = self.latch_if_cancelled(self.punch_some(at)).await?;
+                let some = self.punch_some(at..u64::MAX);
+                next = self.latch_if_cancelled(some).await?;
             }
             yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Makes those of these clusters holes that are free, some of them at a time.
+    #[boxed]
+    pub(super) async fn punch_places(&self, places: &[HostCluster]) -> Result<()> {
+        if !self.file.capabilities().punches_holes {
+            return Ok(());
+        }
+        for some in places.chunks(PUNCHED_RUNS) {
+            {
+                let _counts = self.turn.take().await;
+                self.latch_if_cancelled(self.punch_free_of(some)).await?;
+            }
+            yield_now().await;
+        }
+        Ok(())
+    }
+
+    async fn punch_free_of(&self, places: &[HostCluster]) -> Result<()> {
+        for run in places.chunk_by(|one, other| one.plus(1) == *other) {
+            let mut next = Some(run[0].0);
+            let end = run[0].0 + run.len() as u64;
+            while let Some(at) = next {
+                next = self.punch_some(at..end).await?;
+            }
         }
         Ok(())
     }
@@ -100,20 +129,21 @@ impl Qcow2 {
         }
     }
 
-    /// Makes some of what is free from a cluster on a hole, in the turn; where the rest begins, if
-    /// there is any. No request takes it meanwhile.
-    async fn punch_some(&self, from: u64) -> Result<Option<u64>> {
+    /// Makes some of what is free in a range a hole, in the turn; where the rest begins, if there
+    /// is any. No request takes it meanwhile.
+    async fn punch_some(&self, range: Range<u64>) -> Result<Option<u64>> {
         let bits = self.geometry().cluster_bits();
         let most = (PUNCHED_BYTES >> bits).max(1);
-        let (mut at, mut left) = (from, most);
+        let (mut at, mut left) = (range.start, most);
         for _ in 0..PUNCHED_RUNS {
             let (start, len, content) = {
                 let mut state = self.lock();
                 self.unlatched(&state)?;
-                let Some((start, len, content)) = state.space.free.run_from(at) else {
+                let run = state.space.free.run_from(at);
+                let Some((start, len, content)) = run.filter(|run| run.0 < range.end) else {
                     return Ok(None);
                 };
-                let len = len.min(left);
+                let len = len.min(left).min(range.end - start);
                 state.space.free.remove(start..start + len);
                 (start, len, content)
             };
@@ -151,9 +181,8 @@ impl Qcow2 {
             }
             // A discard is advice: where it fails, the space merely stays allocated.
             let punched = self.file.discard(offset, bytes).await;
-            let whole = |punched: &std::ops::Range<u64>| {
-                punched.start <= offset && offset + bytes <= punched.end
-            };
+            let whole =
+                |punched: &Range<u64>| punched.start <= offset && offset + bytes <= punched.end;
             is_zero &= punched.as_ref().is_ok_and(whole);
         }
         is_zero

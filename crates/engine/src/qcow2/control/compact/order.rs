@@ -14,6 +14,9 @@
 //! window goes to its own home if that is free, or to the highest free place, then the clusters of
 //! the window go home: about 1.5 to 2 moves for each that is not at home, and what is done is in
 //! order whenever it ends.
+//!
+//! A place that is left, and that is the home of a cluster that moves later, is *spared*: it keeps
+//! its space on the host, so that it is not allocated once more, elsewhere (`spared.rs`).
 
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -24,8 +27,10 @@ use super::units::moves_later;
 use crate::qcow2::geometry::{Geometry, GuestCluster, HostCluster};
 
 mod homes;
+mod spared;
 
 use homes::{Homes, homes};
+use spared::Spared;
 
 /// The part of the places of the data that stays free, at most, so that fewer clusters move.
 pub const SLACK_FRACTION: u64 = 64;
@@ -79,6 +84,10 @@ pub struct Step {
     pub moves: Vec<Move>,
     /// Those that snapshots share: where each is, and where it goes.
     pub shared: Vec<(HostCluster, HostCluster)>,
+    /// Places without a cluster whose space goes back to the host before, in order.
+    pub released: Vec<HostCluster>,
+    /// Places that are left and that keep their space, in order.
+    pub spared: Vec<HostCluster>,
 }
 
 impl Step {
@@ -86,6 +95,15 @@ impl Step {
     pub fn clusters(&self) -> u64 {
         let moves = self.moves.iter().map(|run| run.clusters);
         moves.sum::<u64>() + self.shared.len() as u64
+    }
+
+    /// Where they go, in order.
+    pub fn destinations(&self) -> Vec<HostCluster> {
+        let moves = self.moves.iter();
+        let own = moves.flat_map(|run| (0..run.clusters).map(|at| run.to.plus(at)));
+        let mut all: Vec<_> = own.chain(self.shared.iter().map(|&(_, to)| to)).collect();
+        all.sort_unstable();
+        all
     }
 }
 
@@ -290,8 +308,9 @@ pub struct Order {
     homes: Vec<u32>,
     /// Where the next window begins.
     at: usize,
-    /// Free places, and perhaps some that are not any more.
+    /// Free places that are not spared, and perhaps some that are not any more.
     heap: BinaryHeap<u32>,
+    spared: Spared,
     free: u64,
     runs: u64,
     perfect: u64,
@@ -327,9 +346,25 @@ impl Order {
             homes,
             at: 0,
             heap,
+            spared: Spared::default(),
             runs,
             perfect,
         }
+    }
+
+    /// Has places without a cluster keep their space, at most so many clusters of it, with what the
+    /// clusters of a step take beside it. A window is no larger.
+    #[must_use]
+    pub fn sparing(self, most: u64) -> Order {
+        Order {
+            spared: Spared::at_most(most),
+            ..self
+        }
+    }
+
+    /// Places without a cluster that keep their space, in order.
+    pub fn spared(&self) -> Vec<HostCluster> {
+        self.spared.all().collect()
     }
 
     /// The next thing to be done.
@@ -397,23 +432,34 @@ impl Order {
         self.runs += begun(&self.layout);
     }
 
-    /// Moves a cluster: its old place is to be freed when all others of the step are under way.
-    fn take(&mut self, k: u32, to: u32, each: &mut Vec<(u32, u32, u32)>) {
+    /// Moves a cluster: its old place is to be freed when all others of the step are under way. If
+    /// there is too little space, what is spared from `end` on gives some back.
+    fn take(&mut self, (k, to): (u32, u32), end: u32, each: &mut Vec<(u32, u32, u32)>) {
         let from = self.layout.places[k as usize];
         debug_assert_eq!(self.layout.cells[to as usize], Cell::Free);
         self.layout.cells[to as usize] = Cell::Disk;
         self.layout.owners[to as usize] = k;
+        self.spared.fill(to, end);
         self.set_place(k as usize, to);
         each.push((k, from, to));
     }
 
-    /// The step of these moves; the places that they leave are free.
-    fn step(&mut self, mut each: Vec<(u32, u32, u32)>) -> Step {
+    /// The step of these moves; the places that they leave are free. Those that are homes from one
+    /// on are filled later.
+    fn step(&mut self, mut each: Vec<(u32, u32, u32)>, filled_from: u32) -> Step {
+        let mut spared = Vec::new();
         for &(_, from, _) in &each {
             self.layout.cells[from as usize] = Cell::Free;
             self.layout.owners[from as usize] = NONE;
-            self.heap.push(from);
+            let is_filled = from >= filled_from && self.homes.binary_search(&from).is_ok();
+            match is_filled && self.spared.spare(from) {
+                true => spared.push(HostCluster(u64::from(from))),
+                false => self.heap.push(from),
+            }
         }
+        spared.sort_unstable();
+        let released = self.spared.end_step();
+        self.heap.extend(&released);
         each.sort_unstable();
         let place = |at: u32| HostCluster(u64::from(at));
         let (shared, own): (Vec<_>, Vec<_>) = each
@@ -429,16 +475,28 @@ impl Order {
                 .iter()
                 .map(|&(_, from, to)| (place(from), place(to)))
                 .collect(),
+            released: released.into_iter().map(place).collect(),
+            spared,
         }
     }
 
-    /// The highest free place that is not within a range; those that are there are noted.
+    /// The highest free place that is not within a range; those that are there are noted. One that
+    /// is spared, if others would take too much space.
     fn highest_free(&mut self, but: &Range<u32>, within: &mut Vec<u32>) -> Option<u32> {
+        let spared = self.spared.highest(but);
+        if self.spared.is_full() && spared.is_some() {
+            return spared;
+        }
         loop {
             match self.heap.pop() {
                 Some(at) if self.layout.cells[at as usize] != Cell::Free => {}
+                Some(at) if self.spared.has(at) => {}
                 Some(at) if but.contains(&at) => within.push(at),
-                other => return other,
+                Some(at) if spared.is_some_and(|spared| at < spared) => {
+                    self.heap.push(at);
+                    return spared;
+                }
+                other => return other.or(spared),
             }
         }
     }
@@ -471,19 +529,22 @@ impl Order {
                 _ => self.highest_free(&range, &mut within),
             };
             if let Some(to) = to {
-                self.take(owner, to, &mut each);
+                self.take((owner, to), range.end, &mut each);
             }
         }
         self.heap.extend(within);
-        let evicted = self.step(each);
+        let evicted = self.step(each, range.start);
+        let is_free = |order: &Order, k: u32| {
+            let to = home(order, k);
+            order.layout.cells[to as usize] == Cell::Free
+        };
         let mut each = Vec::new();
         for &k in &window {
-            let to = home(self, k);
-            if self.layout.cells[to as usize] == Cell::Free {
-                self.take(k, to, &mut each);
+            if is_free(self, k) {
+                self.take((k, home(self, k)), range.end, &mut each);
             }
         }
-        let placed = self.step(each);
+        let placed = self.step(each, range.end);
         Some(Window { evicted, placed })
     }
 
@@ -499,10 +560,10 @@ impl Order {
             let Some(to) = self.highest_free(&range, &mut within) else {
                 break;
             };
-            self.take(self.layout.owners[at], to, &mut each);
+            self.take((self.layout.owners[at], to), NONE, &mut each);
         }
         self.heap.extend(within);
-        let step = self.step(each);
+        let step = self.step(each, NONE);
         (step.clusters() > 0).then_some(step)
     }
 
@@ -519,7 +580,11 @@ impl Order {
             let (layout, others, left) = self.layout.cleared(front);
             forecast.moved = left + others.len() as u64;
             forecast.others = others;
-            self = Order::by(layout, self.shared);
+            let spared = self.spared;
+            self = Order {
+                spared,
+                ..Order::by(layout, self.shared)
+            };
         }
         forecast.end = self.end();
         while let Some(window) = self.next_window(most) {

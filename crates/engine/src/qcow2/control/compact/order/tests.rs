@@ -1,5 +1,7 @@
 //! The order on random files: each move beside a naive file, its end beside what was wanted.
 
+use std::collections::BTreeSet;
+
 use super::super::survey::Runs;
 use super::*;
 
@@ -27,9 +29,25 @@ impl Random {
 struct Naive {
     kinds: Vec<Kind>,
     guests: Vec<Option<u64>>,
+    /// Free clusters that have space on the host.
+    spared: BTreeSet<u64>,
+    /// The most that these and what was filled beside them have been.
+    peak: usize,
+    /// Places that were filled when they had no space.
+    allocated: Vec<u64>,
 }
 
 impl Naive {
+    fn new(kinds: Vec<Kind>, guests: Vec<Option<u64>>) -> Naive {
+        Naive {
+            kinds,
+            guests,
+            spared: BTreeSet::new(),
+            peak: 0,
+            allocated: Vec::new(),
+        }
+    }
+
     fn survey(&self) -> Survey {
         Survey {
             geometry: Geometry::new(12, 4, false).unwrap(),
@@ -76,6 +94,14 @@ impl Naive {
 
     /// Moves the clusters of a step: to places that were free before it.
     fn apply(&mut self, step: &Step) {
+        for place in &step.released {
+            assert!(self.spared.remove(&place.0), "it has space");
+        }
+        let space_before = self.spared.len();
+        let mut without = step.destinations();
+        without.retain(|to| !self.spared.remove(&to.0));
+        self.allocated.extend(without.iter().map(|to| to.0));
+        self.peak = self.peak.max(space_before + without.len());
         let before = self.clone();
         let own = step.moves.iter().flat_map(|run| {
             (0..run.clusters).map(|n| {
@@ -95,6 +121,11 @@ impl Naive {
             self.kinds[from] = Kind::Free;
             self.guests[from] = None;
         }
+        for place in &step.spared {
+            let at = place.0 as usize;
+            assert!(self.kinds[at] == Kind::Free && before.kinds[at] != Kind::Free);
+            assert!(self.spared.insert(place.0));
+        }
     }
 
     /// Does all windows; how many clusters have moved.
@@ -107,6 +138,8 @@ impl Naive {
             moved += window.evicted.clusters() + window.placed.clusters();
             assert_eq!(order.runs(), self.runs());
         }
+        let left: BTreeSet<u64> = order.spared().iter().map(|place| place.0).collect();
+        assert_eq!(left, self.spared);
         moved
     }
 
@@ -139,10 +172,7 @@ fn random_file(random: &mut Random) -> Naive {
     let others = [1, 4, 40, 1000][random.below(4) as usize];
     let free = [2, 20, 1000][random.below(3) as usize];
     let shared = [2, 1000][random.below(2) as usize];
-    let mut file = Naive {
-        kinds: vec![Kind::Fixed],
-        guests: vec![None],
-    };
+    let mut file = Naive::new(vec![Kind::Fixed], vec![None]);
     for guest in guests {
         while random.below(others + 1) == 0 {
             let kinds = [
@@ -180,7 +210,8 @@ fn clusters_go_home_over_nothing_and_no_run_is_forgotten() {
         let added = order.slack() + most;
         let before = file.clone();
         file.grow(added);
-        order = file.order(0);
+        let spared = most + random.below(2) * random.below(100);
+        order = file.order(0).sparing(spared);
         match order.todo() {
             Todo::Nothing => assert!(order.next_window(most).is_none(), "{seed}"),
             Todo::Clear(front) => {
@@ -198,12 +229,14 @@ fn clusters_go_home_over_nothing_and_no_run_is_forgotten() {
                 let expected = order.layout.runs(&order.homes);
                 let end = order.end();
                 let moved = file.arrange(&mut order, most);
+                assert!(file.peak as u64 <= spared, "{seed}: {}", file.peak);
                 let (runs, perfect) = file.runs();
                 let is_close = is_close(runs, perfect);
                 assert!(is_close || runs == expected, "{seed}: {runs}, {expected}");
                 assert!(file.guests[end as usize..].iter().all(Option::is_none) || is_close);
                 assert!(file.holes() as u64 <= order.slack(), "{seed}");
-                let forecast = before.order(added).forecast(&before.kinds, most);
+                let forecast = before.order(added).sparing(spared);
+                let forecast = forecast.forecast(&before.kinds, most);
                 assert_eq!((forecast.runs, forecast.moved), (runs, moved), "{seed}");
                 assert_eq!(forecast.kinds, file.kinds, "{seed}");
                 // There is nothing left to do.
@@ -220,15 +253,17 @@ fn a_shuffled_disk_moves_twice_at_most_and_is_perfect() {
     let mut guests: Vec<u64> = (0..4096).collect();
     random.shuffle(&mut guests);
     for most in [64, 256, 1024] {
-        let mut file = Naive {
-            kinds: vec![Kind::Data; 4096],
-            guests: guests.iter().copied().map(Some).collect(),
-        };
+        let guests = guests.iter().copied().map(Some).collect();
+        let mut file = Naive::new(vec![Kind::Data; 4096], guests);
         file.grow(most + 64);
-        let mut order = file.order(0);
+        let mut order = file.order(0).sparing(most);
         let moved = file.arrange(&mut order, most);
         assert_eq!(file.runs(), (1, 1));
         assert!(moved <= 2 * 4096, "{moved}");
+        assert!(file.peak as u64 <= most);
+        // What has space has it where it has always been.
+        let first = file.allocated.iter().min();
+        assert!(first >= Some(&4096), "{first:?}");
     }
 }
 
@@ -239,10 +274,7 @@ fn few_clusters_move_where_few_are_out_of_order() {
     guests[500] = Some(10_000);
     // Two that are exchanged, and a hole.
     guests.swap(4000, 7000);
-    let mut file = Naive {
-        kinds: vec![Kind::Data; 10_000],
-        guests,
-    };
+    let mut file = Naive::new(vec![Kind::Data; 10_000], guests);
     file.guests[9000] = None;
     file.kinds[9000] = Kind::Free;
     file.grow(1000);
@@ -267,10 +299,8 @@ fn what_is_near_enough_stays_and_tables_in_the_way_go_before() {
         Kind::Data => next.next(),
         _ => None,
     });
-    let file = Naive {
-        guests: guests.collect(),
-        kinds,
-    };
+    let guests = guests.collect();
+    let file = Naive::new(kinds, guests);
     let order = file.order(20);
     assert_eq!(order.runs(), (10, 1));
     let front = Front {
@@ -289,10 +319,8 @@ fn what_is_near_enough_stays_and_tables_in_the_way_go_before() {
     }
     assert_eq!(fixed.order(20).todo(), Todo::Nothing);
     // Six instead of five parts: near enough.
-    let mut close = Naive {
-        kinds: vec![Kind::Data; 60],
-        guests: (0..60).map(|at| Some(at + at / 12 * 5)).collect(),
-    };
+    let guests = (0..60).map(|at| Some(at + at / 12 * 5)).collect();
+    let mut close = Naive::new(vec![Kind::Data; 60], guests);
     close.guests[54..].rotate_left(3);
     let (runs, perfect) = close.runs();
     assert_eq!((runs, perfect), (7, 5));
@@ -301,13 +329,6 @@ fn what_is_near_enough_stays_and_tables_in_the_way_go_before() {
     close.guests[0..12].rotate_left(6);
     assert_eq!(close.runs(), (6, 5));
     assert_eq!(close.order(20).todo(), Todo::Nothing);
-    assert_eq!(
-        Naive {
-            kinds: vec![],
-            guests: vec![]
-        }
-        .order(3)
-        .todo(),
-        Todo::Nothing
-    );
+    let empty = Naive::new(Vec::new(), Vec::new());
+    assert_eq!(empty.order(3).todo(), Todo::Nothing);
 }
