@@ -183,9 +183,9 @@ impl Held {
 /// Publishes a disk, which must not change meanwhile.
 ///
 /// # Errors
-/// The disk's, the store's; a parent that is gone; a disk that differs from it where nothing is said
-/// to have changed, if that is noticed; [`Error::Cancelled`]. No name stands for what
-/// was stored then, and the next publication of the name continues it.
+/// The disk's, the store's; a parent that is gone; a disk that differs from it where nothing is
+/// said to have changed, if that is noticed; [`Error::Cancelled`]. No name stands for what was
+/// stored then, and the next publication of the name continues it.
 pub async fn publish(
     source: &dyn Disk,
     store: &Store,

@@ -5,13 +5,13 @@
 //! disk that never was. So of what is taken from the parent unread
 //!
 //! - all extents are asked for. Where the disk stores something and the parent has zeroes, it is
-//!   read, and so is a chunk where the disk has zeroes: [`SUSPECTS_MAX`] of such pieces, drawn where
-//!   there are more;
+//!   read, and so is a chunk where the disk has zeroes: [`SUSPECTS_MAX`] of such pieces, drawn
+//!   where there are more;
 //! - chunks are drawn, as many as [`chunks_drawn`] says, each as likely as any other, or all where
 //!   there are no more, and read and compared with their digests.
 //!
-//! Of `k` chunks that are not read, with `d` others than they should be, `n` that are drawn find one
-//! with a probability of `1 - (1 - d/k)^n` at least.
+//! Of `k` chunks that are not read, with `d` others than they should be, `n` that are drawn find
+//! one with a probability of `1 - (1 - d/k)^n` at least.
 
 use std::collections::VecDeque;
 use std::ops::Range;

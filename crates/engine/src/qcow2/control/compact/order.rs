@@ -352,7 +352,7 @@ impl Order {
         }
     }
 
-    /// Has places without a cluster keep their space, at most so many clusters of it, with what the
+    /// Has places without a cluster keep their space, this many clusters at most, with what the
     /// clusters of a step take beside it. A window is no larger.
     #[must_use]
     pub fn sparing(self, most: u64) -> Order {
