@@ -70,8 +70,17 @@ impl Statistics {
             true => Statistics::of_json(text),
             false => Statistics::of_metrics(text),
         };
-        let statistics = statistics.filter(|it| !it.nodes.is_empty());
+        let counted = |it: &Statistics| !it.nodes.is_empty();
+        let statistics = statistics.filter(counted);
+        // A log of a server: its last report counts.
+        let reported = || text.lines().rev().find_map(Statistics::of_line);
+        let statistics = statistics.or_else(|| reported().filter(counted));
         statistics.ok_or(StatisticsError::NotStatistics)
+    }
+
+    /// The report in a line of a log, behind the name of the program, and perhaps a time.
+    fn of_line(line: &str) -> Option<Statistics> {
+        Statistics::of_json(&line[line.find('{')?..])
     }
 
     fn node(&mut self, name: &str) -> Option<&mut Node> {
@@ -122,7 +131,6 @@ impl Statistics {
     }
 
     fn of_json(text: &str) -> Option<Statistics> {
-        // A server writes its report behind its name, one object a line.
         let value: Value = serde_json::from_str(text).ok()?;
         let mut statistics = Statistics::default();
         let count = |of: &Value, name: &str| of.get(name).and_then(Value::as_u64);

@@ -124,6 +124,11 @@ fn statistics_of_blocks_and_of_a_server_are_workloads() {
     let server = r#"{"cache":{"budget-bytes":33554432,"used-bytes":100,"hits":90,"misses":10}}"#;
     let workload = Statistics::parse(server).unwrap().workload(None).unwrap();
     assert_eq!(workload.cache, Some((90, 10)));
+    // A log, as the server prints it, or the system's journal.
+    let earlier = server.replace("90", "5");
+    let log = format!("cowslip: {earlier}\nNov 27 03:00 h cowslip[12]: cowslip: {server}\nend\n");
+    let workload = Statistics::parse(&log).unwrap().workload(None).unwrap();
+    assert_eq!(workload.cache, Some((90, 10)));
 }
 
 #[test]
