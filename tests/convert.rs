@@ -6,9 +6,10 @@
 //! words.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use crate::support::golden::{self, copy_files, mapped, said, words};
 use crate::support::rng::Rng;
@@ -533,6 +534,17 @@ fn what_cannot_be_read_is_salvaged_or_told() {
     assert!(!dir.join("bad").exists(), "half a copy is left");
 }
 
+/// Starts a command that reports its progress as JSON, and waits until it copies.
+fn copying(dir: &Path, line: &str) -> Child {
+    let mut command = cowslip();
+    let command = command.current_dir(dir).args(words(line));
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let reports = BufReader::new(child.stderr.as_mut().unwrap()).lines();
+    let begins = |report: std::io::Result<String>| report.unwrap().contains("\"stage\":\"copy\"");
+    assert!(reports.into_iter().any(begins), "{line} has ended");
+    child
+}
+
 #[test]
 fn interrupted_conversions_leave_no_half_image() {
     let dir = scratch();
@@ -550,29 +562,8 @@ fn interrupted_conversions_leave_no_half_image() {
         if was_there {
             std::fs::write(&target, vec![3; 100_000]).unwrap();
         }
-        let mut child = cowslip()
-            .current_dir(path)
-            .args([
-                "convert",
-                "--progress=json",
-                "-r",
-                "1M",
-                "-O",
-                format,
-                "a.raw",
-                "b",
-            ])
-            .stderr(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        // It has begun when it prints something.
-        let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("\"stage\":\"copy\"") {
-            line.clear();
-            let read = std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
-            assert!(read > 0, "it ended without telling anything");
-        }
+        let line = format!("convert --progress=json -r 1M -O {format} a.raw b");
+        let mut child = copying(path, &line);
         let pid = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         let status = child.wait().unwrap();
@@ -600,19 +591,7 @@ fn targets_of_killed_programs_are_refused_until_they_are_made_again() {
         "convert --progress=json -r 1M -t none -O qcow2 a.raw b",
         "dd --progress=json --rate-limit 1M -f raw -O qcow2 if=a.raw of=b",
     ] {
-        let mut child = cowslip()
-            .current_dir(path)
-            .args(words(line))
-            .stderr(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
-        let mut printed = String::new();
-        while !printed.contains("\"stage\":\"copy\"") {
-            printed.clear();
-            let read = std::io::BufRead::read_line(&mut stderr, &mut printed).unwrap();
-            assert!(read > 0, "{line} has ended");
-        }
+        let mut child = copying(path, line);
         child.kill().unwrap();
         child.wait().unwrap();
         // An io_uring of a killed process holds its files for some milliseconds.
