@@ -510,3 +510,24 @@ fn a_table_of_more_than_64_mib_is_refused() {
         assert_eq!(status, Some(1));
     }
 }
+
+#[test]
+fn dates_are_those_of_the_time_zone() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    for line in ["create -q -f qcow2 a.qcow2 1M", "snapshot -c one a.qcow2"] {
+        let mut program = Command::new("qemu-img");
+        run(program.current_dir(dir.path()).args(words(line)));
+    }
+    // Rules, a name of the system's files if it has them, and nonsense.
+    for zone in ["XYZ-5:30", "America/St_Johns", "UTC", "", "no/such"] {
+        let listed = |mut program: Command| {
+            let line = words("snapshot -l a.qcow2");
+            run(program.current_dir(dir.path()).env("TZ", zone).args(line))
+        };
+        let (ours, theirs) = (listed(golden::ours()), listed(Command::new("qemu-img")));
+        assert_eq!(ours, theirs, "TZ={zone}");
+    }
+}

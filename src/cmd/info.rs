@@ -263,7 +263,7 @@ pub fn snapshot_lines(snapshots: &[SnapshotInfo]) -> Vec<String> {
             &snapshot.id,
             &snapshot.name,
             &size::human(snapshot.vm_state_size),
-            &time::date_and_time(u64::from(snapshot.date_sec)),
+            &time::local_date_and_time(u64::from(snapshot.date_sec)),
             &clock,
             &snapshot.icount.map_or(String::new(), |n| n.to_string()),
         ]));

@@ -31,7 +31,7 @@ use crate::open::{
 use crate::options;
 use crate::output::{DoneArgs, Program, print, print_json, usage_error};
 use crate::size;
-use crate::time::date_and_time;
+use crate::time::local_date_and_time;
 
 mod plain;
 
@@ -411,7 +411,7 @@ fn list(args: &Args, root: &str) -> Result<(), CommandError> {
                 size::human(record.disk_bytes),
                 size::human(record.stored_bytes),
                 size::human(record.new_bytes),
-                date_and_time(record.published),
+                local_date_and_time(record.published),
                 pinned(root, record),
             ));
         }

@@ -1,38 +1,36 @@
-//! Dates for people, in UTC: the machine's time zone is not used.
+//! Dates for people.
 
-const DAY_SECONDS: u64 = 86400;
-/// Days from 0000-03-01 to 1970-01-01.
-const EPOCH_DAYS: u64 = 719_468;
-/// Days of 400 years.
-const ERA_DAYS: u64 = 146_097;
+use chrono::{DateTime, Local, TimeZone, Utc};
 
-/// Formats seconds since 1970 as `2026-11-21 21:18:45`.
+/// Formats seconds since 1970 in the machine's time zone (`TZ`, else that of the system), as
+/// `2026-11-21 21:18:45`: for what people have done, as in `ls -l`.
+pub fn local_date_and_time(seconds: u64) -> String {
+    formatted(&Local, seconds)
+}
+
+/// Formats seconds since 1970 in UTC, as `2026-11-21 21:18:45`: for logs, which are compared with
+/// those of other machines.
 pub fn date_and_time(seconds: u64) -> String {
-    let (days, second) = (seconds / DAY_SECONDS, seconds % DAY_SECONDS);
-    // Years begin in March here, so that the leap day is the last of its year.
-    let days = days + EPOCH_DAYS;
-    let (era, day_of_era) = (days / ERA_DAYS, days % ERA_DAYS);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let march_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 {
-        march_month + 3
-    } else {
-        march_month - 9
-    };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}",
-        second / 3600,
-        second / 60 % 60,
-        second % 60
-    )
+    formatted(&Utc, seconds)
+}
+
+fn formatted<Z: TimeZone>(zone: &Z, seconds: u64) -> String {
+    let date = i64::try_from(seconds).ok();
+    let date = date.and_then(|seconds| DateTime::from_timestamp(seconds, 0));
+    match date {
+        Some(date) => {
+            let date = date.with_timezone(zone).naive_local();
+            date.format("%Y-%m-%d %H:%M:%S").to_string()
+        }
+        // From a file that says anything: no year has so long a number.
+        None => format!("{seconds} s after 1970"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use chrono::FixedOffset;
+
     use super::*;
 
     #[test]
@@ -44,9 +42,19 @@ mod tests {
             (951_868_800, "2000-03-01 00:00:00"),
             (1_795_295_925, "2026-11-21 21:18:45"),
             (4_294_967_295, "2106-02-07 06:28:15"),
+            (u64::MAX, "18446744073709551615 s after 1970"),
         ];
         for (seconds, expected) in cases {
             assert_eq!(date_and_time(seconds), expected);
         }
+    }
+
+    #[test]
+    fn a_zone_moves_the_clock() {
+        let zone = FixedOffset::east_opt(5 * 3600 + 1800).unwrap();
+        assert_eq!(formatted(&zone, 951_868_799), "2000-03-01 05:29:59");
+        let shown = DateTime::from_timestamp(951_868_799, 0).unwrap();
+        let shown = shown.with_timezone(&Local).format("%F %T").to_string();
+        assert_eq!(local_date_and_time(951_868_799), shown);
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::tables::printable;
 use crate::output;
-use crate::time::date_and_time;
+use crate::time::local_date_and_time;
 
 /// Prints events until the connection ends; those of these names, or all.
 ///
@@ -47,7 +47,7 @@ fn json_line(event: &Received) -> String {
 }
 
 fn line(event: &Received) -> String {
-    let time = date_and_time(event.time.as_secs());
+    let time = local_date_and_time(event.time.as_secs());
     let mut line = format!("{time}.{:03} {}", event.time.subsec_millis(), event.name);
     for (name, value) in &event.data {
         let value = match value {
