@@ -62,6 +62,7 @@ mod preallocation_jobs;
 mod private_files;
 mod publish;
 mod publish_plain;
+mod publish_track;
 mod qemu_nbd_lines;
 mod record;
 mod remote_guest;

@@ -14,16 +14,16 @@ use crate::support::golden::words;
 use crate::support::rng::Rng;
 use crate::support::{cowslip, outcome, run, scratch};
 
-fn line(dir: &Path, line: &str) -> String {
+pub fn line(dir: &Path, line: &str) -> String {
     run(cowslip().current_dir(dir).args(words(line)))
 }
 
-fn json(dir: &Path, text: &str) -> Value {
+pub fn json(dir: &Path, text: &str) -> Value {
     serde_json::from_str(&line(dir, text)).unwrap()
 }
 
 /// Runs a line that has to fail with exit code 1. Returns its complaint.
-fn refused(dir: &Path, line: &str) -> String {
+pub fn refused(dir: &Path, line: &str) -> String {
     let output = outcome(cowslip().current_dir(dir).args(words(line)));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{line}: {said}");
@@ -32,7 +32,7 @@ fn refused(dir: &Path, line: &str) -> String {
 }
 
 /// A raw disk: noise, with zeroes in between.
-fn golden(dir: &Path, bytes: usize) -> Vec<u8> {
+pub fn golden(dir: &Path, bytes: usize) -> Vec<u8> {
     let mut rng = Rng::new(71);
     let mut disk = vec![0; bytes];
     for run in disk.chunks_mut(1 << 20).step_by(2) {
@@ -142,7 +142,8 @@ fn words_say_what_may_not_have_been_meant() {
     }
     let none = "'stroe' holds no published disks.\n";
     assert_eq!(line(dir, "publish --list stroe"), none);
-    assert_eq!(line(dir, "publish --prune stroe"), none);
+    let said = refused(dir, "publish --prune stroe");
+    assert!(said.contains("There is no directory 'stroe'"), "{said}");
     // By its digest, the newest of the versions that are this disk.
     let listed = json(dir, "publish --list --json store");
     let pinned = listed[0]["filename"].as_str().unwrap();
@@ -196,46 +197,6 @@ fn a_relative_store_of_an_image_is_beside_the_image() {
 }
 
 #[test]
-fn a_version_is_published_by_what_a_bitmap_has() {
-    let dir = scratch();
-    let dir = dir.path();
-    golden(dir, 8 << 20);
-    line(dir, "convert -O qcow2 golden.raw golden.qcow2");
-    line(dir, "publish -q golden.qcow2 store/golden");
-    line(dir, "bitmap --add golden.qcow2 since-1");
-    let write = "write -q -P 7 3M 200k";
-    run(cowslip()
-        .current_dir(dir)
-        .args(["io", "-c", write, "golden.qcow2"]));
-    let words = "publish --json --bitmap since-1 --parent golden@1 golden.qcow2 store/golden";
-    let second = json(dir, words);
-    let new = second["new-bytes"].as_u64().unwrap();
-    assert!(new < 200 << 10, "{second}");
-    line(dir, "pull -q store/golden pulled.qcow2");
-    line(dir, "compare pulled.qcow2 golden.qcow2");
-    let known = "publish --bitmap since-1";
-    for (line, said) in [
-        (
-            format!("{known} --parent golden@1 --parent golden@2 golden.qcow2 store/golden"),
-            "goes with one --parent",
-        ),
-        (
-            "publish --bitmap other --parent golden@1 golden.qcow2 store/golden".to_string(),
-            "'other' not found",
-        ),
-    ] {
-        let refusal = refused(dir, &line);
-        assert!(refusal.contains(said), "{refusal}");
-    }
-    line(dir, "bitmap --disable golden.qcow2 since-1");
-    let refusal = refused(
-        dir,
-        &format!("{known} --parent golden@2 golden.qcow2 store/golden"),
-    );
-    assert!(refusal.contains("is disabled"), "{refusal}");
-}
-
-#[test]
 fn what_cannot_be_is_refused() {
     let dir = scratch();
     let dir = dir.path();
@@ -257,6 +218,19 @@ fn what_cannot_be_is_refused() {
         ("publish golden.raw ftp://host/x/y", "scheme 'ftp'"),
         ("publish golden.raw https://host/x/y", "web server"),
         ("publish golden.raw file://store/x", "three slashes"),
+        (
+            "publish --prune -n strore",
+            "There is no directory 'strore'",
+        ),
+        ("publish --prune strore", "There is no directory 'strore'"),
+        (
+            "publish --list file:///nowhere",
+            "There is no directory '/nowhere'",
+        ),
+        (
+            "publish -O qcow2 golden.raw missing/x.qcow2",
+            "There is no directory 'missing' for 'missing/x.qcow2': make it first",
+        ),
         ("publish --withdraw store/golden", "has no version"),
         ("publish --withdraw store/golden@2", "no published disk"),
         (
@@ -283,6 +257,13 @@ fn what_cannot_be_is_refused() {
         let refused = refused(dir, line);
         assert!(refused.contains(said), "{line}: {refused}");
     }
+    for name in ["strore", "missing"] {
+        assert!(!dir.join(name).exists(), "{name}");
+    }
+    // Nor is anything written into a directory that holds nothing.
+    std::fs::create_dir(dir.join("empty")).unwrap();
+    assert!(line(dir, "publish --prune empty").contains("holds no published disks"));
+    assert_eq!(std::fs::read_dir(dir.join("empty")).unwrap().count(), 0);
     // A chunk that is damaged is named, and nothing passes for the image.
     let packs = dir.join("store/cowslip-published-1/packs");
     let session = std::fs::read_dir(packs).unwrap().next().unwrap().unwrap();

@@ -24,6 +24,9 @@ use crate::options::bytes_within;
 use crate::output::{DoneArgs, Program, is_called_as_qemu};
 use crate::size::SIZE_MAX;
 
+/// The beginning of the names of bitmaps that have what has changed since a published version.
+pub const PUBLISHED: &str = "published-";
+
 /// Command line of `bitmap`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -205,7 +208,8 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Refuses to change a checkpoint by itself: those before it would seem to know what has changed.
+/// Refuses to change a checkpoint by itself: those before it would seem to know what has changed;
+/// and a bitmap that has what has changed since a published version, but for its end.
 fn refuse_checkpoint(actions: &[Action], bitmap: &str) -> Result<(), CommandError> {
     let is_harmless = |action: &Action| matches!(action, Action::Add | Action::Merge(_));
     match bitmap.strip_prefix(PREFIX) {
@@ -214,6 +218,16 @@ fn refuse_checkpoint(actions: &[Action], bitmap: &str) -> Result<(), CommandErro
                 "Bitmap '{bitmap}' is a checkpoint, and checkpoints before it rest on it: \
                  'checkpoint --delete {name}' deletes it"
             )))
+        }
+        _ if bitmap.starts_with(PUBLISHED) && !is_called_as_qemu() => {
+            let keeps_all = |action: &Action| matches!(action, Action::Remove | Action::Merge(_));
+            match actions.iter().all(keeps_all) {
+                true => Ok(()),
+                false => Err(CommandError::new(format!(
+                    "Bitmap '{bitmap}' has what has changed since a version was published, and \
+                     'publish --track' rests on it: it can be removed"
+                ))),
+            }
         }
         _ => Ok(()),
     }

@@ -4,18 +4,18 @@
 use std::time::Duration;
 
 use clap::ArgAction;
-use cowslip::Error;
 use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
 use cowslip::image::Image;
 use cowslip::qcow2::inspect::BitmapInfo;
+use cowslip::{Error, Job};
 use cowslip_nodes::drivers::published::PREFIX;
-use cowslip_nodes::stores::open_store;
+use cowslip_nodes::stores::{directory_of, open_store};
 use cowslip_publish::catalog;
 use cowslip_publish::cut::ChunkSizes;
 use cowslip_publish::location::{Location, Version};
 use cowslip_publish::pack::PACK_BYTES;
-use cowslip_publish::prune::{PruneOptions, prune};
+use cowslip_publish::prune::{PruneOptions, Pruned, prune};
 use cowslip_publish::publish::{Changed, Parent, Published, Request, publish};
 use cowslip_publish::record::VersionRecord;
 use cowslip_publish::store::Store;
@@ -34,6 +34,9 @@ use crate::size;
 use crate::time::local_date_and_time;
 
 mod plain;
+pub mod track;
+
+use track::Tracked;
 
 /// The shortest grace time: publications give up after half of it without a sign of life.
 const GRACE_HOURS_MIN: u64 = 1;
@@ -58,6 +61,20 @@ impl StoreArgs {
     /// There is no such store.
     pub fn open(&self, root: &str) -> Result<Store, CommandError> {
         Ok(open_store(root, &self.options())?)
+    }
+
+    /// The store of a name, which is there: of a misspelt directory, nothing else would be said.
+    ///
+    /// # Errors
+    /// There is no such store.
+    pub fn open_existing(&self, root: &str) -> Result<Store, CommandError> {
+        match directory_of(root) {
+            Some(directory) if !directory.is_dir() => Err(CommandError::new(format!(
+                "There is no directory '{}'; is the name of the store right?",
+                directory.display()
+            ))),
+            _ => self.open(root),
+        }
     }
 
     /// The same as options.
@@ -103,6 +120,13 @@ pub struct Args {
         conflicts_with = "snapshot"
     )]
     bitmap: Option<String>,
+    /// Take the bitmap although no record says that it began with that version
+    #[arg(long, requires = "bitmap")]
+    trust_bitmap: bool,
+    /// Note in the image what changes from now on, and read only what has changed since the newest
+    /// version that was published so from it
+    #[arg(long, conflicts_with_all = ["snapshot", "bitmap", "force_share", "target_format"])]
+    track: bool,
     /// Usual length of a chunk before compression: a power of two from 16k to 1M; 32k, or as the
     /// parent has it
     #[arg(long, value_name = "SIZE")]
@@ -243,26 +267,8 @@ fn published(
         ..open::settings()
     };
     let outcome = block_on(Aio::Auto, async {
-        let image = open_image(&spec, &settings).await?;
-        let parents = parents(args, &location, &store).await?;
-        let request = Request {
-            name: location.name.clone(),
-            changed: changed(args, &image, &parents).await?,
-            parents,
-            sizes,
-            level: args.level,
-            pack_bytes: PACK_BYTES,
-            reads_back: !args.no_read_back,
-            random: random()?,
-            renewed_after: RENEWED_AFTER,
-        };
-        let published = publish(&image, &store, &request, &workers(), &job).await;
-        let closed = image.close().await;
-        let published = published.and_then(|done| closed.map(|()| done));
-        Ok(match published {
-            Ok(done) => Ok((beside(&store, &location, &done).await, done)),
-            Err(error) => Err(error),
-        })
+        let way = (&store, &location, &job);
+        made(args, (&spec, &settings), sizes, way).await
     })?;
     match outcome {
         Err(Error::Cancelled) => {
@@ -279,6 +285,56 @@ fn published(
             Ok(())
         }
     }
+}
+
+/// Publishes the image. Returns it with words about what may not have been meant.
+async fn made(
+    args: &Args,
+    (spec, settings): (&ImageSpec, &OpenSettings),
+    sizes: Option<ChunkSizes>,
+    (store, location, job): (&Store, &Location, &Job),
+) -> Result<cowslip::Result<(String, Published)>, CommandError> {
+    let random = random()?;
+    let named = named_parents(args, location, store).await?;
+    let tracked = match args.track {
+        true => {
+            let begun = Tracked::begin(args, (spec, &random), (store, location), &named);
+            Some(begun.await?)
+        }
+        false => None,
+    };
+    let settled = async {
+        let image = open_image(spec, settings).await?;
+        let known = known(args, &image, store, (&named, tracked.as_ref())).await?;
+        let request = Request {
+            name: location.name.clone(),
+            parents: known.parents,
+            changed: known.changed,
+            tracked_by: tracked.as_ref().map(|tracked| tracked.bitmap.clone()),
+            sizes,
+            level: args.level,
+            pack_bytes: PACK_BYTES,
+            reads_back: !args.no_read_back,
+            random,
+            renewed_after: RENEWED_AFTER,
+        };
+        let published = publish(&image, store, &request, &workers(), job).await;
+        let closed = image.close().await;
+        let published = published.and_then(|done| closed.map(|()| done));
+        Ok::<_, CommandError>(published.map(|done| (done, request.changed.is_some())))
+    };
+    let settled = settled.await;
+    if let (Some(tracked), Err(_) | Ok(Err(_))) = (&tracked, &settled) {
+        tracked.give_up(args, spec).await;
+    }
+    Ok(match settled? {
+        Ok((done, is_known)) => {
+            let words = tracked.map(|tracked| tracked.words(location, is_known));
+            let words = words.unwrap_or_default() + &beside(store, location, &done).await;
+            Ok((words, done))
+        }
+        Err(error) => Err(error),
+    })
 }
 
 /// A publication beside those before it, in words, if it may not be the one that was meant.
@@ -303,34 +359,68 @@ async fn beside(store: &Store, location: &Location, done: &Published) -> String 
     }
 }
 
-async fn parents(
+/// The versions that --parent names.
+async fn named_parents(
     args: &Args,
     location: &Location,
     store: &Store,
-) -> Result<Vec<Parent>, CommandError> {
-    let mut parents = Vec::new();
+) -> Result<Vec<VersionRecord>, CommandError> {
+    let mut named = Vec::new();
     for name in &args.parent {
         let parent = Location::parse(&format!("{}/{name}", location.root))?;
-        let record = catalog::find(store, &parent).await?;
-        parents.push(Parent {
-            index: catalog::index_of(store, &record)?,
-            name: record.name,
-            version: record.version,
-        });
+        named.push(catalog::find(store, &parent).await?);
     }
-    Ok(parents)
+    Ok(named)
 }
 
-/// Changes since the parent, if a bitmap has them.
+/// A version to build upon.
+fn parent_of(store: &Store, record: &VersionRecord) -> Result<Parent, CommandError> {
+    Ok(Parent {
+        name: record.name.clone(),
+        version: record.version,
+        index: catalog::index_of(store, record)?,
+    })
+}
+
+/// Knowledge of a disk before it is read.
+struct Known {
+    parents: Vec<Parent>,
+    changed: Option<Changed>,
+}
+
+/// The parents, and the changes since one of them, if a bitmap has them.
+async fn known(
+    args: &Args,
+    image: &Image,
+    store: &Store,
+    (named, tracked): (&[VersionRecord], Option<&Tracked>),
+) -> Result<Known, CommandError> {
+    let parents = named.iter().map(|record| parent_of(store, record));
+    let mut parents = parents.collect::<Result<Vec<_>, _>>()?;
+    let changed = match tracked {
+        None => changed(args, image, (named, &parents)).await?,
+        Some(tracked) => match tracked.changed(image, store).await? {
+            None => None,
+            Some((changed, parent)) => {
+                parents.retain(|named| named.index != parent.index);
+                parents.push(parent);
+                Some(changed)
+            }
+        },
+    };
+    Ok(Known { parents, changed })
+}
+
+/// Changes since the parent, if a bitmap was named that has them.
 async fn changed(
     args: &Args,
     image: &Image,
-    parents: &[Parent],
+    (named, parents): (&[VersionRecord], &[Parent]),
 ) -> Result<Option<Changed>, CommandError> {
     let Some(name) = args.bitmap.as_deref() else {
         return Ok(None);
     };
-    let [parent] = parents else {
+    let ([named], [parent]) = (named, parents) else {
         let text = "--bitmap goes with one --parent: the version since which it notes changes";
         return Err(CommandError::new(text));
     };
@@ -341,10 +431,33 @@ async fn changed(
             "Bitmap '{name}' is disabled, so it may have missed changes"
         )));
     }
+    if !args.trust_bitmap {
+        refuse_unknown(name, image, named)?;
+    }
     Ok(Some(Changed {
         since: parent.index,
         ranges: bits.dirty_ranges().collect(),
     }))
+}
+
+/// Refuses a bitmap that may not have all changes since a version.
+fn refuse_unknown(name: &str, image: &Image, parent: &VersionRecord) -> Result<(), CommandError> {
+    let version = format!("{}@{}", parent.name, parent.version);
+    let why = match &parent.bitmap {
+        Some(bitmap) if bitmap != name => {
+            format!("with '{version}' began bitmap '{bitmap}', and '{name}' is another one")
+        }
+        None => format!(
+            "no record says that bitmap '{name}' began with '{version}': bitmaps that begin with a version are made by --track"
+        ),
+        Some(_) if image.layers().len() > 1 => {
+            "the image has a backing file, and changes of that are in no bitmap".to_string()
+        }
+        Some(_) => return Ok(()),
+    };
+    Err(CommandError::new(format!(
+        "{why}. If it has all changes all the same, add --trust-bitmap"
+    )))
 }
 
 fn report(args: &Args, location: &Location, (beside, done): (&str, &Published)) {
@@ -379,6 +492,7 @@ fn described(root: &str, record: &VersionRecord) -> Value {
         "index-bytes": record.index_bytes,
         "chunks": record.chunks,
         "published": record.published,
+        "bitmap": record.bitmap,
         "parents": record.parents,
     })
 }
@@ -457,7 +571,7 @@ fn withdrawn(args: &Args, name: &str) -> Result<(), CommandError> {
 fn pruned(args: &Args, root: &str, program: &Program) -> Result<(), CommandError> {
     let shown = args.job.unless(args.quiet);
     let job = shown.job()?;
-    let store = args.store.open(root)?;
+    let store = args.store.open_existing(root)?;
     let prune_options = PruneOptions {
         grace: Duration::from_secs(args.grace * 60 * 60),
         dry_run: args.dry_run,
@@ -465,7 +579,11 @@ fn pruned(args: &Args, root: &str, program: &Program) -> Result<(), CommandError
     };
     let interrupted = CancelledOnInterrupt::new(&job);
     let outcome = block_on(Aio::Auto, async {
-        Ok(prune(&store, &prune_options, &job).await)
+        // Nothing is written where there is nothing, which may be a name that is misspelt.
+        match catalog::is_empty(&store).await? {
+            true => Ok(Ok(Pruned::default())),
+            false => Ok(prune(&store, &prune_options, &job).await),
+        }
     })?;
     let done = match outcome {
         Err(Error::Cancelled) => {

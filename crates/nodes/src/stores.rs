@@ -63,6 +63,14 @@ pub fn place_of_object(name: &str, options: &StoreOptions) -> Result<Place> {
     }
 }
 
+/// The directory that the name of a store stands for, if it is one.
+pub fn directory_of(root: &str) -> Option<PathBuf> {
+    match ObjectUrl::of_name(root) {
+        Some(_) => None,
+        None => directory(root).ok(),
+    }
+}
+
 /// The directory that a name stands for.
 fn directory(root: &str) -> Result<PathBuf> {
     let path = match root.split_once("://") {

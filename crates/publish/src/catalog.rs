@@ -42,16 +42,41 @@ async fn versions_below(store: &Store, folder: &str) -> Result<Versions> {
     Ok(versions)
 }
 
+/// Whether a store has no published disk, nor anything that is left of one.
+///
+/// # Errors
+/// The store's.
+pub async fn is_empty(store: &Store) -> Result<bool> {
+    for kind in [
+        Kind::Versions,
+        Kind::Leases,
+        Kind::Indexes,
+        Kind::Packs,
+        Kind::Prunings,
+    ] {
+        if !store.list(&kind.folder()).await?.is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The numbers of the versions of a name that there are now, in order.
+///
+/// # Errors
+/// As [`versions`].
+pub async fn versions_of(store: &Store, name: &str) -> Result<Vec<u32>> {
+    let folder = format!("{}/{name}", Kind::Versions.folder());
+    let mut versions = versions_below(store, &folder).await?;
+    Ok(versions.remove(name).unwrap_or_default())
+}
+
 /// The newest version of a name that there is now.
 ///
 /// # Errors
 /// As [`versions`].
 pub async fn newest(store: &Store, name: &str) -> Result<Option<u32>> {
-    let folder = format!("{}/{name}", Kind::Versions.folder());
-    let versions = versions_below(store, &folder).await?;
-    Ok(versions
-        .get(name)
-        .and_then(|numbers| numbers.last().copied()))
+    Ok(versions_of(store, name).await?.last().copied())
 }
 
 /// The record of the version that a location means; pinned ones need none.
@@ -82,15 +107,13 @@ pub async fn find(store: &Store, location: &Location) -> Result<VersionRecord> {
 /// # Errors
 /// As [`versions`].
 pub async fn of_digest(store: &Store, name: &str, digest: &str) -> Result<Vec<u32>> {
-    let folder = format!("{}/{name}", Kind::Versions.folder());
-    let versions = versions_below(store, &folder).await?;
     let mut same = Vec::new();
-    for number in versions.get(name).into_iter().flatten() {
-        let record = store.version(name, *number).await?;
+    for number in versions_of(store, name).await? {
+        let record = store.version(name, number).await?;
         same.extend(
             record
                 .filter(|record| record.index == digest)
-                .map(|_| *number),
+                .map(|_| number),
         );
     }
     Ok(same)

@@ -37,6 +37,7 @@ use crate::store::{Store, index_key, session_folder, version_key};
 mod assembly;
 mod begin;
 mod proof;
+mod reads;
 mod scan;
 mod steps;
 
@@ -70,6 +71,9 @@ pub struct Request {
     pub parents: Vec<Parent>,
     /// Changes since a parent was published; of the rest only a drawn part is read, and compared.
     pub changed: Option<Changed>,
+    /// The name of a bitmap of the image that has had all changes since before this publication
+    /// began; the version's record gets it.
+    pub tracked_by: Option<String>,
     /// Lengths of chunks; `None`: those of the first parent, or the usual ones.
     pub sizes: Option<ChunkSizes>,
     /// Level of zstd.
@@ -246,6 +250,7 @@ pub async fn publish(
         chunks: index.chunks.len() as u64,
         published: seconds_now(),
         parents: held.lease.parents.clone(),
+        bitmap: request.tracked_by.clone(),
     };
     name_it(store, &mut record, &mut held).await?;
     Ok(Published {

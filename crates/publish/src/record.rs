@@ -42,6 +42,9 @@ pub struct VersionRecord {
     pub published: u64,
     /// The digests of the indexes that it was compared with.
     pub parents: Vec<String>,
+    /// The name of a bitmap of the image that has all changes since, where one was begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bitmap: Option<String>,
 }
 
 /// The mark of a publication that is going on, or has ended: what it may refer to is not pruned.

@@ -41,6 +41,7 @@ pub fn small_request(name: &str, rng: &mut Rng) -> Request {
         name: name.to_string(),
         parents: Vec::new(),
         changed: None,
+        tracked_by: None,
         sizes: Some(ChunkSizes {
             min: 4096,
             average: 8192,

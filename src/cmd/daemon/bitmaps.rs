@@ -13,6 +13,7 @@ use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
 use super::words::{failed, missing, refused};
+use crate::cmd::bitmap::PUBLISHED;
 use crate::cmd::checkpoint::PREFIX;
 
 /// Bytes that the bits of a bitmap may take.
@@ -220,8 +221,13 @@ impl Daemon {
                 bitmap.name
             )));
         }
+        let is_published = bitmap.is_kept() && bitmap.name.starts_with(PUBLISHED);
         match verb {
             "remove" => Ok(()),
+            "clear" | "enable" | "disable" if is_published => Err(QmpError::generic(format!(
+                "Bitmap '{}' has what has changed since a version was published: it can be removed",
+                bitmap.name
+            ))),
             _ => bitmap.refuse_unreadable(),
         }
     }

@@ -244,7 +244,14 @@ impl NewFile {
             .create_new(true)
             .mode(0o644)
             .open(&unfinished);
-        let file = opened.map_err(|error| failed("create", &unfinished, error))?;
+        let file = opened.map_err(|error| match path.parent() {
+            Some(parent) if error.kind() == ErrorKind::NotFound => Error::invalid(format!(
+                "There is no directory '{}' for '{}': make it first, or choose another name",
+                parent.display(),
+                path.display()
+            )),
+            _ => failed("create", &unfinished, error),
+        })?;
         Ok(NewFile {
             file: Arc::new(file),
             bytes: 0,

@@ -24,7 +24,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use crate::digest::Digest;
 use crate::index::{Content, Index};
 
-use super::scan::{BLOCK, EXTENTS, READS, read};
+use super::reads::{BLOCK, EXTENTS, READS, read};
 use super::steps::{Changes, Step, Steps};
 
 /// Most chunks that are drawn.
@@ -137,7 +137,7 @@ pub async fn prove(
         match workers.run(differs).await {
             None => Ok(()),
             Some(block) => Err(Error::invalid(format!(
-                "the disk differs from {version} at or behind offset {}, where no change is noted: what is noted is not all that has changed since; publish it without --bitmap",
+                "the disk differs from {version} at or behind offset {}, where no change is noted: what is noted is not all that has changed since; publish it without --bitmap and --track",
                 (blocks.start + block) * BLOCK
             ))),
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cowslip_block::disk::{Disk, Extent};
-use cowslip_block::{BufMut, Job, Result, Workers};
+use cowslip_block::{Job, Result, Workers};
 use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
 
@@ -17,23 +17,17 @@ use crate::pack;
 
 use super::Held;
 use super::assembly::{Assembly, Known, Prepared};
+use super::reads::{BLOCK, Blocks, EXTENTS, READS, read};
 use super::steps::{Changes, Step, Steps};
 
 /// Bytes of one read.
 const READ_BYTES: u64 = 1 << 20;
-/// Reads in flight.
-pub const READS: usize = 8;
 /// Data of chunks that are hashed and compressed in one unit of work, in bytes.
 const BATCH_BYTES: usize = 1 << 20;
 /// Parts in one unit of work.
 const BATCH_PARTS: usize = 4096;
 /// Units of work in flight.
 const BATCHES: usize = 16;
-/// Extents that are asked for at a time.
-pub const EXTENTS: usize = 1024;
-
-/// Blocks of a disk.
-pub type Blocks = Range<u64>;
 
 /// The next part of a disk.
 enum Segment {
@@ -64,9 +58,6 @@ struct Walk<'a> {
     /// Ranges that no layer has, in bytes, joined; they are handed to the assembly.
     unallocated: VecDeque<Range<u64>>,
 }
-
-/// Length of a block in bytes.
-pub const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl<'a> Walk<'a> {
     fn new(source: &'a dyn Disk, changes: Option<Changes<'a>>) -> Walk<'a> {
@@ -183,18 +174,6 @@ impl<'a> Walk<'a> {
         }
         Ok(())
     }
-}
-
-/// Reads blocks of a disk; what is behind its end is zeroes.
-pub async fn read(source: &dyn Disk, blocks: Blocks, job: &Job) -> Result<(Blocks, Vec<u8>)> {
-    let start = blocks.start * BLOCK;
-    let whole = (blocks.end - blocks.start) * BLOCK;
-    let there = whole.min(source.size() - start);
-    job.begin(there).await?;
-    let read = source.read(start, BufMut::zeroed(there as usize).into());
-    let mut bytes = read.await?.to_vec();
-    bytes.resize(whole as usize, 0);
-    Ok((blocks, bytes))
 }
 
 /// A part that has not been passed on.

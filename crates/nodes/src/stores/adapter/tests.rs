@@ -25,6 +25,7 @@ fn request(random: u8) -> Request {
         name: "one".to_string(),
         parents: Vec::new(),
         changed: None,
+        tracked_by: None,
         sizes: None,
         level: 1,
         pack_bytes: 1 << 20,
