@@ -144,6 +144,16 @@ fn what_cannot_be_is_said() {
         "info --image-opts driver=http,url=URL,nonsense=1",
         "nonsense",
     );
+    let missing = "/golden.qcow2.none': the server answers '404 Not Found'";
+    refused("create -f qcow2 -b URL.none -F qcow2 vm.qcow2", missing);
+    golden.ours("create -q -u -f qcow2 -b URL.none -F qcow2 vm.qcow2 4M");
+    for line in [
+        "io -c read__0__512 vm.qcow2",
+        "convert -O raw vm.qcow2 x.raw",
+        "map vm.qcow2",
+    ] {
+        refused(line, missing);
+    }
     golden.ours("create -q -f qcow2 -b URL -F qcow2 vm.qcow2");
     refused(
         "map --backing-policy same-directory vm.qcow2",

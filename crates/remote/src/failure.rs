@@ -6,7 +6,7 @@ use std::fmt;
 use http::StatusCode;
 use object_store::client::{HttpError, HttpErrorKind};
 
-use crate::guard::Refusal;
+use crate::guard::{Refusal, code_in};
 
 /// The innermost reason for a failure, which the outer ones repeat.
 pub fn reason(error: &object_store::Error) -> String {
@@ -15,10 +15,25 @@ pub fn reason(error: &object_store::Error) -> String {
         reason = source;
     }
     let text = reason.to_string();
+    if let Some(answer) = text.strip_prefix(STATUS) {
+        return refusal_words(answer);
+    }
     match text.find(" (os error ") {
         Some(end) => text[..end].to_string(),
         None => text,
     }
+}
+
+/// The beginning of a store's words for a status that is no success, before it and the text.
+const STATUS: &str = "Server returned non-2xx status code: ";
+
+/// A status with its text, in the words of a [`Refusal`]: the text is a page of XML or JSON, of
+/// which the code is repeated.
+fn refusal_words(answer: &str) -> String {
+    let (status, text) = answer.split_once(": ").unwrap_or((answer, ""));
+    let code = code_in(text.as_bytes());
+    let code = code.map_or_else(String::new, |code| format!(" ({code})"));
+    format!("the server answers '{status}'{code}")
 }
 
 /// A failed request.
@@ -81,6 +96,12 @@ impl Failure {
             Some(HttpErrorKind::Connect) if why.contains("certificate") => {
                 Failure::new(why, Remedy::None)
             }
+            // The client's refusal to send anything in the clear.
+            Some(_) if why.contains("URL scheme is not allowed") => {
+                let why =
+                    "the endpoint of the credentials is http://, and 'endpoint' does not say so";
+                Failure::new(why, Remedy::None)
+            }
             Some(HttpErrorKind::Connect) => Failure::new(why, Remedy::Reach),
             Some(HttpErrorKind::Timeout) => Failure::new("no answer in time", Remedy::Wait),
             Some(_) => Failure::new(why, Remedy::Wait),
@@ -112,5 +133,30 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_errors_are_one_line() {
+        for (answer, words) in [
+            (
+                "403 Forbidden: <?xml?>\n<Error>\n  <Code>AuthorizationFailure</Code>\n</Error>",
+                "the server answers '403 Forbidden' (AuthorizationFailure)",
+            ),
+            (
+                "501 Not Implemented: ",
+                "the server answers '501 Not Implemented'",
+            ),
+            (
+                "500 Internal Server Error",
+                "the server answers '500 Internal Server Error'",
+            ),
+        ] {
+            assert_eq!(refusal_words(answer), words);
+        }
     }
 }

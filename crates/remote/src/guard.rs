@@ -1,6 +1,9 @@
 //! [`GuardedConnector`]: the HTTP client, with bounds on what a hostile server can make it keep,
 //! and with the status of a response that is no success as an error of its own.
 //!
+//! What puts the parts of an upload together asks, on the way, that there is no object of that
+//! name: the stores' own requests for that have no such condition.
+//!
 //! The stores read the text of an error response as a whole to report it. Here it ends after
 //! [`ERROR_TEXT_MAX`] bytes, and other answers than ranges of objects after [`ANSWER_MAX`].
 
@@ -8,7 +11,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use http::StatusCode;
+use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
@@ -17,6 +20,7 @@ use object_store::client::{
 };
 
 use crate::options::Retries;
+use crate::url::Scheme;
 
 /// Bytes of an error response that are read.
 const ERROR_TEXT_MAX: usize = 4096;
@@ -28,6 +32,7 @@ const ANSWER_MAX: usize = 16 << 20;
 #[derive(Debug)]
 pub(crate) struct GuardedConnector {
     pub(crate) retries: Retries,
+    pub(crate) scheme: Scheme,
 }
 
 impl HttpConnector for GuardedConnector {
@@ -35,6 +40,7 @@ impl HttpConnector for GuardedConnector {
         Ok(HttpClient::new(Guarded {
             client: ReqwestConnector::default().connect(options)?,
             retries: self.retries,
+            scheme: self.scheme,
         }))
     }
 }
@@ -43,6 +49,38 @@ impl HttpConnector for GuardedConnector {
 struct Guarded {
     client: HttpClient,
     retries: Retries,
+    scheme: Scheme,
+}
+
+/// Whether a request puts the parts of an upload together, and may have a condition. Google's store
+/// takes none; in Azure's, a signature by the account's key has the headers that it was made for.
+fn completes_upload(scheme: Scheme, request: &HttpRequest) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    let has = |wanted: &str| query.split('&').any(|pair| pair.starts_with(wanted));
+    match scheme {
+        Scheme::S3 => request.method() == Method::POST && has("uploadId="),
+        Scheme::Azure => {
+            let authorization = request.headers().get(http::header::AUTHORIZATION);
+            let is_signed = authorization.is_some_and(|it| it.as_bytes().starts_with(b"SharedKey"));
+            request.method() == Method::PUT && has("comp=blocklist") && !is_signed
+        }
+        Scheme::Google | Scheme::Http | Scheme::Https => false,
+    }
+}
+
+impl Guarded {
+    /// Sends a request that completes an upload, on condition that there is no such object; without
+    /// one to a store that says it knows none.
+    async fn complete(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let mut conditional = request.clone();
+        let headers = conditional.headers_mut();
+        headers.insert(http::header::IF_NONE_MATCH, HeaderValue::from_static("*"));
+        let response = self.client.execute(conditional).await?;
+        match response.status() {
+            StatusCode::NOT_IMPLEMENTED => self.client.execute(request).await,
+            _ => Ok(response),
+        }
+    }
 }
 
 #[async_trait]
@@ -50,7 +88,10 @@ impl HttpService for Guarded {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         // Who asks for a range counts what comes; all else is read to its end by the stores.
         let is_counted = request.headers().contains_key(http::header::RANGE);
-        let response = self.client.execute(request).await?;
+        let response = match completes_upload(self.scheme, &request) {
+            true => self.complete(request).await?,
+            false => self.client.execute(request).await?,
+        };
         let status = response.status();
         if status.is_success() && is_counted {
             return Ok(response);
@@ -129,7 +170,7 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 /// The code of an error in XML. It is the server's text: only a plain word is repeated.
-fn code_in(text: &[u8]) -> Option<String> {
+pub(crate) fn code_in(text: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(text).ok()?;
     let (_, rest) = text.split_once("<Code>")?;
     let (code, _) = rest.split_once("</Code>")?;

@@ -59,6 +59,9 @@ const REPORTED_AFTER: Duration = Duration::from_secs(5);
 /// Time for which a server is sought that cannot be reached when the file is opened: longer waits
 /// would hide misspelt names.
 const SOUGHT_AT_OPENING: Duration = Duration::from_secs(3);
+/// Pauses between attempts to find out what a changed object is now are shorter: two seconds in
+/// all.
+const DESCRIBED_WITHIN: Duration = Duration::from_secs(1);
 /// The longest object: one that says it is longer is not believed.
 const LONGEST: u64 = 1 << 46;
 
@@ -244,12 +247,29 @@ impl Object {
         }
     }
 
+    /// The version that the object has now; failures that pass are waited for, but not for long.
+    async fn describe_patiently(&self) -> std::result::Result<Version, Failure> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match describe(&self.location(), 1).await {
+                Ok((now, _)) => return Ok(now),
+                Err(failure) => match failure.remedy {
+                    Remedy::Wait | Remedy::Reach if pause < DESCRIBED_WITHIN => {
+                        tokio::time::sleep(pause).await;
+                        pause *= 2;
+                    }
+                    _ => return Err(failure),
+                },
+            }
+        }
+    }
+
     /// Finds out what the object is now, and refuses all further requests.
     async fn report_change(&self) -> String {
-        let now = match describe(&self.location(), 1).await {
-            Ok((now, _)) if now != self.version => now.to_string(),
+        let now = match self.describe_patiently().await {
+            Ok(now) if now != self.version => now.to_string(),
             Ok(_) => "the server gives both versions".to_string(),
-            Err(failure) => failure.to_string(),
+            Err(failure) => format!("its version is unknown ({failure})"),
         };
         let why = format!(
             "'{}' has changed since it was opened: then {}; now {now}",

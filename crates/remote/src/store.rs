@@ -56,6 +56,7 @@ pub fn locate(
     let retry = retry_config(options.retries);
     let connector = GuardedConnector {
         retries: options.retries,
+        scheme: url.scheme(),
     };
     let (store, multipart) = match url.scheme() {
         Scheme::Http | Scheme::Https => {

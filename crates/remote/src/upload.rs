@@ -8,9 +8,10 @@
 //! Then the object is looked at: its length and its ETag, and if that is wanted all of its bytes,
 //! whose digests are compared. An object that differs is removed.
 //!
-//! An object that exists is not replaced. Stores have no request for that with parts, so the name
-//! is looked at before the first part and before the end; of two uploads that end at the same
-//! moment one may replace the other.
+//! An object that exists is not replaced. The name is looked at before the first part and before
+//! the end, and S3 and Azure's store are asked to put the parts together only if there is none
+//! (`guard.rs`). Google's takes no condition with parts, Azure's none with a signature by the
+//! account's key: of two uploads that end at the same moment one may replace the other there.
 
 use std::fmt;
 use std::future::Future;
@@ -147,7 +148,8 @@ impl Target {
     ) -> Result<T> {
         let begun = run(request).map_err(|error| self.failed(verb, error))?;
         begun.await.map_err(|error| match error {
-            object_store::Error::AlreadyExists { .. } => self.exists(),
+            object_store::Error::AlreadyExists { .. }
+            | object_store::Error::Precondition { .. } => self.exists(),
             error => self.failed(verb, reason(&error)),
         })
     }

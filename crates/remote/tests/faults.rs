@@ -113,6 +113,18 @@ fn an_object_that_changes_is_an_error_that_names_both_versions() {
     server.put("/a", WebObject::tagged(bytes, "one"));
     assert_eq!(read(&file, 0, 10).unwrap_err().to_string(), error);
 
+    // Connections that end meanwhile.
+    let (server, _) = server_of(4 * BLOCK);
+    let file = open(&server, "readahead=0").unwrap();
+    tags(&server);
+    server.fail([WebFault::Nothing, WebFault::Reset, WebFault::Reset]);
+    let error = read(&file, BLOCK as u64, 10).unwrap_err().to_string();
+    assert!(
+        error.ends_with("now ETag \\\"two\\\", 262144 bytes"),
+        "{error}"
+    );
+    assert_eq!(server.faults_left(), 0);
+
     // A server that does not look at conditions.
     let (server, _) = server_of(4 * BLOCK);
     let file = open(&server, "readahead=0").unwrap();

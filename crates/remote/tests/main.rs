@@ -11,3 +11,4 @@ mod prefetch;
 mod reading;
 mod support;
 mod tls;
+mod uploads;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cowslip::file::{BlockFile, Storage};
 use cowslip_block::options::{OptionEntry, Options};
-use cowslip_block::{Error, Result};
+use cowslip_block::{Error, Result, error};
 use cowslip_remote::{Environment, RemoteName, SCHEMES, Scheme, Secrets};
 use zeroize::Zeroizing;
 
@@ -70,8 +70,14 @@ impl ProtocolNode for Object {
             };
             let environment = Environment::of_process();
             let shown = (settings.name, settings.host.writable);
-            let opened = cowslip_remote::open(&self.0, secrets, &environment, shown).await?;
-            Ok(opened as Arc<dyn BlockFile>)
+            let opened = cowslip_remote::open(&self.0, secrets, &environment, shown).await;
+            // As a backing file it is not what the command line names.
+            let opened = opened.map_err(|error| Error::Opening {
+                what: error::Opening::Named(self.0.url.to_string()),
+                why: error.to_string(),
+                cause: Some(Box::new(error)),
+            });
+            Ok(opened? as Arc<dyn BlockFile>)
         })
     }
 }

@@ -62,7 +62,7 @@ pub fn change(request: &WebRequest, content: Vec<u8>, shared: &Shared) -> Answer
         ("PUT", None) => put(path, request, content, shared),
         ("POST", None) if query.contains_key("uploads") => begin(path, shared),
         ("POST", None) if query.contains_key("delete") => delete_all(path, &content, shared),
-        ("POST", Some(id)) => complete(id, &content, shared),
+        ("POST", Some(id)) => complete(id, request, &content, shared),
         ("DELETE", Some(id)) => match lock(&shared.uploads).open.remove(id) {
             Some(_) => answer(204, "", ""),
             None => refused(404, "NoSuchUpload"),
@@ -75,13 +75,15 @@ pub fn change(request: &WebRequest, content: Vec<u8>, shared: &Shared) -> Answer
     }
 }
 
+/// Whether an object may be made only where there is none.
+fn is_for_new(request: &WebRequest) -> bool {
+    let tag = request.headers.get("if-none-match");
+    tag.is_some_and(|tag| tag == "*")
+}
+
 fn put(path: &str, request: &WebRequest, content: Vec<u8>, shared: &Shared) -> Answer {
     let mut objects = lock(&shared.objects);
-    let is_new = request
-        .headers
-        .get("if-none-match")
-        .is_some_and(|tag| tag == "*");
-    if is_new && objects.contains_key(path) {
+    if is_for_new(request) && objects.contains_key(path) {
         return refused(412, "PreconditionFailed");
     }
     let tag = tag(&content);
@@ -133,7 +135,7 @@ fn put_part(id: &str, number: Option<&str>, content: Vec<u8>, shared: &Shared) -
 }
 
 /// The parts that a request names have to be there, with their tags, in order.
-fn complete(id: &str, content: &[u8], shared: &Shared) -> Answer {
+fn complete(id: &str, request: &WebRequest, content: &[u8], shared: &Shared) -> Answer {
     let text = String::from_utf8_lossy(content);
     let named = |part: &str, name: &str| {
         let (_, rest) = part.split_once(&format!("<{name}>"))?;
@@ -167,6 +169,9 @@ fn complete(id: &str, content: &[u8], shared: &Shared) -> Answer {
     let whole: Vec<u8> = upload.parts.values().flatten().copied().collect();
     let tag = format!("{}-{}", tag(&whole), last + 1);
     let path = upload.path.clone();
+    if is_for_new(request) && lock(&shared.objects).contains_key(&path) {
+        return refused(412, "PreconditionFailed");
+    }
     uploads.open.remove(id);
     let object = WebObject {
         bytes: Arc::new(whole),
