@@ -67,6 +67,7 @@ mod qemu_nbd_lines;
 mod record;
 mod remote_guest;
 mod remote_images;
+mod remote_servers;
 mod report;
 mod resize_amend;
 mod same_disk;
