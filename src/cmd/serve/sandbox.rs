@@ -335,6 +335,11 @@ const ALLOWED: &[i64] = &[
     libc::SYS_fstat,
     libc::SYS_statx,
     libc::SYS_newfstatat,
+    // What `newfstatat` answers, as musl asks.
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lstat,
     libc::SYS_fstatfs,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
@@ -390,6 +395,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_tgkill,
+    // An abort of musl's.
+    libc::SYS_tkill,
     libc::SYS_getpid,
     libc::SYS_geteuid,
     libc::SYS_gettid,
