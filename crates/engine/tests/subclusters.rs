@@ -343,3 +343,36 @@ fn clusters_that_move_take_no_space_for_what_they_do_not_hold() {
         is_sound(&file);
     }
 }
+
+#[test]
+fn less_space_than_the_budget_is_enough() {
+    let clusters = 40;
+    for defragment in [false, true] {
+        let file = Sparse::new(Vec::new());
+        let options = CreateOptions {
+            cluster_size: CLUSTER,
+            ..CreateOptions::new(clusters * CLUSTER)
+        };
+        block_on(create(file.clone(), None, &options)).unwrap();
+        let image = open(&file);
+        // From the end of the disk to its beginning.
+        for number in (0..clusters).rev() {
+            block_on(write(&image, (number * CLUSTER, CLUSTER), number as u8 + 1)).unwrap();
+        }
+        block_on(image.flush()).unwrap();
+        let half = clusters / 2 * CLUSTER;
+        block_on(image.discard(half, half)).unwrap();
+        block_on(image.flush()).unwrap();
+        let (disk, before) = (read(&image), file.memory.contents().len() as u64);
+        // Three clusters, and some for tables.
+        file.leave(3 * (CLUSTER / BLOCK) as usize + 1);
+        let options = CompactOptions {
+            defragment,
+            ..CompactOptions::default()
+        };
+        let done = compact(&image, &options);
+        assert!(done.moved_bytes >= half, "{done:?}");
+        assert!(done.file_bytes + half <= before + CLUSTER, "{done:?}");
+        ends_with(&file, &image, &disk);
+    }
+}

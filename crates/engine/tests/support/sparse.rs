@@ -18,6 +18,8 @@ struct Host {
     /// Blocks that have space.
     given: BTreeSet<u64>,
     is_full: bool,
+    /// Blocks that may have space at a time.
+    most: Option<usize>,
     /// Writes that were to be durable by themselves.
     durable: usize,
     flushes: usize,
@@ -62,7 +64,11 @@ impl Sparse {
         let mut host = self.host.lock().unwrap();
         let wanted = blocks(offset, len);
         let is_given = wanted.clone().all(|block| host.given.contains(&block));
-        if host.is_full && !is_given {
+        let more = wanted.clone().filter(|block| !host.given.contains(block));
+        let has_room = host
+            .most
+            .is_none_or(|most| host.given.len() + more.count() <= most);
+        if (host.is_full || !has_room) && !is_given {
             return Err(io::Error::from_raw_os_error(ENOSPC));
         }
         host.given.extend(wanted);
@@ -85,6 +91,12 @@ impl Sparse {
     /// Whether the file system has no free block.
     pub fn fill_up(&self, is_full: bool) {
         self.host.lock().unwrap().is_full = is_full;
+    }
+
+    /// From now on the file system has this many free blocks, and those that the file gives back.
+    pub fn leave(&self, blocks: usize) {
+        let mut host = self.host.lock().unwrap();
+        host.most = Some(host.given.len() + blocks);
     }
 
     /// Returns the bytes that have space.

@@ -16,7 +16,7 @@
 //! | what is free becomes holes, some at a time | go on | fewer holes |
 //!
 //! Cancelled, failed for want of space, or done, it ends with the last step, so that what has moved
-//! by then is given back. If that has made room, one that failed for want of space begins again.
+//! by then is given back. One that failed for want of space begins again, with less at a time.
 
 mod data;
 mod defragment;
@@ -64,7 +64,7 @@ const FURTHER_ROUNDS_MAX: usize = 8;
 /// Times that the disk's clusters are put in order once more, if it was not enough.
 const ORDERS_AGAIN_MAX: usize = 2;
 
-/// Attempts after one that has found no space, while each gives some back.
+/// Attempts after one that has found no space, each with half of the space at a time.
 const ATTEMPTS_MAX: usize = 16;
 
 /// Options of a compaction.
@@ -349,13 +349,22 @@ impl Qcow2 {
             self.work((options, job), &mut done).await
         };
         let mut outcome = outcome.await;
+        let mut options = options.clone();
         for _ in 0..ATTEMPTS_MAX {
             let without_space = outcome.as_ref().is_err_and(is_no_space);
-            if !without_space || self.is_latched() || !self.has_given_back().await.unwrap_or(false)
-            {
+            if !without_space || self.is_latched() {
                 break;
             }
-            outcome = self.work((options, job), &mut done).await;
+            let Ok(has_given_back) = self.has_given_back().await else {
+                break;
+            };
+            // Smaller batches need less space at a time.
+            let batch = self.clusters_at_a_time(&options) / 2;
+            if batch == 0 && !has_given_back {
+                break;
+            }
+            options.budget_bytes = batch.max(1) << self.geometry().cluster_bits();
+            outcome = self.work((&options, job), &mut done).await;
         }
         let ended = match &outcome {
             _ if self.is_latched() || !begun => Ok(()),
@@ -448,11 +457,11 @@ impl Qcow2 {
                     end: round.outline.end,
                     without_gaps: options.subclusters,
                 };
-                let moved = self.move_batch(&batch, destination, job).await;
+                let counted = (job, &mut done.moved_bytes);
+                let moved = self.move_batch(&batch, destination, counted).await;
                 // What has moved is given up before the budget is spent again.
                 let released = self.release_moved(job).await;
-                done.moved_bytes += moved?;
-                released?;
+                moved.and(released)?;
             }
             for batch in &round.later {
                 job.enter(Stage::Tables);

@@ -122,16 +122,16 @@ impl Moving<'_> {
 
 impl Qcow2 {
     /// Moves runs, those that are still as they were planned: to the places that are planned if
-    /// these are free, else before the end, or not at all if that is 0. Returns the bytes that have
-    /// moved. While a run waits for the job's pace, those under way go on: they have leases, for
-    /// which guests wait.
+    /// these are free, else before the end, or not at all if that is 0. Counts the bytes that have
+    /// moved, also if some have not. While a run waits for the job's pace, those under way go on:
+    /// they have leases, for which guests wait.
     #[boxed]
     pub(super) async fn move_batch(
         &self,
         batch: &[Move],
         destination: Destination,
-        job: &Job,
-    ) -> Result<u64> {
+        (job, moved_bytes): (&Job, &mut u64),
+    ) -> Result<()> {
         let bits = self.geometry().cluster_bits();
         let moved = AtomicU64::new(0);
         let mut runs = Runs {
@@ -144,7 +144,9 @@ impl Qcow2 {
             moved_by_all.fetch_add(clusters << bits, Ordering::Relaxed);
             Ok(())
         });
-        outcome.await.map(|()| moved.load(Ordering::Relaxed))
+        let outcome = outcome.await;
+        *moved_bytes += moved.into_inner();
+        outcome
     }
 
     /// Moves what is left of a run, part by part. Returns how many clusters have moved.

@@ -336,11 +336,11 @@ impl Qcow2 {
                 end: 0,
                 without_gaps: round.without_gaps,
             };
-            let moved = self.move_batch(&step.moves, destination, job).await;
+            let counted = (job, &mut done.moved_bytes);
+            let moved = self.move_batch(&step.moves, destination, counted).await;
             // What has moved is given up before anything takes its place.
             let released = self.release_moved(job).await;
-            done.moved_bytes += moved?;
-            released?;
+            moved.and(released)?;
         }
         if step.shared.is_empty() {
             return Ok(());
