@@ -224,7 +224,7 @@ fn what_cannot_be_is_refused() {
         ),
         ("publish --prune strore", "There is no directory 'strore'"),
         (
-            "publish --list file:///nowhere",
+            "publish --prune file:///nowhere",
             "There is no directory '/nowhere'",
         ),
         (
