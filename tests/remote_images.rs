@@ -120,6 +120,39 @@ fn overlays_stand_on_an_image_at_a_url() {
 }
 
 #[test]
+fn a_disk_in_a_registry_is_an_image() {
+    let golden = Golden::new();
+    let bytes = std::fs::read(golden.path().join("golden.qcow2")).unwrap();
+    // No part of a blob can be compared with its digest.
+    let digest = format!("sha256:{}", "0a".repeat(32));
+    let manifest = format!(
+        "{{\"layers\":[{{\"mediaType\":\"a/b\",\"digest\":\"{digest}\",\"size\":{}}}]}}",
+        bytes.len()
+    );
+    let put = |path: &str, bytes: Vec<u8>| {
+        golden.server.put(path, WebObject::tagged(bytes, "any"));
+    };
+    put("/v2/disks/golden/manifests/7", manifest.into_bytes());
+    put(&format!("/v2/disks/golden/blobs/{digest}"), bytes);
+    let oci = golden
+        .server
+        .url("/disks/golden:7")
+        .replace("http://", "oci://");
+    golden.ours(&format!("create -q -f qcow2 -b {oci} -F qcow2 vm.qcow2"));
+    golden.ours("io -c read__-P__2__3M__64k -c write__-P__7__512k__64k vm.qcow2");
+    golden.ours(&format!("compare {oci} golden.qcow2"));
+    let mut cached = golden.command(&format!("convert -O raw {oci} local.raw"));
+    run(cached.env("COWSLIP_CACHE", golden.path().join("cache")));
+    golden.ours("compare -F raw golden.qcow2 local.raw");
+    assert!(golden.ours("cache list --dir cache").contains(&digest));
+    let (code, text) = golden.verdict(&format!("info {oci}.none"));
+    let missing = "disks/golden:7.none': the server answers '404 Not Found'";
+    assert!(code == Some(1) && text.contains(missing), "{text}");
+    let (code, text) = golden.verdict(&format!("publish golden.qcow2 {oci}/x"));
+    assert!(code == Some(1) && text.contains("in a registry"), "{text}");
+}
+
+#[test]
 fn what_cannot_be_is_said() {
     let golden = Golden::new();
     let refused = |line: &str, why: &str| {

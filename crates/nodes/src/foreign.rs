@@ -21,7 +21,9 @@ const FORMATS: &[&str] = &[
 const PROTOCOLS: &[(&[&str], &str)] = &[
     (
         // With the feature `remote`, drivers have the first ones.
-        &["http", "https", "s3", "gs", "az", "ftp", "ftps", "tftp"],
+        &[
+            "http", "https", "s3", "gs", "az", "oci", "ftp", "ftps", "tftp",
+        ],
         "let nbdkit serve it: nbdkit -r curl URL, then nbd://localhost",
     ),
     (

@@ -21,9 +21,9 @@ pub fn open_store(root: &str, options: &StoreOptions) -> Result<Store> {
     let objects: Arc<dyn Objects> = match ObjectUrl::of_name(root) {
         Some(url) => {
             let url = url?;
-            if url.scheme().is_web() {
+            if !url.scheme().takes_objects() {
                 return Err(Error::invalid(format!(
-                    "'{root}' is on a web server, which does not list its objects: published disks are in directories, s3://, gs:// and az://"
+                    "'{root}' is on a web server or in a registry, which does not list its objects: published disks are in directories, s3://, gs:// and az://"
                 )));
             }
             let environment = Environment::of_process();

@@ -7,6 +7,7 @@ use http::StatusCode;
 use object_store::client::{HttpError, HttpErrorKind};
 
 use crate::guard::{Refusal, code_in};
+use crate::registry::Unfit;
 
 /// The innermost reason for a failure, which the outer ones repeat.
 pub fn reason(error: &object_store::Error) -> String {
@@ -81,6 +82,9 @@ impl Failure {
         loop {
             if let Some(refusal) = deepest.downcast_ref::<Refusal>() {
                 return Failure::of_refusal(refusal);
+            }
+            if let Some(Unfit(why)) = deepest.downcast_ref::<Unfit>() {
+                return Failure::new(why.clone(), Remedy::None);
             }
             if let Some(error) = deepest.downcast_ref::<HttpError>() {
                 kind = Some(error.kind());

@@ -64,7 +64,7 @@ fn completes_upload(scheme: Scheme, request: &HttpRequest) -> bool {
             let is_signed = authorization.is_some_and(|it| it.as_bytes().starts_with(b"SharedKey"));
             request.method() == Method::PUT && has("comp=blocklist") && !is_signed
         }
-        Scheme::Google | Scheme::Http | Scheme::Https => false,
+        Scheme::Google | Scheme::Http | Scheme::Https | Scheme::Registry => false,
     }
 }
 
@@ -135,7 +135,7 @@ impl fmt::Display for TooLong {
 impl std::error::Error for TooLong {}
 
 /// The first bytes of a body. The rest is left unread, which ends the connection.
-async fn beginning(mut body: HttpResponseBody) -> Result<Bytes, HttpError> {
+pub(crate) async fn beginning(mut body: HttpResponseBody) -> Result<Bytes, HttpError> {
     let mut text = BytesMut::new();
     while text.len() < ERROR_TEXT_MAX {
         let Some(frame) = body.frame().await else {

@@ -6,6 +6,7 @@
 //! | `s3://BUCKET/NAME` | Amazon S3, and what speaks its protocol at `endpoint` |
 //! | `gs://BUCKET/NAME` | Google Cloud Storage |
 //! | `az://CONTAINER/NAME` | Azure Blob Storage |
+//! | `oci://HOST/REPOSITORY:TAG` | a registry of containers |
 //!
 //! [`locate`] turns a URL with its options and the environment into a store and a path in it.
 //! [`open`] opens an object as a [`cowslip_block::file::BlockFile`]:
@@ -21,6 +22,7 @@
 //! May not know: any image format, the command line.
 
 mod ahead;
+mod base64;
 mod blocks;
 mod cache;
 mod credentials;
@@ -36,6 +38,7 @@ mod object;
 mod options;
 mod prefetch;
 mod reach;
+mod registry;
 mod runtime;
 mod store;
 mod trace;

@@ -10,6 +10,7 @@ use url::Url;
 use crate::credentials::Profile;
 use crate::environment::Environment;
 use crate::options::StoreOptions;
+use crate::registry;
 use crate::url::{ObjectUrl, Scheme};
 
 /// Needs of all remote files that are open.
@@ -45,13 +46,14 @@ const PROXIES: [&str; 6] = [
     "http_proxy",
 ];
 /// Variables with files of credentials.
-const CREDENTIALS: [&str; 7] = [
+const CREDENTIALS: [&str; 8] = [
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_CONFIG_FILE",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AZURE_FEDERATED_TOKEN_FILE",
     "GOOGLE_APPLICATION_CREDENTIALS",
+    "REGISTRY_AUTH_FILE",
     "SSL_CERT_FILE",
 ];
 
@@ -106,9 +108,12 @@ impl Reach {
         cache: Option<&Path>,
     ) -> Reach {
         let mut ports = vec![DNS];
-        match url.scheme().is_web() {
-            true => ports.extend(web_ports(url)),
-            false => ports.extend(store_ports(url, options, environment)),
+        match url.scheme() {
+            Scheme::Http | Scheme::Https => ports.extend(web_ports(url)),
+            Scheme::Registry => ports.extend(registry_ports(url, options)),
+            Scheme::S3 | Scheme::Google | Scheme::Azure => {
+                ports.extend(store_ports(url, options, environment));
+            }
         }
         let named = PROXIES.iter().filter_map(|name| environment.get(name));
         ports.extend(named.chain(options.proxy.as_deref()).filter_map(port_of));
@@ -132,6 +137,15 @@ fn web_ports(url: &ObjectUrl) -> impl Iterator<Item = u16> {
     [url.port(), Some(HTTPS), in_the_clear]
         .into_iter()
         .flatten()
+}
+
+/// The port of a registry, and the usual ones of its server of tokens, and of those that it may
+/// redirect to.
+fn registry_ports(url: &ObjectUrl, options: &StoreOptions) -> Vec<u16> {
+    let base = registry::base(url, options.endpoint.as_deref());
+    let in_the_clear = base.starts_with("http://").then_some(HTTP);
+    let all = [port_of(&base), Some(HTTPS), in_the_clear];
+    all.into_iter().flatten().collect()
 }
 
 /// The ports of an object store, and of what gives credentials for it.
@@ -197,7 +211,7 @@ fn credentials(environment: &Environment) -> impl Iterator<Item = PathBuf> {
     let named = CREDENTIALS.iter().filter_map(|name| environment.get(name));
     let named = named.filter_map(|path| directory(Path::new(path)));
     let home = environment.get("HOME").map(PathBuf::from);
-    let own = [".aws", ".config/gcloud", ".azure"];
+    let own = [".aws", ".config/gcloud", ".azure", ".docker"];
     let own = own.map(|name| home.as_ref().map(|home| home.join(name)));
     named.chain(own.into_iter().flatten())
 }

@@ -13,10 +13,12 @@ use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 
+use crate::base64::base64;
 use crate::credentials::Profile;
 use crate::environment::Environment;
 use crate::guard::GuardedConnector;
 use crate::options::{Certificates, Login, Retries, StoreOptions};
+use crate::registry::{self, ImageName, RegistryConnector, basic};
 use crate::upload::Multipart;
 use crate::url::{ObjectUrl, Scheme};
 
@@ -28,9 +30,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Location {
     /// The store: a bucket, a container, or what lies below a URL of a web server.
     pub store: Arc<dyn ObjectStore>,
-    /// Requests for uploads in parts; web servers have none.
+    /// Requests for uploads in parts; web servers and registries have none.
     pub multipart: Option<Multipart>,
-    /// The object's path in the store. Of a web server, the URL is the store, and the path empty.
+    /// The object's path in the store. Of a web server or a registry, the URL is the store, and the
+    /// path empty.
     pub path: Path,
 }
 
@@ -69,6 +72,20 @@ pub fn locate(
                 .map_err(refused)?;
             (Arc::new(server) as Arc<dyn ObjectStore>, None)
         }
+        Scheme::Registry => {
+            let image = ImageName::of(url, options.endpoint.as_deref())?;
+            let server = HttpBuilder::new()
+                .with_url(image.base())
+                .with_client_options(client)
+                .with_retry(retry)
+                .with_http_connector(RegistryConnector {
+                    basic: basic(url, options, environment),
+                    image,
+                })
+                .build()
+                .map_err(refused)?;
+            (Arc::new(server) as Arc<dyn ObjectStore>, None)
+        }
         Scheme::S3 => both(
             amazon(url, options, environment)
                 .with_client_options(client)
@@ -94,7 +111,7 @@ pub fn locate(
                 .map_err(refused)?,
         ),
     };
-    let path = match url.scheme().is_web() {
+    let path = match url.scheme().is_web() || url.scheme() == Scheme::Registry {
         // The server's own spelling: repeated slashes and escapes are part of the name.
         true => Path::default(),
         false => Path::from_url_path(url.path())
@@ -171,6 +188,9 @@ fn allows_http(url: &ObjectUrl, options: &StoreOptions, environment: &Environmen
                 .map(str::to_string)
                 .or_else(|| Profile::of(environment).endpoint)
         }
+        Scheme::Registry => {
+            return registry::base(url, options.endpoint.as_deref()).starts_with("http://");
+        }
         Scheme::Google => environment.get("GOOGLE_BASE_URL").map(str::to_string),
         Scheme::Azure => {
             let said = environment.get("AZURE_STORAGE_ENDPOINT");
@@ -205,24 +225,6 @@ fn headers(login: Option<&Login>, options: &StoreOptions) -> Result<HeaderMap> {
         add(http::header::COOKIE, cookie, "cookie")?;
     }
     Ok(headers)
-}
-
-/// Base64 with padding (RFC 4648, section 4), for the header of a password.
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for group in bytes.chunks(3) {
-        let [a, b, c] = [0, 1, 2].map(|i| u32::from(*group.get(i).unwrap_or(&0)));
-        let bits = a << 16 | b << 8 | c;
-        for place in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * place) & 63) as usize];
-            text.push(match place <= group.len() {
-                true => digit as char,
-                false => '=',
-            });
-        }
-    }
-    text
 }
 
 fn retry_config(retries: Retries) -> RetryConfig {

@@ -282,7 +282,7 @@ impl Upload {
     pub async fn begin(location: &Location, name: &str, part_bytes: usize) -> Result<Upload> {
         let Some(Multipart(multipart)) = location.multipart.clone() else {
             return Err(Error::invalid(format!(
-                "'{name}' is on a web server, which takes no uploads: s3://, gs:// and az:// do"
+                "'{name}' is on a server that takes no uploads: s3://, gs:// and az:// do"
             )));
         };
         let target = Target {

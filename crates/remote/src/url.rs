@@ -22,10 +22,12 @@ pub enum Scheme {
     Google,
     /// Azure Blob Storage.
     Azure,
+    /// A registry of containers.
+    Registry,
 }
 
 /// The names of all schemes.
-pub const SCHEMES: &[&str] = &["http", "https", "s3", "gs", "az"];
+pub const SCHEMES: &[&str] = &["http", "https", "s3", "gs", "az", "oci"];
 
 impl Scheme {
     /// Its name in URLs.
@@ -36,6 +38,7 @@ impl Scheme {
             Scheme::S3 => "s3",
             Scheme::Google => "gs",
             Scheme::Azure => "az",
+            Scheme::Registry => "oci",
         }
     }
 
@@ -47,13 +50,19 @@ impl Scheme {
             Scheme::S3,
             Scheme::Google,
             Scheme::Azure,
+            Scheme::Registry,
         ];
         all.into_iter().find(|scheme| scheme.name() == name)
     }
 
-    /// Whether it is a web server's, and no object store's.
+    /// Whether it is a web server's, and no object store's or registry's.
     pub fn is_web(self) -> bool {
         matches!(self, Scheme::Http | Scheme::Https)
+    }
+
+    /// Whether objects can be stored there, too.
+    pub fn takes_objects(self) -> bool {
+        matches!(self, Scheme::S3 | Scheme::Google | Scheme::Azure)
     }
 }
 
@@ -77,9 +86,9 @@ impl ObjectUrl {
         let refused = |why: &str| Error::invalid(format!("Invalid URL '{}': {why}", shown(name)));
         let mut url = Url::parse(name).map_err(|why| refused(&why.to_string()))?;
         if url.host_str().is_none_or(str::is_empty) {
-            return Err(refused(match scheme.is_web() {
-                true => "it names no server",
-                false => "it names no bucket",
+            return Err(refused(match scheme {
+                Scheme::Http | Scheme::Https | Scheme::Registry => "it names no server",
+                Scheme::S3 | Scheme::Google | Scheme::Azure => "it names no bucket",
             }));
         }
         url.set_fragment(None);
@@ -133,6 +142,11 @@ impl ObjectUrl {
     /// The path, with its escapes, that begins with a slash; empty if there is none.
     pub fn path(&self) -> &str {
         self.url.path()
+    }
+
+    /// The query, if there is one. Often it has secrets.
+    pub(crate) fn query(&self) -> Option<&str> {
+        self.url.query()
     }
 
     /// The URL without its query, for messages: queries often have secrets.

@@ -9,6 +9,7 @@ mod moto;
 mod nginx;
 mod prefetch;
 mod reading;
+mod registry;
 mod support;
 mod tls;
 mod uploads;

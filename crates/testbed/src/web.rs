@@ -77,6 +77,8 @@ pub enum WebFault {
     EndlessError,
     /// The object is at this URL.
     Redirect(String),
+    /// Credentials are wanted first, as this header says.
+    Challenge(String),
 }
 
 /// A request that was answered.
@@ -389,6 +391,12 @@ fn answer(
         WebFault::Status(status, text) => return plain(*status, text),
         WebFault::Redirect(url) => {
             let head = format!("HTTP/1.1 302 x\r\nLocation: {url}\r\nContent-Length: 0\r\n\r\n");
+            return Some((head, Vec::new()));
+        }
+        WebFault::Challenge(header) => {
+            let head = format!(
+                "HTTP/1.1 401 x\r\nWWW-Authenticate: {header}\r\nContent-Length: 0\r\n\r\n"
+            );
             return Some((head, Vec::new()));
         }
         WebFault::EndlessError => {

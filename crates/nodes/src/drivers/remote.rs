@@ -1,4 +1,5 @@
-//! `http`, `https`, `s3`, `gs` and `az`: objects on web servers and in object stores.
+//! `http`, `https`, `s3`, `gs`, `az` and `oci`: objects on web servers, in object stores and in
+//! registries.
 
 use std::sync::Arc;
 
