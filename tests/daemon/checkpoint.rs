@@ -305,6 +305,26 @@ fn after_a_kill_a_full_backup_is_asked_for() {
     daemon.quit();
 }
 
+/// What has changed since a published version rests on its bitmap.
+#[test]
+fn a_bitmap_of_a_published_version_is_removed_and_not_changed() {
+    let dir = crate::support::scratch();
+    let dir = dir.path();
+    create(dir, "n0.qcow2 1M");
+    let mut daemon = Daemon::start(dir);
+    daemon.add("n0", "n0.qcow2");
+    let bitmap = json!({"node": "n0", "name": "published-0a"});
+    let new = json!({"node": "n0", "name": "published-0a", "persistent": true});
+    daemon.done("block-dirty-bitmap-add", new);
+    for verb in ["clear", "disable", "enable"] {
+        let verb = format!("block-dirty-bitmap-{verb}");
+        let error = daemon.ask(&verb, bitmap.clone()).unwrap_err();
+        assert!(error.contains("it can be removed"), "{error}");
+    }
+    daemon.done("block-dirty-bitmap-remove", bitmap);
+    daemon.quit();
+}
+
 /// An image that was committed shows the disk as its base does, whatever is written there later: so
 /// it must not say what has changed.
 #[test]
