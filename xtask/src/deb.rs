@@ -218,7 +218,8 @@ impl Facts {
     }
 }
 
-fn strip(file: &Path, how: &str) -> Result<(), String> {
+/// Strips a program or library, as `how` says.
+pub fn strip(file: &Path, how: &str) -> Result<(), String> {
     run::output(
         Command::new("strip")
             .args([how, "--enable-deterministic-archives"])

@@ -93,11 +93,15 @@ pub fn build(profile: &str, more: &[&str]) -> Result<PathBuf, String> {
         library.args(["build", "--profile", profile, "--package", package]);
         run::run(&mut library)?;
     }
-    let directory = match profile {
+    Ok(run::target().join(directory_of(profile)))
+}
+
+/// The directory of what is built with a profile, in that of the target.
+pub fn directory_of(profile: &str) -> &str {
+    match profile {
         "dev" => "debug",
         other => other,
-    };
-    Ok(run::target().join(directory))
+    }
 }
 
 /// The command, and what is made by it.

@@ -10,6 +10,8 @@
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
 //! - `install` installs the command and the library for C, for packages too;
 //! - `deb` makes Debian packages of them, and of the module for Python;
+//! - `static` makes an archive of the command that needs no library of the system;
+//! - `oci` makes an image of it for containers, without their tools;
 //! - `wheel` makes the wheel of the Python package, and tests it;
 //! - `manual` writes the manual as static pages;
 //! - `package` makes the packages of the crates that are published, and says what could not be
@@ -25,6 +27,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod apt;
+mod archive;
 mod bench;
 mod beside;
 mod deb;
@@ -36,9 +39,13 @@ mod kernel;
 mod libssl;
 mod manual;
 mod mistakes;
+mod musl;
 mod mutants;
+mod notices;
+mod oci;
 mod package;
 mod peers;
+mod recipe;
 mod run;
 mod test;
 mod threads;
@@ -85,6 +92,10 @@ enum Command {
     Install(install::Args),
     /// Makes Debian packages of the command, the libraries for C and Python, and QEMU's names
     Deb(deb::Args),
+    /// Makes an archive of the command, linked with musl: one file that needs no library
+    Static(musl::Args),
+    /// Makes an image of that command for containers, by contrib/oci/Containerfile
+    Oci(oci::Args),
     /// Makes the wheel of the Python package by maturin, installs it and tests it
     Wheel(wheel::Args),
     /// Writes the manual as static pages, with the reference of the command, and checks its links
@@ -113,6 +124,8 @@ fn main() -> ExitCode {
         Command::Iotests(args) => iotests::run(&args),
         Command::Install(args) => install::run(&args),
         Command::Deb(args) => deb::run(&args),
+        Command::Static(args) => musl::run(&args),
+        Command::Oci(args) => oci::run(&args),
         Command::Wheel(args) => wheel::run(&args),
         Command::Manual(args) => manual::run(&args),
         Command::Package(args) => package::run(&args),
