@@ -3,11 +3,14 @@
 //!
 //! ```text
 //! cargo run --release -p cowslip --example compact_waits -- DIR 8 4096
+//! cargo run --release -p cowslip --example compact_waits -- DIR 8 4096 defragment
 //! ```
 //!
 //! The arguments are a directory, the size of the disk in GiB, and the bytes of a cluster. All of
 //! the disk is allocated, its first half is discarded, and some of what is behind moves there: it
-//! has no data, so that moves take little. For each stage of the job it prints the longest request
+//! has no data, so that moves take little. With the fourth one nothing is discarded, but the
+//! clusters lie in the file in no order, and get the guest's; with `plan` that is only planned. For
+//! each stage of the job it prints the longest request
 //! of each kind, and the processor's time of the longest step that the compaction makes without
 //! letting others go on, which does not depend on what else the machine does.
 #![allow(clippy::unwrap_used)] // It ends by panicking.
@@ -15,6 +18,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
@@ -42,6 +46,8 @@ const KINDS: [&str; 3] = ["read", "write", "flush"];
 struct Shared {
     image: Arc<Image>,
     job: Job,
+    options: CompactOptions,
+    plans: bool,
     disk_bytes: u64,
     begun: Cell<bool>,
     ended: Cell<bool>,
@@ -115,8 +121,13 @@ fn processor_time() -> Duration {
 
 async fn compact(shared: Rc<Shared>) {
     let begun = Instant::now();
-    let options = CompactOptions::default();
-    let mut compaction = pin!(shared.image.compact(&options, &shared.job));
+    let mut compaction = pin!(async {
+        let (options, job) = (&shared.options, &shared.job);
+        match shared.plans {
+            true => format!("{:?}", shared.image.compaction_plan(options, job).await),
+            false => format!("{:?}", shared.image.compact(options, job).await),
+        }
+    });
     let done = poll_fn(|context| {
         let (stage, before) = (shared.stage(), processor_time());
         let polled = compaction.as_mut().poll(context);
@@ -129,11 +140,57 @@ async fn compact(shared: Rc<Shared>) {
         }
         polled
     });
-    println!("{:?} in {:.1?}", done.await, begun.elapsed());
+    println!("{} in {:.1?}", done.await, begun.elapsed());
     shared.ended.set(true);
 }
 
-async fn half_empty(path: &Path, disk_bytes: u64, cluster_bytes: u64) -> Arc<Image> {
+/// Exchanges the places of all clusters of a disk at random. The image is closed.
+fn scatter(path: &Path, cluster_bytes: u64) {
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path);
+    let file = file.unwrap();
+    let read = |offset: u64, len: u64| {
+        let mut bytes = vec![0; len as usize];
+        file.read_exact_at(&mut bytes, offset).unwrap();
+        bytes
+    };
+    let words = |bytes: &[u8]| -> Vec<u64> {
+        let words = bytes.chunks_exact(8);
+        words
+            .map(|word| u64::from_be_bytes(word.try_into().unwrap()))
+            .collect()
+    };
+    let header = read(0, 48);
+    let l1_entries = u32::from_be_bytes(header[36..40].try_into().unwrap());
+    let l1_offset = u64::from_be_bytes(header[40..48].try_into().unwrap());
+    let l1 = words(&read(l1_offset, u64::from(l1_entries) * 8));
+    let tables = l1.iter().map(|entry| entry & 0x00ff_ffff_ffff_fe00);
+    let mut tables: Vec<(u64, Vec<u64>)> = tables
+        .map(|at| (at, words(&read(at, cluster_bytes))))
+        .collect();
+    let per_table = (cluster_bytes / 8) as usize;
+    let mut state = 1_u64;
+    for at in (1..tables.len() * per_table).rev() {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let other = (state >> 20) as usize % (at + 1);
+        let (one, other) = (at, other);
+        let place = |at: usize| (at / per_table, at % per_table);
+        let (one, other) = (place(one), place(other));
+        let entry = tables[one.0].1[one.1];
+        tables[one.0].1[one.1] = std::mem::replace(&mut tables[other.0].1[other.1], entry);
+    }
+    for (at, table) in tables {
+        let bytes: Vec<u8> = table.into_iter().flat_map(u64::to_be_bytes).collect();
+        file.write_all_at(&bytes, at).unwrap();
+    }
+}
+
+/// A disk of which all is allocated, and half is discarded or all is in no order.
+async fn made(path: &Path, (disk_bytes, cluster_bytes): (u64, u64), scattered: bool) -> Arc<Image> {
     std::fs::File::create(path).unwrap();
     let writable = HostOptions {
         writable: true,
@@ -146,6 +203,9 @@ async fn half_empty(path: &Path, disk_bytes: u64, cluster_bytes: u64) -> Arc<Ima
         ..CreateOptions::new(disk_bytes)
     };
     create(Arc::clone(&file), None, &options).await.unwrap();
+    if scattered {
+        scatter(path, cluster_bytes);
+    }
     let options = OpenOptions {
         format: Some(Format::Qcow2),
         writable: true,
@@ -153,9 +213,13 @@ async fn half_empty(path: &Path, disk_bytes: u64, cluster_bytes: u64) -> Arc<Ima
         ..OpenOptions::default()
     };
     let image = Image::open(file, options, &NoFiles).await.unwrap();
-    for at in (0..disk_bytes / 2).step_by(64 << 20) {
+    let discarded = match scattered {
+        true => 0,
+        false => disk_bytes / 2,
+    };
+    for at in (0..discarded).step_by(64 << 20) {
         image
-            .discard(at, (64 << 20).min(disk_bytes / 2 - at))
+            .discard(at, (64 << 20).min(discarded - at))
             .await
             .unwrap();
     }
@@ -165,17 +229,24 @@ async fn half_empty(path: &Path, disk_bytes: u64, cluster_bytes: u64) -> Arc<Ima
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [dir, gib, cluster_bytes] = &args[..] else {
-        panic!("DIR GIB CLUSTER_BYTES");
+    let [dir, gib, cluster_bytes, words @ ..] = &args[..] else {
+        panic!("DIR GIB CLUSTER_BYTES [defragment|plan]");
     };
+    let defragment = !words.is_empty();
     let disk_bytes = gib.parse::<u64>().unwrap() << 30;
     let path = Path::new(dir).join("compact-waits.qcow2");
     let queue = Queue::new(Backend::Threads).unwrap();
     queue.block_on(async {
-        let image = half_empty(&path, disk_bytes, cluster_bytes.parse().unwrap()).await;
+        let sizes = (disk_bytes, cluster_bytes.parse().unwrap());
+        let image = made(&path, sizes, defragment).await;
         let shared = Rc::new(Shared {
             image,
             job: Job::default(),
+            options: CompactOptions {
+                defragment,
+                ..CompactOptions::default()
+            },
+            plans: words.iter().any(|word| word == "plan"),
             disk_bytes,
             begun: Cell::new(false),
             ended: Cell::new(false),

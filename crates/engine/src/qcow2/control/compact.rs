@@ -25,6 +25,8 @@ mod leaks;
 #[doc(hidden)]
 pub mod order;
 #[doc(hidden)]
+pub mod pace;
+#[doc(hidden)]
 pub mod plan;
 mod redundant;
 mod roots;

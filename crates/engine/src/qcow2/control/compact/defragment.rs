@@ -13,8 +13,9 @@ use smallvec::SmallVec;
 
 use super::data::Destination;
 use super::order::{Front, Order, Places, Step, Todo, Window};
+use super::pace::Pace;
 use super::plan::Outline;
-use super::survey::{Kind, MEMORY_BYTES_MAX, Survey, is_data, too_large, walk, walk_behind};
+use super::survey::{Kind, Survey, is_data, too_large, walk, walk_behind};
 use super::units::{Unit, Units, in_batches, moves_in_turn};
 use super::{CompactOptions, Compaction, Defragmentation, FURTHER_ROUNDS_MAX, ROUND_CLUSTERS_MAX};
 use crate::job::{Job, Stage};
@@ -24,6 +25,9 @@ use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::offline::check::counts::{Memory, OutOfMemory};
 use crate::qcow2::space::growth::{Method, Step as Growth};
 use crate::{Error, Result};
+
+/// Bytes of memory for the order of the disk's clusters.
+const MEMORY_BYTES_MAX: u64 = 2 << 30;
 
 /// Where the words are that refer to clusters, by the places of these.
 type Words = BTreeMap<u64, SmallVec<[u64; 2]>>;
@@ -78,15 +82,15 @@ impl Qcow2 {
         let batch = self.clusters_at_a_time(options);
         let places = self.places(survey, (is_left, job)).await?;
         let added = places.clusters() / super::order::SLACK_FRACTION + batch;
-        let order = Order::of(survey, places, added).sparing(self.clusters_spared(options));
+        let pace = &mut Pace::of(job);
+        let order = Order::of(survey, places, added, pace).await?;
+        let order = order.sparing(self.clusters_spared(options));
         let (extents, perfect) = order.runs();
-        let forecast = order.forecast(&survey.kinds, batch);
+        let forecast = order.forecast(&survey.kinds, batch, pace).await?;
         survey.kinds = forecast.kinds;
-        for &(from, to) in &forecast.others {
-            let blocks = survey.blocks.iter_mut();
-            blocks
-                .filter(|(_, at)| *at == from)
-                .for_each(|(_, at)| *at = to);
+        let others: BTreeMap<u64, u64> = forecast.others.into_iter().collect();
+        for (_, at) in &mut survey.blocks {
+            *at = others.get(at).copied().unwrap_or(*at);
         }
         let outline = self.outline_of(survey, options, forecast.end);
         Ok(Expected {
@@ -130,7 +134,8 @@ impl Qcow2 {
                     let left = round.order.away();
                     // Each goes home, and some stand in the way before.
                     job.expect((left + left / 2) << self.geometry().cluster_bits());
-                    while let Some(window) = round.order.next_window(round.batch) {
+                    let (batch, pace) = (round.batch, &mut Pace::of(job));
+                    while let Some(window) = round.order.next_window(batch, pace).await? {
                         self.move_window(&window, &mut round, (job, done)).await?;
                     }
                     self.punch_places(&round.order.spared()).await?;
@@ -157,16 +162,17 @@ impl Qcow2 {
         let free = survey.kinds.iter().filter(|kind| kind.is_room()).count() as u64;
         let wanted = places.clusters() / super::order::SLACK_FRACTION + batch;
         let added = wanted.saturating_sub(free);
-        let spared = self.clusters_spared(options);
-        let mut order = Order::of(&survey, places, added).sparing(spared);
+        let pace = &mut Pace::of(job);
+        let mut order = Order::of(&survey, places, added, pace).await?;
         if added > 0 && order.todo() != Todo::Nothing {
             self.add_free(added).await?;
             survey = self.survey(job).await?;
             let places = self.places(&survey, (&|_| true, job)).await?;
-            order = Order::of(&survey, places, 0).sparing(spared);
+            order = Order::of(&survey, places, 0, pace).await?;
         }
+        order = order.sparing(self.clusters_spared(options));
         let (mut words, mut others) = (Words::new(), Vec::new());
-        if order.moves_any_shared() {
+        if order.moves_any_shared(pace).await? {
             let is_meant = |at| order.moves_shared(at);
             let units = self.find_units(&survey, (&is_meant, 0), job).await?;
             words = units.into_words();
@@ -231,22 +237,31 @@ impl Qcow2 {
         survey: &Survey,
         (is_left, job): (IsMeant<'_>, &Job),
     ) -> Result<Places> {
-        let mut places = Places::default();
-        let mut memory = Memory::new(MEMORY_BYTES_MAX);
         let name = self.name();
         let too_large = |OutOfMemory| too_large(name);
+        let mut memory = Memory::new(MEMORY_BYTES_MAX);
         let clusters = survey.kinds.len() as u64;
-        memory
-            .charge(Places::BYTES.saturating_mul(clusters) / 2)
-            .map_err(too_large)?;
+        let data = survey.kinds.iter().filter(|&&kind| is_data(kind)).count() as u64;
+        let bytes = Places::CLUSTER_BYTES.saturating_mul(clusters);
+        let bytes = bytes.saturating_add(Places::BYTES.saturating_mul(data));
+        memory.charge(bytes).map_err(too_large)?;
+        let mut places = Places::of_tables_with(self.geometry().l2_entries(), data);
         walk(&self.file, &self.header(), job, &mut |found| {
             let place = found.clusters.start;
             let guest = found
                 .guest
                 .filter(|_| is_data(found.kind) && is_left(place));
             if let Some(guest) = guest {
-                memory.charge(Places::BYTES).map_err(too_large)?;
-                places.note(guest, HostCluster(place));
+                // Two may share a place, or requests have changed something.
+                let more = match places.clusters() >= data {
+                    true => Places::BYTES,
+                    false => 0,
+                };
+                let table = match places.note(guest, HostCluster(place)) {
+                    true => Places::TABLE_BYTES,
+                    false => 0,
+                };
+                memory.charge(more + table).map_err(too_large)?;
             }
             Ok(())
         })
@@ -374,7 +389,9 @@ impl Qcow2 {
         (job, done): (&Job, &mut Compaction),
     ) -> Result<()> {
         job.expect(front.clusters << self.geometry().cluster_bits());
-        if let Some(step) = round.order.next_of_front(front, round.batch) {
+        let pace = &mut Pace::of(job);
+        let step = round.order.next_of_front(front, round.batch, pace);
+        if let Some(step) = step.await? {
             self.move_step(&step, round, (job, done)).await?;
         }
         for batch in &round.others {

@@ -17,64 +17,40 @@
 //!
 //! A place that is left, and that is the home of a cluster that moves later, is *spared*: it keeps
 //! its space on the host, so that it is not allocated once more, elsewhere (`spared.rs`).
+//!
+//! All of it is done in short steps, between which others go on ([`Pace`]).
 
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
+use super::pace::{Pace, pieces_of};
 use super::plan::{Move, joined};
-use super::survey::{Kind, Survey, is_data};
-use super::units::moves_later;
-use crate::qcow2::geometry::{Geometry, GuestCluster, HostCluster};
+use super::survey::{Kind, Survey};
+use crate::Result;
+use crate::qcow2::geometry::{GuestCluster, HostCluster};
 
 mod homes;
+mod layout;
 mod spared;
 
-use homes::{Homes, homes};
+pub use layout::Places;
+
+use homes::homes;
+use layout::{Cell, Figures, Layout};
 use spared::Spared;
 
 /// The part of the places of the data that stays free, at most, so that fewer clusters move.
 pub const SLACK_FRACTION: u64 = 64;
 /// No cluster.
 const NONE: u32 = u32::MAX;
+/// Clusters of the file among which free ones are looked for at a time.
+const LOOKED_AT: usize = 1 << 10;
+/// Work for a cluster that moves, in units of a [`Pace`].
+const MOVE_UNITS: u64 = 8;
 
 /// Returns whether a number of runs is within 1.2 of the perfect one.
 pub fn is_close(runs: u64, perfect: u64) -> bool {
     u128::from(runs) * 5 <= u128::from(perfect) * 6
-}
-
-/// A cluster of the file, for the order of the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cell {
-    Free,
-    /// A cluster of the disk, that may move.
-    Disk,
-    /// Something else that moves.
-    Other,
-    Fixed,
-}
-
-/// Where the disk's clusters are.
-#[derive(Clone, Debug, Default)]
-pub struct Places {
-    found: Vec<(u64, u32)>,
-}
-
-impl Places {
-    /// Bytes of memory that each takes here and in an [`Order`], and each cluster of the file.
-    pub const BYTES: u64 = 32;
-
-    /// How many are known.
-    pub fn clusters(&self) -> u64 {
-        self.found.len() as u64
-    }
-
-    /// Notes where a cluster is.
-    pub fn note(&mut self, guest: GuestCluster, host: HostCluster) {
-        // There is a byte of memory for each cluster of the file: they are fewer.
-        if let Ok(host) = u32::try_from(host.0) {
-            self.found.push((guest.0, host));
-        }
-    }
 }
 
 /// Clusters that move at one time: each to a place that is free before.
@@ -152,204 +128,91 @@ pub struct Forecast {
     pub end: u64,
 }
 
-/// The clusters of the disk, in its order, and the clusters of the file.
-#[derive(Clone, Debug)]
-struct Layout {
-    guests: Vec<u64>,
-    places: Vec<u32>,
-    cells: Vec<Cell>,
-    owners: Vec<u32>,
-    geometry: Geometry,
-}
-
-impl Layout {
-    fn of(survey: &Survey, places: Places, added: u64) -> Layout {
-        let mut found = places.found;
-        found.sort_unstable();
-        let len = survey.kinds.len() + added as usize;
-        let mut layout = Layout {
-            guests: Vec::with_capacity(found.len()),
-            places: Vec::with_capacity(found.len()),
-            cells: vec![Cell::Free; len],
-            owners: vec![NONE; len],
-            geometry: survey.geometry,
-        };
-        for (cell, &kind) in layout.cells.iter_mut().zip(&survey.kinds) {
-            *cell = match kind {
-                Kind::Free => Cell::Free,
-                Kind::Data => Cell::Fixed,
-                kind if moves_later(kind) => Cell::Other,
-                _ => Cell::Fixed,
-            };
-        }
-        for (guest, host) in found {
-            let at = host as usize;
-            let is_own = survey.kinds.get(at).is_some_and(|&kind| is_data(kind));
-            // Two clusters of the disk that share a place stay there.
-            if is_own && layout.owners[at] == NONE {
-                layout.owners[at] = layout.guests.len() as u32;
-                layout.cells[at] = Cell::Disk;
-                layout.guests.push(guest);
-                layout.places.push(host);
-            }
-        }
-        layout
-    }
-
-    fn len(&self) -> usize {
-        self.guests.len()
-    }
-
-    /// Returns whether a cluster follows on the one before it on the disk.
-    fn adjoins(&self, k: usize) -> bool {
-        k > 0 && self.guests[k - 1] + 1 == self.guests[k]
-    }
-
-    /// Returns whether it does in the file, too.
-    fn continues(&self, places: &[u32], k: usize) -> bool {
-        self.adjoins(k) && places[k - 1] + 1 == places[k]
-    }
-
-    fn runs(&self, places: &[u32]) -> u64 {
-        let begun = (0..self.len()).filter(|&k| !self.continues(places, k));
-        begun.count() as u64
-    }
-
-    fn perfect(&self) -> u64 {
-        (0..self.len()).filter(|&k| !self.adjoins(k)).count() as u64
-    }
-
-    /// The parts of the disk, as ranges of its clusters.
-    fn parts(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        let mut at = 0;
-        std::iter::from_fn(move || {
-            let start = at;
-            (start < self.len()).then(|| {
-                at += 1;
-                while at < self.len() && self.adjoins(at) {
-                    at += 1;
-                }
-                start..at
-            })
-        })
-    }
-
-    /// The cluster behind the last one of the disk.
-    fn end(&self) -> u64 {
-        let last = self.cells.iter().rposition(|&cell| cell == Cell::Disk);
-        last.map_or(0, |last| last as u64 + 1)
-    }
-
-    /// Free clusters before that.
-    fn holes(&self) -> u64 {
-        let before = self.cells[..self.end() as usize].iter();
-        before.filter(|&&cell| cell == Cell::Free).count() as u64
-    }
-
-    /// Clusters that stay free at most.
-    fn slack(&self) -> u64 {
-        self.len() as u64 / SLACK_FRACTION
-    }
-
-    /// The beginning of the file that has room for all that moves and is not the disk's.
-    fn front(&self) -> Front {
-        let others = self.cells.iter().filter(|&&cell| cell == Cell::Other);
-        let mut missing = others.count();
-        let (mut end, mut within) = (0, 0);
-        let all = missing;
-        for cell in &self.cells {
-            if missing == 0 {
-                break;
-            }
-            end += 1;
-            missing -= usize::from(*cell != Cell::Fixed);
-            within += usize::from(*cell == Cell::Other);
-        }
-        Front {
-            end,
-            clusters: (all - within) as u64,
-        }
-    }
-
-    /// The layout as it is once the front is cleared; what has gone there, and how many clusters of
-    /// the disk have left it.
-    fn cleared(mut self, front: Front) -> (Layout, Vec<(u64, u64)>, u64) {
-        let end = front.end as usize;
-        let behind = (end..self.cells.len()).filter(|&at| self.cells[at] == Cell::Other);
-        let behind: Vec<usize> = behind.collect();
-        let room = (0..end).filter(|&at| matches!(self.cells[at], Cell::Free | Cell::Disk));
-        let room: Vec<usize> = room.collect();
-        let (mut others, mut left) = (Vec::new(), 0);
-        for (&from, &to) in behind.iter().rev().zip(&room) {
-            // Somewhere behind: here where the other one was.
-            let owner = std::mem::replace(&mut self.owners[to], NONE);
-            self.cells[from] = Cell::Free;
-            if owner != NONE {
-                self.owners[from] = owner;
-                self.places[owner as usize] = from as u32;
-                self.cells[from] = Cell::Disk;
-                left += 1;
-            }
-            self.cells[to] = Cell::Other;
-            others.push((from as u64, to as u64));
-        }
-        (self, others, left)
-    }
-}
-
 /// The order, and how far it has come.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Order {
     layout: Layout,
-    /// By clusters of the file: those that snapshots share.
+    /// By clusters of the disk: those that snapshots share.
     shared: Vec<bool>,
     todo: Todo,
-    /// Where the clusters of the disk go.
+    /// Where the clusters of the disk go, if they are to be arranged.
     homes: Vec<u32>,
+    /// By clusters of the file: whether it is a home.
+    is_home: Vec<bool>,
     /// Where the next window begins.
     at: usize,
-    /// Free places that are not spared, and perhaps some that are not any more.
+    /// Free places that are not spared, and perhaps some that are not any more: those from a
+    /// cluster on. The others have not been looked for yet.
     heap: BinaryHeap<u32>,
+    heap_from: usize,
     spared: Spared,
     free: u64,
     runs: u64,
     perfect: u64,
+    /// Clusters that were not at home at first.
+    away: u64,
+    /// The cluster behind the last home, or of the last cluster if nothing is to be arranged.
+    end: u64,
 }
 
 impl Order {
     /// The order for a file that has some more free clusters behind its end.
-    pub fn of(survey: &Survey, places: Places, added: u64) -> Order {
-        let layout = Layout::of(survey, places, added);
-        let mut shared: Vec<bool> = vec![false; layout.len()];
-        for (shared, &place) in shared.iter_mut().zip(&layout.places) {
-            *shared = survey.kinds[place as usize] == Kind::Shared;
+    ///
+    /// # Errors
+    /// [`crate::Error::Cancelled`], as those of all that takes a pace.
+    pub async fn of(
+        survey: &Survey,
+        places: Places,
+        added: u64,
+        pace: &mut Pace<'_>,
+    ) -> Result<Order> {
+        let layout = Layout::of(survey, places, added, pace).await?;
+        let mut shared = Vec::with_capacity(layout.len());
+        for piece in pieces_of(0..layout.len()) {
+            let places = layout.places[piece.clone()].iter();
+            shared.extend(places.map(|&place| survey.kinds[place as usize] == Kind::Shared));
+            pace.spend_on(&piece).await?;
         }
-        Order::by(layout, shared)
+        Order::by(layout, shared, pace).await
     }
 
-    fn by(layout: Layout, shared: Vec<bool>) -> Order {
-        let runs = layout.runs(&layout.places);
-        let perfect = layout.perfect();
-        let is_short = layout.holes() <= layout.slack();
-        let (todo, Homes { homes, .. }) = match is_short && is_close(runs, perfect) {
-            true => (Todo::Nothing, Homes::stay(&layout)),
-            false => decide(&layout, (runs, is_short)),
+    async fn by(layout: Layout, shared: Vec<bool>, pace: &mut Pace<'_>) -> Result<Order> {
+        let figures = layout.figures(pace).await?;
+        let is_short = figures.holes <= layout.slack();
+        let decided = match is_short && is_close(figures.runs, figures.perfect) {
+            true => Decided::nothing(),
+            false => decide(&layout, &figures, pace).await?,
         };
-        let free_cells = (0..).zip(&layout.cells);
-        let free_cells = free_cells.filter(|(_, cell)| **cell == Cell::Free);
-        let heap: BinaryHeap<u32> = free_cells.map(|(at, _)| at).collect();
-        Order {
-            free: heap.len() as u64,
+        let mut is_home = Vec::new();
+        let mut away = 0;
+        for piece in pieces_of(0..layout.cells.len()) {
+            is_home.resize(piece.end, false);
+            pace.spend_on(&piece).await?;
+        }
+        for piece in pieces_of(0..decided.homes.len()) {
+            for k in piece.clone() {
+                is_home[decided.homes[k] as usize] = true;
+                away += u64::from(decided.homes[k] != layout.places[k]);
+            }
+            pace.spend_on(&piece).await?;
+        }
+        let last = decided.homes.last().map(|&last| u64::from(last) + 1);
+        Ok(Order {
+            free: figures.free,
+            heap: BinaryHeap::new(),
+            heap_from: layout.cells.len(),
             layout,
             shared,
-            todo,
-            homes,
+            todo: decided.todo,
+            homes: decided.homes,
+            is_home,
             at: 0,
-            heap,
             spared: Spared::default(),
-            runs,
-            perfect,
-        }
+            runs: figures.runs,
+            perfect: figures.perfect,
+            away,
+            end: last.unwrap_or(figures.end),
+        })
     }
 
     /// Has places without a cluster keep their space, this many clusters at most, with what the
@@ -379,16 +242,12 @@ impl Order {
 
     /// The cluster behind the last home, or of the last cluster if nothing is to be done.
     pub fn end(&self) -> u64 {
-        match self.todo {
-            Todo::Arrange => self.homes.last().map_or(0, |&last| u64::from(last) + 1),
-            Todo::Nothing | Todo::Clear(_) => self.layout.end(),
-        }
+        self.end
     }
 
-    /// Clusters of the disk that are not at home.
+    /// Clusters of the disk that were not at home at first.
     pub fn away(&self) -> u64 {
-        let pairs = self.homes.iter().zip(&self.layout.places);
-        pairs.filter(|(home, place)| home != place).count() as u64
+        self.away
     }
 
     /// Returns whether a cluster of the file is the disk's.
@@ -409,14 +268,18 @@ impl Order {
     }
 
     /// Returns whether any are.
-    pub fn moves_any_shared(&self) -> bool {
-        let mut places = self.layout.places.iter();
-        places.any(|&place| self.moves_shared(u64::from(place)))
-    }
-
-    /// Clusters that are to stay free before the last of the disk, at most.
-    pub fn slack(&self) -> u64 {
-        self.layout.slack()
+    ///
+    /// # Errors
+    /// [`crate::Error::Cancelled`].
+    pub async fn moves_any_shared(&self, pace: &mut Pace<'_>) -> Result<bool> {
+        for piece in pieces_of(0..self.layout.len()) {
+            let mut places = self.layout.places[piece.clone()].iter();
+            if places.any(|&place| self.moves_shared(u64::from(place))) {
+                return Ok(true);
+            }
+            pace.spend_on(&piece).await?;
+        }
+        Ok(false)
     }
 
     fn set_place(&mut self, k: usize, place: u32) {
@@ -444,22 +307,38 @@ impl Order {
         each.push((k, from, to));
     }
 
+    /// Places are free that may be found again.
+    fn note_free(&mut self, place: u32) {
+        // Those before are found when they are looked for.
+        if place as usize >= self.heap_from {
+            self.heap.push(place);
+        }
+    }
+
     /// The step of these moves; the places that they leave are free. Those that are homes from one
     /// on are filled later.
-    fn step(&mut self, mut each: Vec<(u32, u32, u32)>, filled_from: u32) -> Step {
+    async fn step(
+        &mut self,
+        mut each: Vec<(u32, u32, u32)>,
+        filled_from: u32,
+        pace: &mut Pace<'_>,
+    ) -> Result<Step> {
         let mut spared = Vec::new();
         for &(_, from, _) in &each {
             self.layout.cells[from as usize] = Cell::Free;
             self.layout.owners[from as usize] = NONE;
-            let is_filled = from >= filled_from && self.homes.binary_search(&from).is_ok();
+            let is_filled = from >= filled_from && self.is_home[from as usize];
             match is_filled && self.spared.spare(from) {
                 true => spared.push(HostCluster(u64::from(from))),
-                false => self.heap.push(from),
+                false => self.note_free(from),
             }
+            pace.spend(MOVE_UNITS).await?;
         }
         spared.sort_unstable();
         let released = self.spared.end_step();
-        self.heap.extend(&released);
+        for &place in &released {
+            self.note_free(place);
+        }
         each.sort_unstable();
         let place = |at: u32| HostCluster(u64::from(at));
         let (shared, own): (Vec<_>, Vec<_>) = each
@@ -469,7 +348,7 @@ impl Order {
         let own = own
             .iter()
             .map(|&(k, from, to)| (GuestCluster(guests[k as usize]), place(from), place(to)));
-        Step {
+        Ok(Step {
             moves: joined(&self.layout.geometry, own),
             shared: shared
                 .iter()
@@ -477,15 +356,20 @@ impl Order {
                 .collect(),
             released: released.into_iter().map(place).collect(),
             spared,
-        }
+        })
     }
 
     /// The highest free place that is not within a range; those that are there are noted. One that
     /// is spared, if others would take too much space.
-    fn highest_free(&mut self, but: &Range<u32>, within: &mut Vec<u32>) -> Option<u32> {
+    async fn highest_free(
+        &mut self,
+        but: &Range<u32>,
+        within: &mut Vec<u32>,
+        pace: &mut Pace<'_>,
+    ) -> Result<Option<u32>> {
         let spared = self.spared.highest(but);
         if self.spared.is_full() && spared.is_some() {
-            return spared;
+            return Ok(spared);
         }
         loop {
             match self.heap.pop() {
@@ -494,18 +378,62 @@ impl Order {
                 Some(at) if but.contains(&at) => within.push(at),
                 Some(at) if spared.is_some_and(|spared| at < spared) => {
                     self.heap.push(at);
-                    return spared;
+                    return Ok(spared);
                 }
-                other => return other.or(spared),
+                Some(at) => return Ok(Some(at)),
+                None if self.look_further(pace).await? => {}
+                None => return Ok(spared),
             }
+            pace.spend(1).await?;
         }
     }
 
+    /// Looks for free places before those that are known. Returns whether there may be some.
+    async fn look_further(&mut self, pace: &mut Pace<'_>) -> Result<bool> {
+        let start = self.heap_from.saturating_sub(LOOKED_AT);
+        let cells = &self.layout.cells;
+        let free = (start..self.heap_from).filter(|&at| cells[at] == Cell::Free);
+        self.heap.extend(free.map(|at| at as u32));
+        let was = std::mem::replace(&mut self.heap_from, start);
+        pace.spend((was - start) as u64).await?;
+        Ok(was > start)
+    }
+
+    /// Returns whether all is near enough to what was wanted.
+    async fn is_enough(&self, pace: &mut Pace<'_>) -> Result<bool> {
+        if !is_close(self.runs, self.perfect) {
+            return Ok(false);
+        }
+        Ok(self.holes(pace).await? <= self.layout.slack())
+    }
+
+    /// Free clusters before the last one of the disk.
+    async fn holes(&self, pace: &mut Pace<'_>) -> Result<u64> {
+        let cells = &self.layout.cells;
+        let (mut at, mut behind) = (cells.len(), 0);
+        while at > 0 {
+            let start = at.saturating_sub(LOOKED_AT);
+            for cell in cells[start..at].iter().rev() {
+                match cell {
+                    // Those that are taken are as many as those that are left.
+                    Cell::Disk => return Ok(self.free - behind),
+                    Cell::Free => behind += 1,
+                    Cell::Other | Cell::Fixed => {}
+                }
+            }
+            at = start;
+            pace.spend(LOOKED_AT as u64 / 16).await?;
+        }
+        Ok(0)
+    }
+
     /// The next clusters of the disk that go home, at most `most`, and those that are in their way.
-    pub fn next_window(&mut self, most: u64) -> Option<Window> {
-        let is_short = || self.layout.holes() <= self.layout.slack();
-        if self.todo != Todo::Arrange || (is_close(self.runs, self.perfect) && is_short()) {
-            return None;
+    ///
+    /// # Errors
+    /// [`crate::Error::Cancelled`].
+    pub async fn next_window(&mut self, most: u64, pace: &mut Pace<'_>) -> Result<Option<Window>> {
+        if self.todo != Todo::Arrange || self.is_enough(pace).await? {
+            return Ok(None);
         }
         let most = most.min(self.free) as usize;
         let mut window: Vec<u32> = Vec::new();
@@ -514,61 +442,90 @@ impl Order {
                 window.push(self.at as u32);
             }
             self.at += 1;
+            pace.spend(1).await?;
         }
-        let home = |order: &Order, k: u32| order.homes[k as usize];
-        let range = home(self, *window.first()?)..home(self, *window.last()?) + 1;
+        let (Some(&first), Some(&last)) = (window.first(), window.last()) else {
+            return Ok(None);
+        };
+        let range = self.homes[first as usize]..self.homes[last as usize] + 1;
+        let evicted = self.evicted(&window, &range, pace).await?;
+        let mut each = Vec::new();
+        for k in window {
+            let to = self.homes[k as usize];
+            if self.layout.cells[to as usize] == Cell::Free {
+                self.take((k, to), range.end, &mut each);
+            }
+            pace.spend(MOVE_UNITS).await?;
+        }
+        let placed = self.step(each, range.end, pace).await?;
+        Ok(Some(Window { evicted, placed }))
+    }
+
+    /// What lies in the homes of a window goes away.
+    async fn evicted(
+        &mut self,
+        window: &[u32],
+        range: &Range<u32>,
+        pace: &mut Pace<'_>,
+    ) -> Result<Step> {
         let (mut each, mut within) = (Vec::new(), Vec::new());
-        for &k in &window {
-            let owner = self.layout.owners[home(self, k) as usize];
+        for &k in window {
+            pace.spend(MOVE_UNITS).await?;
+            let owner = self.layout.owners[self.homes[k as usize] as usize];
             if owner == NONE || owner == k {
                 continue;
             }
-            let own = home(self, owner);
+            let own = self.homes[owner as usize];
             let to = match self.layout.cells[own as usize] {
                 Cell::Free => Some(own),
-                _ => self.highest_free(&range, &mut within),
+                _ => self.highest_free(range, &mut within, pace).await?,
             };
             if let Some(to) = to {
                 self.take((owner, to), range.end, &mut each);
             }
         }
         self.heap.extend(within);
-        let evicted = self.step(each, range.start);
-        let is_free = |order: &Order, k: u32| {
-            let to = home(order, k);
-            order.layout.cells[to as usize] == Cell::Free
-        };
-        let mut each = Vec::new();
-        for &k in &window {
-            if is_free(self, k) {
-                self.take((k, home(self, k)), range.end, &mut each);
-            }
-        }
-        let placed = self.step(each, range.end);
-        Some(Window { evicted, placed })
+        self.step(each, range.start, pace).await
     }
 
     /// Clusters of the disk, at most `most`, that leave the front. None of them goes there.
-    pub fn next_of_front(&mut self, front: Front, most: u64) -> Option<Step> {
+    ///
+    /// # Errors
+    /// [`crate::Error::Cancelled`].
+    pub async fn next_of_front(
+        &mut self,
+        front: Front,
+        most: u64,
+        pace: &mut Pace<'_>,
+    ) -> Result<Option<Step>> {
         let most = most.min(self.free) as usize;
         let range = 0..front.end as u32;
         let (mut each, mut within) = (Vec::new(), Vec::new());
         for at in 0..front.end as usize {
+            pace.spend(1).await?;
             if self.layout.cells[at] != Cell::Disk || each.len() >= most {
                 continue;
             }
-            let Some(to) = self.highest_free(&range, &mut within) else {
+            let Some(to) = self.highest_free(&range, &mut within, pace).await? else {
                 break;
             };
             self.take((self.layout.owners[at], to), NONE, &mut each);
         }
         self.heap.extend(within);
-        let step = self.step(each, NONE);
-        (step.clusters() > 0).then_some(step)
+        let step = self.step(each, NONE, pace).await?;
+        Ok((step.clusters() > 0).then_some(step))
     }
 
     /// Does all of it, with at most `most` clusters in a window.
-    pub fn forecast(mut self, kinds: &[Kind], most: u64) -> Forecast {
+    ///
+    /// # Errors
+    /// [`crate::Error::Cancelled`].
+    pub async fn forecast(
+        mut self,
+        kinds: &[Kind],
+        most: u64,
+        pace: &mut Pace<'_>,
+    ) -> Result<Forecast> {
         let mut forecast = Forecast {
             runs: self.runs,
             moved: 0,
@@ -577,58 +534,87 @@ impl Order {
             end: 0,
         };
         if let Todo::Clear(front) = self.todo {
-            let (layout, others, left) = self.layout.cleared(front);
+            let (layout, others, left) = self.layout.cleared(front, pace).await?;
             forecast.moved = left + others.len() as u64;
             forecast.others = others;
             let spared = self.spared;
             self = Order {
                 spared,
-                ..Order::by(layout, self.shared)
+                ..Order::by(layout, self.shared, pace).await?
             };
         }
         forecast.end = self.end();
-        while let Some(window) = self.next_window(most) {
+        while let Some(window) = self.next_window(most, pace).await? {
             forecast.moved += window.evicted.clusters() + window.placed.clusters();
         }
         forecast.runs = self.runs;
-        let content = |at: usize| match (self.layout.cells[at], self.layout.owners[at]) {
+        for piece in pieces_of(0..self.layout.cells.len()) {
+            let kinds = piece.clone().map(|at| self.kind_of(at, kinds));
+            forecast.kinds.extend(kinds);
+            pace.spend_on(&piece).await?;
+        }
+        for &(from, to) in &forecast.others {
+            forecast.kinds[to as usize] = kinds[from as usize];
+            pace.spend(1).await?;
+        }
+        Ok(forecast)
+    }
+
+    /// The content of a cluster of the file, if what is not the disk's holds what it did.
+    fn kind_of(&self, at: usize, kinds: &[Kind]) -> Kind {
+        match (self.layout.cells[at], self.layout.owners[at]) {
             (Cell::Free, _) => Kind::Free,
             (Cell::Disk, owner) if self.shared[owner as usize] => Kind::Shared,
             (Cell::Disk, _) => Kind::Data,
             (Cell::Other | Cell::Fixed, _) => kinds.get(at).copied().unwrap_or(Kind::Free),
-        };
-        forecast.kinds = (0..self.layout.cells.len()).map(content).collect();
-        for &(from, to) in &forecast.others {
-            forecast.kinds[to as usize] = kinds[from as usize];
         }
-        forecast
+    }
+}
+
+/// What is to be done.
+struct Decided {
+    todo: Todo,
+    /// Where the clusters of the disk go, if they are to be arranged.
+    homes: Vec<u32>,
+}
+
+impl Decided {
+    fn nothing() -> Decided {
+        Decided {
+            todo: Todo::Nothing,
+            homes: Vec::new(),
+        }
     }
 }
 
 /// Decides whether the clusters are arranged, and whether the front is cleared before. If the file
 /// is short enough, they are only if that makes fewer runs.
-fn decide(layout: &Layout, (runs, is_short): (u64, bool)) -> (Todo, Homes) {
-    let perfect = layout.perfect();
-    let here = homes(layout);
-    let arranged = |homes: Homes| match is_short && homes.runs >= runs {
-        true => (Todo::Nothing, homes),
-        false => (Todo::Arrange, homes),
+async fn decide(layout: &Layout, figures: &Figures, pace: &mut Pace<'_>) -> Result<Decided> {
+    let perfect = figures.perfect;
+    let Some(here) = homes(layout, perfect, pace).await? else {
+        return Ok(Decided::nothing());
     };
-    let Some(here) = here else {
-        return (Todo::Nothing, Homes::stay(layout));
-    };
-    if is_close(here.runs, perfect) {
-        return arranged(here);
+    let is_short = figures.holes <= layout.slack();
+    if !is_close(here.runs, perfect) {
+        let front = layout.front(pace).await?;
+        if front.clusters > 0 {
+            let (cleared, ..) = layout.cleared(front, pace).await?;
+            let there = homes(&cleared, perfect, pace).await?;
+            if there.is_some_and(|there| there.runs < here.runs) {
+                return Ok(Decided {
+                    todo: Todo::Clear(front),
+                    homes: Vec::new(),
+                });
+            }
+        }
     }
-    let front = layout.front();
-    if front.clusters == 0 {
-        return arranged(here);
-    }
-    let (cleared, ..) = layout.clone().cleared(front);
-    match homes(&cleared) {
-        Some(there) if there.runs < here.runs => (Todo::Clear(front), there),
-        Some(_) | None => arranged(here),
-    }
+    Ok(match is_short && here.runs >= figures.runs {
+        true => Decided::nothing(),
+        false => Decided {
+            todo: Todo::Arrange,
+            homes: here.homes,
+        },
+    })
 }
 
 #[cfg(test)]

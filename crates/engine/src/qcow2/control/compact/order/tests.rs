@@ -1,9 +1,31 @@
 //! The order on random files: each move beside a naive file, its end beside what was wanted.
 
 use std::collections::BTreeSet;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 use super::super::survey::Runs;
 use super::*;
+use crate::job::Job;
+use crate::qcow2::geometry::Geometry;
+
+/// Does something to its end; the number of its steps, too.
+fn in_steps<T>(work: impl Future<Output = T>) -> (T, usize) {
+    let mut work = pin!(work);
+    let mut context = Context::from_waker(Waker::noop());
+    let mut steps = 1;
+    loop {
+        match work.as_mut().poll(&mut context) {
+            Poll::Ready(done) => return (done, steps),
+            Poll::Pending => steps += 1,
+        }
+    }
+}
+
+fn paced<T>(work: impl AsyncFnOnce(&mut Pace<'_>) -> Result<T>) -> T {
+    let job = Job::default();
+    in_steps(work(&mut Pace::of(&job))).0.unwrap()
+}
 
 /// A generator of test values: Knuth's MMIX constants.
 struct Random(u64);
@@ -59,14 +81,21 @@ impl Naive {
         }
     }
 
-    fn order(&self, added: u64) -> Order {
-        let mut places = Places::default();
-        for (at, guest) in (0..).zip(&self.guests) {
-            if let Some(guest) = guest {
-                places.note(GuestCluster(*guest), HostCluster(at));
-            }
+    fn places(&self) -> Places {
+        let pairs = (0..).zip(&self.guests);
+        let pairs = pairs.filter_map(|(at, guest)| guest.map(|guest| (guest, at)));
+        let mut pairs: Vec<(u64, u64)> = pairs.collect();
+        // The tables come in any order, the entries of each in theirs.
+        pairs.sort_unstable_by_key(|&(guest, _)| ((guest / 7).reverse_bits(), guest));
+        let mut places = Places::of_tables_with(7, 100);
+        for (guest, at) in pairs {
+            places.note(GuestCluster(guest), HostCluster(at));
         }
-        Order::of(&self.survey(), places, added)
+        places
+    }
+
+    fn order(&self, added: u64) -> Order {
+        paced(async |pace| Order::of(&self.survey(), self.places(), added, pace).await)
     }
 
     /// The runs, and as few as there can be.
@@ -131,7 +160,7 @@ impl Naive {
     /// Does all windows; how many clusters have moved.
     fn arrange(&mut self, order: &mut Order, most: u64) -> u64 {
         let mut moved = 0;
-        while let Some(window) = order.next_window(most) {
+        while let Some(window) = next_window(order, most) {
             self.apply(&window.evicted);
             self.apply(&window.placed);
             assert!(window.evicted.clusters() <= most && window.placed.clusters() <= most);
@@ -148,6 +177,14 @@ impl Naive {
         self.kinds.resize(len, Kind::Free);
         self.guests.resize(len, None);
     }
+}
+
+fn next_window(order: &mut Order, most: u64) -> Option<Window> {
+    paced(async |pace| order.next_window(most, pace).await)
+}
+
+fn forecast(order: Order, kinds: &[Kind], most: u64) -> Forecast {
+    paced(async |pace| order.forecast(kinds, most, pace).await)
 }
 
 /// The header, then clusters of the disk in some order, with others between them.
@@ -207,16 +244,16 @@ fn clusters_go_home_over_nothing_and_no_run_is_forgotten() {
         let most = 1 + random.below(40);
         let mut order = file.order(0);
         assert_eq!(order.runs(), file.runs());
-        let added = order.slack() + most;
+        let added = order.layout.slack() + most;
         let before = file.clone();
         file.grow(added);
         let spared = most + random.below(2) * random.below(100);
         order = file.order(0).sparing(spared);
         match order.todo() {
-            Todo::Nothing => assert!(order.next_window(most).is_none(), "{seed}"),
+            Todo::Nothing => assert!(next_window(&mut order, most).is_none(), "{seed}"),
             Todo::Clear(front) => {
                 cleared += 1;
-                let step = order.next_of_front(front, most);
+                let step = paced(async |pace| order.next_of_front(front, most, pace).await);
                 if let Some(step) = step {
                     file.apply(&step);
                     let stays = |at: &usize| file.guests[*at].is_some();
@@ -226,7 +263,9 @@ fn clusters_go_home_over_nothing_and_no_run_is_forgotten() {
             }
             Todo::Arrange => {
                 arranged += 1;
-                let expected = order.layout.runs(&order.homes);
+                let is_begun = |&k: &usize| !order.layout.continues(&order.homes, k);
+                let expected = (0..order.layout.len()).filter(is_begun).count() as u64;
+                assert!(order.homes.is_sorted());
                 let end = order.end();
                 let moved = file.arrange(&mut order, most);
                 assert!(file.peak as u64 <= spared, "{seed}: {}", file.peak);
@@ -234,9 +273,9 @@ fn clusters_go_home_over_nothing_and_no_run_is_forgotten() {
                 let is_close = is_close(runs, perfect);
                 assert!(is_close || runs == expected, "{seed}: {runs}, {expected}");
                 assert!(file.guests[end as usize..].iter().all(Option::is_none) || is_close);
-                assert!(file.holes() as u64 <= order.slack(), "{seed}");
-                let forecast = before.order(added).sparing(spared);
-                let forecast = forecast.forecast(&before.kinds, most);
+                assert!(file.holes() as u64 <= order.layout.slack(), "{seed}");
+                let planned = before.order(added).sparing(spared);
+                let forecast = forecast(planned, &before.kinds, most);
                 assert_eq!((forecast.runs, forecast.moved), (runs, moved), "{seed}");
                 assert_eq!(forecast.kinds, file.kinds, "{seed}");
                 // There is nothing left to do.
@@ -308,7 +347,7 @@ fn what_is_near_enough_stays_and_tables_in_the_way_go_before() {
         clusters: 9,
     };
     assert_eq!(order.todo(), Todo::Clear(front));
-    let forecast = order.forecast(&file.kinds, 20);
+    let forecast = forecast(order, &file.kinds, 20);
     assert_eq!(forecast.runs, 1);
     assert_eq!(forecast.others.len(), 9);
     assert_eq!(forecast.end, 100);
@@ -331,4 +370,32 @@ fn what_is_near_enough_stays_and_tables_in_the_way_go_before() {
     assert_eq!(close.order(20).todo(), Todo::Nothing);
     let empty = Naive::new(Vec::new(), Vec::new());
     assert_eq!(empty.order(3).todo(), Todo::Nothing);
+}
+
+#[test]
+fn a_long_plan_lets_others_go_on_and_ends_when_it_is_cancelled() {
+    const CLUSTERS: u64 = 50_000;
+    let mut guests: Vec<u64> = (0..CLUSTERS).collect();
+    Random(3).shuffle(&mut guests);
+    let guests = guests.into_iter().map(Some).collect();
+    let mut file = Naive::new(vec![Kind::Data; CLUSTERS as usize], guests);
+    file.grow(CLUSTERS / 32);
+    let job = Job::default();
+    let survey = file.survey();
+    let plan = async |job: &Job| {
+        let pace = &mut Pace::of(job);
+        let order = Order::of(&survey, file.places(), 0, pace).await?;
+        order.forecast(&file.kinds, 1000, pace).await
+    };
+    let (planned, steps) = in_steps(plan(&job));
+    assert_eq!(planned.unwrap().runs, 1);
+    // It looks at each cluster ten times, and moves it once or twice.
+    assert!(steps > 15 * CLUSTERS as usize / 8192, "{steps}");
+    job.cancel();
+    let (cancelled, steps) = in_steps(plan(&job));
+    assert!(
+        matches!(cancelled, Err(crate::Error::Cancelled)),
+        "{cancelled:?}"
+    );
+    assert_eq!(steps, 2);
 }
