@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
 use cowslip::luks::Passphrase;
 use cowslip_nbd::remote::{Address, ClientSide, TlsName};
 use cowslip_nbd::tls::{ClientCredentials, ClientTls, PSK_MISSING, ServerTls};
@@ -325,29 +327,18 @@ fn read(name: &str) -> Result<Bytes, CommandError> {
 
 /// Decodes base64 with padding; line ends do not count. `None` if it is something else.
 fn from_base64(text: &[u8]) -> Option<Bytes> {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
-    let (mut word, mut bits, mut padding, mut letters) = (0u32, 0, 0, 0);
-    for &letter in text.iter().filter(|&&letter| letter != b'\n') {
-        letters += 1;
-        if letter == b'=' {
-            padding += 1;
-            continue;
-        }
-        let value = ALPHABET.iter().position(|&other| other == letter)?;
-        if padding > 0 {
-            return None;
-        }
-        word = word << 6 | value as u32;
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            out.push((word >> bits) as u8);
-            word &= (1 << bits) - 1;
-        }
-    }
-    let is_whole = letters % 4 == 0 && padding <= 2 && padding * 2 == bits;
-    is_whole.then_some(out)
+    // What QEMU takes, too: bits of the last letter that belong to no byte.
+    const CONFIG: GeneralPurposeConfig =
+        GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true);
+    const ENGINE: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, CONFIG);
+    let letters = text.iter().copied().filter(|&letter| letter != b'\n');
+    let mut line = Zeroizing::new(Vec::with_capacity(text.len()));
+    line.extend(letters);
+    // Memory for all of it at once, as above.
+    let mut out = Zeroizing::new(vec![0; base64::decoded_len_estimate(line.len())]);
+    let len = ENGINE.decode_slice(&*line, &mut out).ok()?;
+    out.truncate(len);
+    Some(out)
 }
 
 #[cfg(test)]

@@ -305,7 +305,7 @@ fn after_a_kill_a_full_backup_is_asked_for() {
     daemon.quit();
 }
 
-/// What has changed since a published version rests on its bitmap.
+/// Changes since a published version rest on its bitmap.
 #[test]
 fn a_bitmap_of_a_published_version_is_removed_and_not_changed() {
     let dir = crate::support::scratch();

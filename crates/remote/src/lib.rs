@@ -22,7 +22,6 @@
 //! May not know: any image format, the command line.
 
 mod ahead;
-mod base64;
 mod blocks;
 mod cache;
 mod credentials;

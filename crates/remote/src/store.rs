@@ -3,6 +3,8 @@
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use cowslip_block::{Error, Result};
 use http::{HeaderMap, HeaderValue};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -13,7 +15,6 @@ use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 
-use crate::base64::base64;
 use crate::credentials::Profile;
 use crate::environment::Environment;
 use crate::guard::GuardedConnector;
@@ -218,7 +219,8 @@ fn headers(login: Option<&Login>, options: &StoreOptions) -> Result<HeaderMap> {
             return Err(Error::invalid("'username' must not contain a colon"));
         }
         let pair = zeroize::Zeroizing::new(format!("{user}:{}", password.as_str()));
-        let text = zeroize::Zeroizing::new(format!("Basic {}", base64(pair.as_bytes())));
+        let text =
+            zeroize::Zeroizing::new(format!("Basic {}", BASE64_STANDARD.encode(pair.as_bytes())));
         add(http::header::AUTHORIZATION, &text, "username")?;
     }
     if let Some(cookie) = &options.cookie {
@@ -414,7 +416,7 @@ mod tests {
     #[test]
     fn logins_are_encoded_as_servers_expect() {
         for (plain, text) in [("", ""), ("a", "YQ=="), ("ab", "YWI="), ("abc", "YWJj")] {
-            assert_eq!(base64(plain.as_bytes()), text);
+            assert_eq!(BASE64_STANDARD.encode(plain), text);
         }
         let options = StoreOptions {
             login: Some(Login {

@@ -1,10 +1,11 @@
 //! User and password for a registry: those of the options, or of the file that programs for
 //! containers keep them in.
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use crate::base64::base64;
 use crate::environment::Environment;
 use crate::options::StoreOptions;
 use crate::url::ObjectUrl;
@@ -23,7 +24,7 @@ pub(crate) fn basic(
     }
     if let Some(login) = &options.login {
         let pair = Zeroizing::new(format!("{}:{}", login.user, login.password.as_str()));
-        let text = Zeroizing::new(base64(pair.as_bytes()));
+        let text = Zeroizing::new(BASE64_STANDARD.encode(pair.as_bytes()));
         return Some(Zeroizing::new(format!("Basic {}", text.as_str())));
     }
     let file = environment.file(FILE.0, FILE.1)?;

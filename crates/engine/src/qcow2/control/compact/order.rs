@@ -461,7 +461,7 @@ impl Order {
         Ok(Some(Window { evicted, placed }))
     }
 
-    /// What lies in the homes of a window goes away.
+    /// Moves away the clusters in the homes of a window.
     async fn evicted(
         &mut self,
         window: &[u32],
@@ -571,7 +571,7 @@ impl Order {
     }
 }
 
-/// What is to be done.
+/// Decision on a disk.
 struct Decided {
     todo: Todo,
     /// Where the clusters of the disk go, if they are to be arranged.

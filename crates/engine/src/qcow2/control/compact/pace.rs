@@ -29,7 +29,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Work of so many units has been done. If that was enough for a step, others go on.
+    /// Notes work that is done. After enough for a step, others go on.
     ///
     /// # Errors
     /// [`crate::Error::Cancelled`].

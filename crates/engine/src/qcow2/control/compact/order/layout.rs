@@ -41,7 +41,7 @@ impl Places {
     /// Bytes of memory that each L2 table takes.
     pub const TABLE_BYTES: u64 = 48;
 
-    /// No places yet, of so many at most, of a disk whose L2 tables have so many entries.
+    /// No places yet, at most `most`, of a disk whose L2 tables have `l2_entries` entries.
     #[must_use]
     pub fn of_tables_with(l2_entries: u64, most: u64) -> Places {
         Places {
