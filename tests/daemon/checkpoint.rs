@@ -207,6 +207,39 @@ fn a_copy_that_has_failed_leaves_no_checkpoint_to_rest_on() {
 }
 
 #[test]
+fn a_kill_within_a_copy_leaves_no_checkpoint_to_rest_on() {
+    let dir = crate::support::scratch();
+    let dir = dir.path();
+    create(dir, "m.qcow2 1M");
+    let listed = |said: &str| {
+        let listed = run(cowslip().current_dir(dir).args(["checkpoint", "m.qcow2"]));
+        assert_eq!(listed, said);
+    };
+    run(cowslip()
+        .current_dir(dir)
+        .args(["checkpoint", "--create", "mon", "m.qcow2"]));
+    run(cowslip()
+        .current_dir(dir)
+        .args(["io", "-c", "write -q -P 7 0 128k", "m.qcow2"]));
+    let mut daemon = Daemon::start(dir);
+    // Nothing but the checkpoint writes the image.
+    daemon.add("m", "m.qcow2");
+    let slow = json!({
+        "driver": "null-co",
+        "node-name": "slow",
+        "size": 1 << 20,
+        "latency-ns": 1_000_000_000_000_u64,
+    });
+    daemon.done("blockdev-add", slow);
+    let push = json!({"name": "tue", "disks": [{"node": "m", "target": "slow"}]});
+    daemon.done("x-cowslip-checkpoint-create", push);
+    assert_eq!(names(&mut daemon, "m"), ["mon", "tue"]);
+    daemon.process.kill().unwrap();
+    daemon.process.wait().unwrap();
+    listed("m.qcow2: mon: 131072 bytes changed so far\n");
+}
+
+#[test]
 fn a_checkpoint_that_fails_on_one_disk_leaves_none_changed() {
     let dir = crate::support::scratch();
     let dir = dir.path();

@@ -324,17 +324,13 @@ impl Daemon {
                     });
                 }
                 (Use::Backup(backup), Way::Target(target)) => {
-                    self.push((name, &node), (backup, target), reserved);
+                    // The image has the checkpoint once the copy is whole, and not before.
+                    self.push((name, node), (backup, target), reserved);
+                    continue;
                 }
                 _ => unreachable!("a view is offered, and a backup has a target"),
             }
-            // The image is closed in order when nobody else writes it. If that fails, the
-            // checkpoint is there all the same: clients would take an error for the opposite.
-            if let Err(error) = self.nodes.leave(&node, true).await {
-                let text = "could not be closed in order after a checkpoint";
-                self.log
-                    .write(format_args!("'{}' {text}: {error}", node.name));
-            }
+            self.leave_with_checkpoint(&node).await;
         }
         if !active.views.is_empty() {
             self.checkpoints.borrow_mut().push(active);
@@ -342,18 +338,31 @@ impl Daemon {
         Ok(json!({}))
     }
 
-    /// Starts the copy of a disk. The ID of its job was looked at.
+    /// Has the image of a disk closed in order, with the checkpoint, when nobody else writes it. If
+    /// that fails, the checkpoint is there all the same: clients would take an error for the
+    /// opposite.
+    async fn leave_with_checkpoint(&self, node: &Rc<Node>) {
+        if let Err(error) = self.nodes.leave(node, true).await {
+            let text = "could not be closed in order after a checkpoint";
+            self.log
+                .write(format_args!("'{}' {text}: {error}", node.name));
+        }
+    }
+
+    /// Starts the copy of a disk, whose image stays open for writing until it has ended: so a crash
+    /// before leaves no checkpoint that the next backup could rest on. The ID of its job was looked
+    /// at.
     fn push(
         self: &Rc<Self>,
-        (name, node): (&str, &Rc<Node>),
+        (name, node): (&str, Rc<Node>),
         (backup, target): (Backup, Rc<Node>),
         reserved: Reserved,
     ) {
         let mut options = Map::new();
-        options.insert("job-id".to_string(), job_id(name, node).into());
+        options.insert("job-id".to_string(), job_id(name, &node).into());
         let options = JobOptions::of(&Given(options), Some(&node.name));
         let options = options.expect("an ID is no value of the wrong type");
-        let (checkpoint, disk) = (name.to_string(), node.name.clone());
+        let checkpoint = name.to_string();
         self.begin_job(("backup", options), |daemon, job| async move {
             let copied = backup.run(&job.work).await.map_err(failed);
             drop((backup, reserved));
@@ -365,8 +374,9 @@ impl Daemon {
             let left = daemon.nodes.leave(&target, true).await;
             let outcome = outcome.and(left);
             if outcome.is_err() {
-                daemon.drop_failed(&checkpoint, &disk).await;
+                daemon.drop_failed(&checkpoint, &node.name).await;
             }
+            daemon.leave_with_checkpoint(&node).await;
             outcome
         });
     }
