@@ -159,6 +159,13 @@ fn changes_that_nothing_has_noted_are_missed_by_no_backup() {
     ours(dir, words);
     let left = "b.qcow2: wed: 0 bytes changed so far\n";
     assert_eq!(ours(dir, "checkpoint b.qcow2"), left);
+    // Copied with a snapshot that is older.
+    begin();
+    ours(dir, "snapshot -c old a.qcow2");
+    write(dir, "write -P 3 3M 64k", "a.qcow2");
+    ours(dir, "checkpoint --create wed a.qcow2");
+    ours(dir, "convert -q -O qcow2 -l old --bitmaps a.qcow2 b.qcow2");
+    assert_eq!(ours(dir, "checkpoint b.qcow2"), "");
     // Removed as a bitmap, which only QEMU's tools do.
     begin();
     for action in ["remove", "clear", "disable", "enable"] {

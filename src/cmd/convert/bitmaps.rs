@@ -60,6 +60,16 @@ pub async fn wanted(
         }
         !bitmap.in_use && !rests_on_lost
     });
+    // They end with the disk as it is now, and the snapshot may be older than they are.
+    if args.snapshot.is_some() {
+        for bitmap in bitmaps.iter().filter(|bitmap| is_checkpoint(bitmap)) {
+            let name = &bitmap.name;
+            program.warn(format!(
+                "Skipping '{name}': a checkpoint of the disk is none of its snapshots"
+            ));
+        }
+        bitmaps.retain(|bitmap| !is_checkpoint(bitmap));
+    }
     Ok(bitmaps)
 }
 
