@@ -4,9 +4,10 @@
 #![cfg(feature = "remote")]
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use cowslip_testbed::web::{WebFault, WebServer};
+use cowslip_testbed::web::{WebFault, WebObject, WebServer};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -230,6 +231,23 @@ fn what_is_interrupted_leaves_nothing_and_a_failing_store_no_wrong_object() {
     assert!(said.contains("AccessDenied"), "{said}");
     assert!(store.object("third.qcow2").is_none());
     assert_eq!(store.server.uploads(), left);
+}
+
+#[test]
+fn an_object_of_another_program_stays() {
+    let store = Store::new();
+    // Ours is there, and is read back at this rate.
+    let mut publish = store.command(&format!("{PLAIN} -q --rate-limit 24M"));
+    let publish = publish.stderr(Stdio::piped()).spawn().unwrap();
+    while store.object("golden.qcow2").is_none() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let theirs = WebObject::tagged(b"theirs".to_vec(), "theirs");
+    store.server.put("/images/golden.qcow2", theirs);
+    let ended = publish.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert!(said.contains("another program has replaced it"), "{said}");
+    assert_eq!(store.object("golden.qcow2").unwrap(), b"theirs");
 }
 
 #[test]

@@ -232,8 +232,8 @@ impl Target {
             }),
             // It may be another program's.
             Err(error) if ended.doubt.is_some() => Err(error),
-            Err(Error::Cancelled) => self.remove().await.and(Err(Error::Cancelled)),
-            Err(error) => Err(match self.remove().await {
+            Err(Error::Cancelled) => self.remove(&found).await.and(Err(Error::Cancelled)),
+            Err(error) => Err(match self.remove(&found).await {
                 Ok(()) => Error::invalid(format!("{error}; it is removed")),
                 Err(left) => Error::invalid(format!("{error}; besides, {left}")),
             }),
@@ -267,7 +267,13 @@ impl Target {
         reads.try_collect().await
     }
 
-    async fn remove(&self) -> Result<()> {
+    /// Removes the object, unless another program has put its own in the place of `ours` meanwhile.
+    async fn remove(&self, ours: &ObjectMeta) -> Result<()> {
+        let found = self.look().await?;
+        if found.is_some_and(|found| found.e_tag != ours.e_tag) {
+            let why = "another program has replaced it meanwhile";
+            return Err(self.failed("remove", why));
+        }
         let (store, path) = (Arc::clone(&self.store), self.path.clone());
         self.run("remove", async move { store.delete(&path).await })
             .await
