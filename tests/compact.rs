@@ -4,6 +4,8 @@
 //! `COWSLIP_COMPACT_KILLS` how often a compaction is killed (6).
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+mod aged;
+
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
