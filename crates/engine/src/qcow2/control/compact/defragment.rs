@@ -125,7 +125,10 @@ impl Qcow2 {
             let before = done.moved_bytes;
             let end = round.order.end();
             let left = match round.order.todo() {
-                Todo::Nothing => return Ok(end),
+                Todo::Nothing => {
+                    round.order.give_back(&mut Pace::of(job)).await?;
+                    return Ok(end);
+                }
                 Todo::Clear(front) => {
                     self.clear_front(&mut round, front, (job, done)).await?;
                     front.clusters
@@ -143,6 +146,7 @@ impl Qcow2 {
                 }
             };
             // Requests have taken places, or write all the time.
+            round.order.give_back(&mut Pace::of(job)).await?;
             further += usize::from(left >= left_before);
             left_before = left;
             if done.moved_bytes == before || further > FURTHER_ROUNDS_MAX {
@@ -168,6 +172,7 @@ impl Qcow2 {
             self.add_free(added).await?;
             survey = self.survey(job).await?;
             let places = self.places(&survey, (&|_| true, job)).await?;
+            order.give_back(pace).await?;
             order = Order::of(&survey, places, 0, pace).await?;
         }
         order = order.sparing(self.clusters_spared(options));

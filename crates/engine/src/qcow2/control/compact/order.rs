@@ -215,8 +215,8 @@ impl Order {
         })
     }
 
-    /// Has places without a cluster keep their space, this many clusters at most, with what the
-    /// clusters of a step take beside it. A window is no larger.
+    /// Has places without a cluster keep their space: of at most this number of clusters, with what
+    /// the clusters of a step take beside it. A window is no larger.
     #[must_use]
     pub fn sparing(self, most: u64) -> Order {
         Order {
@@ -461,7 +461,7 @@ impl Order {
         Ok(Some(Window { evicted, placed }))
     }
 
-    /// Moves away the clusters in the homes of a window.
+    /// Empties the homes of a window.
     async fn evicted(
         &mut self,
         window: &[u32],
@@ -557,7 +557,20 @@ impl Order {
             forecast.kinds[to as usize] = kinds[from as usize];
             pace.spend(1).await?;
         }
+        self.give_back(pace).await?;
         Ok(forecast)
+    }
+
+    /// Gives its memory back in short steps.
+    ///
+    /// # Errors
+    /// [`crate::Error::Cancelled`].
+    pub async fn give_back(self, pace: &mut Pace<'_>) -> Result<()> {
+        self.layout.give_back(pace).await?;
+        pace.give_back(self.shared).await?;
+        pace.give_back(self.homes).await?;
+        pace.give_back(self.is_home).await?;
+        pace.give_back(self.heap.into_vec()).await
     }
 
     /// The content of a cluster of the file, if what is not the disk's holds what it did.
@@ -571,7 +584,7 @@ impl Order {
     }
 }
 
-/// Decision on a disk.
+/// The work that is to be done.
 struct Decided {
     todo: Todo,
     /// Where the clusters of the disk go, if they are to be arranged.
@@ -600,6 +613,7 @@ async fn decide(layout: &Layout, figures: &Figures, pace: &mut Pace<'_>) -> Resu
         if front.clusters > 0 {
             let (cleared, ..) = layout.cleared(front, pace).await?;
             let there = homes(&cleared, perfect, pace).await?;
+            cleared.give_back(pace).await?;
             if there.is_some_and(|there| there.runs < here.runs) {
                 return Ok(Decided {
                     todo: Todo::Clear(front),

@@ -10,6 +10,9 @@ use crate::job::Job;
 /// Units of work in a step: what is done for one cluster takes one, of about 100 ns where its
 /// memory is far.
 const STEP_UNITS: u64 = 1 << 13;
+/// Memory that is given back at once, and the work that this is.
+const GIVEN_BACK_BYTES: usize = 1 << 20;
+const GIVEN_BACK_UNITS: u64 = STEP_UNITS / 4;
 /// Clusters that are looked at without a glance at the clock of the step.
 const PIECE: usize = 1 << 9;
 
@@ -29,7 +32,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Notes work that is done. After enough for a step, others go on.
+    /// Work of this number of units has been done. If that was enough for a step, others go on.
     ///
     /// # Errors
     /// [`crate::Error::Cancelled`].
@@ -45,7 +48,23 @@ impl<'a> Pace<'a> {
         Ok(())
     }
 
-    /// The same, of one unit for each of a piece.
+    /// Gives the memory of a long list back, some at a time: all at once takes the host as long as
+    /// many steps.
+    ///
+    /// # Errors
+    /// [`crate::Error::Cancelled`].
+    pub async fn give_back<T>(&mut self, mut all: Vec<T>) -> Result<()> {
+        let some = GIVEN_BACK_BYTES / size_of::<T>().max(1);
+        while all.capacity() > some {
+            let left = all.capacity() - some;
+            all.truncate(left);
+            all.shrink_to(left);
+            self.spend(GIVEN_BACK_UNITS).await?;
+        }
+        Ok(())
+    }
+
+    /// As [`Pace::spend`], of one unit for each of a piece.
     ///
     /// # Errors
     /// [`crate::Error::Cancelled`].

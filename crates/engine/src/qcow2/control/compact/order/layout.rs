@@ -41,7 +41,7 @@ impl Places {
     /// Bytes of memory that each L2 table takes.
     pub const TABLE_BYTES: u64 = 48;
 
-    /// No places yet, at most `most`, of a disk whose L2 tables have `l2_entries` entries.
+    /// No places yet, of `most`, of a disk whose L2 tables have this number of entries.
     #[must_use]
     pub fn of_tables_with(l2_entries: u64, most: u64) -> Places {
         Places {
@@ -160,7 +160,16 @@ impl Layout {
             }
             pace.spend(piece.len() as u64).await?;
         }
+        pace.give_back(places.found).await?;
         Ok(layout)
+    }
+
+    /// Gives its memory back.
+    pub async fn give_back(self, pace: &mut Pace<'_>) -> Result<()> {
+        pace.give_back(self.guests).await?;
+        pace.give_back(self.places).await?;
+        pace.give_back(self.cells).await?;
+        pace.give_back(self.owners).await
     }
 
     pub fn len(&self) -> usize {
