@@ -2,8 +2,8 @@
 //! the module for Python, made of what `cargo xtask install` installs. The same files make the same
 //! bytes: times are those of the last commit, or of `SOURCE_DATE_EPOCH`.
 //!
-//! Needs `dpkg-dev` and `binutils`. Left out: a source package, which a network would have to fill
-//! with the crates of others.
+//! Needs `dpkg-dev` and `binutils`. With `--source` it makes the source package instead
+//! (`source.rs`).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::install::{self, QEMU_LINKS, QEMU_NAMES, Tree};
-use crate::run;
+use crate::{run, source};
 
 /// Options of `cargo xtask deb`.
 #[derive(clap::Args)]
@@ -28,19 +28,22 @@ pub struct Args {
     /// Compression of the packages, such as `none` for a quick look
     #[arg(long, default_value = "xz")]
     compression: String,
+    /// Make the source package, with the crates of others in it
+    #[arg(long, conflicts_with_all = ["profile", "built", "compression"])]
+    source: bool,
 }
 
 /// A binary package.
-struct Package {
-    name: &'static str,
-    section: &'static str,
+pub struct Package {
+    pub name: &'static str,
+    pub section: &'static str,
     /// It has the same files on all machines.
-    is_for_all: bool,
-    depends: &'static [&'static str],
+    pub is_for_all: bool,
+    pub depends: &'static [&'static str],
     /// One line.
-    title: &'static str,
+    pub title: &'static str,
     /// Paragraphs, without indentation.
-    description: &'static str,
+    pub description: &'static str,
     /// Puts its files below `usr` of the stage.
     fill: fn(&Stage<'_>) -> Result<(), String>,
     /// Further members of the control archive: scripts, shared libraries, triggers.
@@ -48,7 +51,7 @@ struct Package {
 }
 
 /// `=VERSION` stands for the version of these packages.
-const PACKAGES: [Package; 5] = [
+pub const PACKAGES: [Package; 5] = [
     Package {
         name: "cowslip",
         section: "otherosfs",
@@ -126,6 +129,10 @@ impl Stage<'_> {
 
 /// Makes the packages.
 pub fn run(args: &Args) -> Result<(), String> {
+    if args.source {
+        let out = run::root().join(&args.out);
+        return source::make(&out, &Facts::find()?);
+    }
     for program in ["dpkg-deb", "dpkg-shlibdeps", "strip", "gzip"] {
         if run::find_program(program).is_none() {
             return Err(format!("{program} is not installed (dpkg-dev, binutils)"));
@@ -174,15 +181,15 @@ fn remove(directory: &Path) -> Result<(), String> {
 }
 
 /// Facts of this system and of these sources.
-struct Facts {
+pub struct Facts {
     architecture: String,
     triplet: String,
-    version: String,
+    pub version: String,
     /// Seconds since 1970.
-    epoch: String,
+    pub epoch: String,
     /// The same, as changelogs have it.
     date: String,
-    maintainer: String,
+    pub maintainer: String,
 }
 
 impl Facts {
@@ -208,6 +215,17 @@ impl Facts {
                 named("DEBEMAIL", "packages@cowslip.invalid")
             ),
         })
+    }
+
+    /// The file `changelog`.
+    pub fn changelog(&self) -> String {
+        format!(
+            "cowslip ({}) unstable; urgency=medium\n\n  * Version {}.\n\n -- {}  {}\n",
+            self.version,
+            env!("CARGO_PKG_VERSION"),
+            self.maintainer,
+            self.date
+        )
     }
 
     fn architecture_of(&self, package: &Package) -> &str {
@@ -348,6 +366,17 @@ fn script(text: &str) -> String {
 fn documents(stage: &Stage<'_>, package: &Package, facts: &Facts) -> Result<(), String> {
     let usr = stage.usr();
     let place = format!("share/doc/{}", package.name);
+    usr.write(
+        &format!("{place}/copyright"),
+        0o644,
+        copyright()?.as_bytes(),
+    )?;
+    let path = format!("{place}/changelog.Debian");
+    compress(&usr.write(&path, 0o644, facts.changelog().as_bytes())?)
+}
+
+/// The file `copyright`.
+pub fn copyright() -> Result<String, String> {
     let mit = run::root().join("LICENSE-MIT");
     let mit = fs::read_to_string(&mit).map_err(|e| format!("{}: {e}", mit.display()))?;
     let notice = mit.lines().find(|line| line.starts_with("Copyright"));
@@ -360,7 +389,7 @@ fn documents(stage: &Stage<'_>, package: &Package, facts: &Facts) -> Result<(), 
             false => format!(" {line}\n"),
         })
         .collect();
-    let copyright = format!(
+    Ok(format!(
         "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\
          Upstream-Name: cowslip\n\nFiles: *\nCopyright: {}\nLicense: MIT or Apache-2.0\n\n\
          License: MIT\n{mit}\nLicense: Apache-2.0\n On Debian systems the text of this licence \
@@ -369,17 +398,7 @@ fn documents(stage: &Stage<'_>, package: &Package, facts: &Facts) -> Result<(), 
             .trim_start_matches("Copyright")
             .trim_start_matches(" (c)")
             .trim()
-    );
-    usr.write(&format!("{place}/copyright"), 0o644, copyright.as_bytes())?;
-    let changelog = format!(
-        "cowslip ({}) unstable; urgency=medium\n\n  * Version {}.\n\n -- {}  {}\n",
-        facts.version,
-        env!("CARGO_PKG_VERSION"),
-        facts.maintainer,
-        facts.date
-    );
-    let path = format!("{place}/changelog.Debian");
-    compress(&usr.write(&path, 0o644, changelog.as_bytes())?)
+    ))
 }
 
 /// The control archive's members.
@@ -426,7 +445,7 @@ fn control(stage: &Stage<'_>, package: &Package, facts: &Facts) -> Result<(), St
 }
 
 /// A description's lines: at most 78 columns, behind a space.
-fn wrapped(text: &str) -> String {
+pub fn wrapped(text: &str) -> String {
     let mut lines = String::new();
     let mut line = String::new();
     for word in text.split_whitespace() {

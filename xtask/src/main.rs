@@ -9,7 +9,7 @@
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
 //! - `install` installs the command and the library for C, for packages too;
-//! - `deb` makes Debian packages of them, and of the module for Python;
+//! - `deb` makes Debian packages of them, and of the module for Python, or the source package;
 //! - `static` makes an archive of the command that needs no library of the system;
 //! - `oci` makes an image of it for containers, without their tools;
 //! - `wheel` makes the wheel of the Python package, and tests it;
@@ -47,6 +47,7 @@ mod package;
 mod peers;
 mod recipe;
 mod run;
+mod source;
 mod test;
 mod threads;
 mod tree;

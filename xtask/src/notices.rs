@@ -16,6 +16,15 @@ const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"
 /// Directories below a crate's own: libraries in C are there, with licences of theirs.
 const DEPTH: usize = 2;
 
+/// Way in which a crate is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Its code is part of what is built.
+    Linked,
+    /// A script of a package runs it before the package is built.
+    Building,
+}
+
 /// All crates that the command is linked with, with their licences; then each text once. For the
 /// target of this name.
 ///
@@ -25,7 +34,7 @@ pub fn of_command(target: &str) -> Result<String, String> {
     let mut list = String::new();
     // Users of a text, by the text.
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for package in crates(target, &["cowslip-cli"])? {
+    for package in crates(target, &["cowslip-cli"], &[Kind::Linked])? {
         let of = |field: &str| package[field].as_str().unwrap_or("not stated");
         let name = format!("{} {}", of("name"), of("version"));
         let _infallible = writeln!(list, "{name}: {} ({})", of("license"), of("repository"));
@@ -48,18 +57,18 @@ pub fn of_command(target: &str) -> Result<String, String> {
     Ok(notices)
 }
 
-/// Crates of others that members of the workspace are linked with for a target, as
+/// Crates of others that members of the workspace need for a target, in these ways, as
 /// `cargo metadata` describes them; in the order of their names.
 ///
 /// # Errors
 /// cargo does not describe the workspace.
-pub fn crates(target: &str, members: &[&str]) -> Result<Vec<Value>, String> {
+pub fn crates(target: &str, members: &[&str], kinds: &[Kind]) -> Result<Vec<Value>, String> {
     let mut metadata = run::cargo();
     metadata.args(["metadata", "--locked", "--format-version=1"]);
     metadata.args(["--filter-platform", target]);
     let metadata: Value =
         serde_json::from_str(&run::output(&mut metadata)?).map_err(|e| e.to_string())?;
-    let needed = needed(&metadata, members);
+    let needed = needed(&metadata, members, kinds);
     Ok(needed.into_iter().cloned().collect())
 }
 
@@ -68,7 +77,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn needed<'a>(metadata: &'a Value, members: &[&str]) -> Vec<&'a Value> {
+fn needed<'a>(metadata: &'a Value, members: &[&str], kinds: &[Kind]) -> Vec<&'a Value> {
     let by_id = |value: &'a Value| -> BTreeMap<&'a str, &'a Value> {
         list(value)
             .map(|one| (one["id"].as_str().unwrap_or_default(), one))
@@ -76,8 +85,12 @@ fn needed<'a>(metadata: &'a Value, members: &[&str]) -> Vec<&'a Value> {
     };
     let packages = by_id(&metadata["packages"]);
     let nodes = by_id(&metadata["resolve"]["nodes"]);
-    // Neither for tests nor for building.
-    let is_wanted = |kind: &Value| kind["kind"].is_null();
+    let is_wanted = |kind: &Value| match kind["kind"].as_str() {
+        None => kinds.contains(&Kind::Linked),
+        Some("build") => kinds.contains(&Kind::Building),
+        // For tests.
+        Some(_) => false,
+    };
     let is_member = |one: &&&Value| {
         let name = one["name"].as_str().unwrap_or_default();
         members.contains(&name) && one["source"].is_null()
@@ -124,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crates_that_are_linked_are_found_and_others_are_not() {
+    fn crates_are_those_that_are_needed_in_the_ways_that_are_asked_about() {
         let metadata = serde_json::json!({
             "packages": [
                 {"id": "r", "name": "root", "source": null},
@@ -144,8 +157,15 @@ mod tests {
                 {"id": "a", "deps": [{"pkg": "b", "dep_kinds": [{"kind": null}]}]},
             ]},
         });
-        let needed = needed(&metadata, &["root"]);
-        let names = needed.iter().filter_map(|one| one["name"].as_str());
-        assert_eq!(names.collect::<Vec<_>>(), ["below", "linked"]);
+        let names = |kinds: &[Kind]| -> Vec<&str> {
+            let needed = needed(&metadata, &["root"], kinds);
+            needed
+                .iter()
+                .filter_map(|one| one["name"].as_str())
+                .collect()
+        };
+        assert_eq!(names(&[Kind::Linked]), ["below", "linked"]);
+        let all = names(&[Kind::Linked, Kind::Building]);
+        assert_eq!(all, ["below", "linked", "script"]);
     }
 }

@@ -11,8 +11,21 @@ use crate::run;
 /// of theirs that is newer than their last change.
 const VERSION_IN_COPY: &str = "version = \"0.0.0\"";
 
-/// Copies all files that git knows, as they are now, into a new directory.
+/// Copies all files that git knows, as they are now, into a new directory, with another version.
 pub fn copy(to: &Path) -> Result<(), String> {
+    export(to)?;
+    let manifest = to.join("Cargo.toml");
+    let failed = |e: std::io::Error| format!("cannot change {}: {e}", manifest.display());
+    let text = fs::read_to_string(&manifest).map_err(failed)?;
+    let is_version = |line: &&str| line.starts_with("version = ");
+    let version = text.lines().find(is_version);
+    let version = version.ok_or_else(|| format!("{} has no version", manifest.display()))?;
+    // That of the packages, and of those that they need of each other.
+    fs::write(&manifest, text.replace(version, VERSION_IN_COPY)).map_err(failed)
+}
+
+/// Copies all files that git knows, as they are now, into a new directory.
+pub fn export(to: &Path) -> Result<(), String> {
     let mut list = Command::new("git");
     list.current_dir(run::root());
     list.args(["ls-files", "--cached", "--others", "--exclude-standard"]);
@@ -28,14 +41,7 @@ pub fn copy(to: &Path) -> Result<(), String> {
                 .map_err(|e| format!("cannot copy {}: {e}", source.display()))?;
         }
     }
-    let manifest = to.join("Cargo.toml");
-    let failed = |e: std::io::Error| format!("cannot change {}: {e}", manifest.display());
-    let text = fs::read_to_string(&manifest).map_err(failed)?;
-    let is_version = |line: &&str| line.starts_with("version = ");
-    let version = text.lines().find(is_version);
-    let version = version.ok_or_else(|| format!("{} has no version", manifest.display()))?;
-    // That of the packages, and of those that they need of each other.
-    fs::write(&manifest, text.replace(version, VERSION_IN_COPY)).map_err(failed)
+    Ok(())
 }
 
 /// Makes a directory, and those above it.
