@@ -235,7 +235,12 @@ impl NewFile {
     fn begin(path: PathBuf) -> cowslip::Result<NewFile> {
         refuse_existing(&path)?;
         let mut unfinished = path.clone().into_os_string();
-        unfinished.push(format!(".unfinished-{}", std::process::id()));
+        let random = super::random().map_err(|error| Error::invalid(error.to_string()))?;
+        let number = random[..4]
+            .iter()
+            .fold(0_u32, |all, byte| all << 8 | u32::from(*byte));
+        // Not the process's number: in a container it is that of one that was killed.
+        unfinished.push(format!(".unfinished-{number:08x}"));
         let unfinished = PathBuf::from(unfinished);
         let mut new = OpenOptions::new();
         // As new images are made: who may read it later is up to the directory's owner.

@@ -4,6 +4,7 @@
 //! the rate. After a compaction another one begins when clients have changed something, and some
 //! more time has passed.
 
+use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -141,7 +142,8 @@ async fn compact(image: &Weak<Image>, (options, job): (&CompactOptions, &Job), l
             log.report(Severity::Failure, || {
                 format!("cannot be compacted: {error}")
             });
-            false
+            // Space may come back, and the guest goes on as well.
+            matches!(&error, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull)
         }
     }
 }

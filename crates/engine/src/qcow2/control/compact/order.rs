@@ -41,6 +41,9 @@ use spared::Spared;
 
 /// The part of the places of the data that stays free, at most, so that fewer clusters move.
 pub const SLACK_FRACTION: u64 = 64;
+/// The part of the places of the data that may be free before the last one without a move, where
+/// the order is near enough: holes cost length alone, and to fill them, most of the disk moves.
+const HOLES_FRACTION: u64 = 8;
 /// No cluster.
 const NONE: u32 = u32::MAX;
 /// Clusters of the file among which free ones are looked for at a time.
@@ -178,7 +181,7 @@ impl Order {
 
     async fn by(layout: Layout, shared: Vec<bool>, pace: &mut Pace<'_>) -> Result<Order> {
         let figures = layout.figures(pace).await?;
-        let is_short = figures.holes <= layout.slack();
+        let is_short = figures.holes <= layout.len() as u64 / HOLES_FRACTION;
         let decided = match is_short && is_close(figures.runs, figures.perfect) {
             true => Decided::nothing(),
             false => decide(&layout, &figures, pace).await?,

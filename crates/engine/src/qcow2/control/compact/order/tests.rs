@@ -399,3 +399,25 @@ fn a_long_plan_lets_others_go_on_and_ends_when_it_is_cancelled() {
     );
     assert_eq!(steps, 2);
 }
+
+/// A disk in order of which some clusters in the middle were discarded.
+fn in_order_but(discarded: usize) -> Naive {
+    let mut file = Naive::new(vec![Kind::Data; 800], (0..800).map(Some).collect());
+    for at in 300..300 + discarded {
+        (file.kinds[at], file.guests[at]) = (Kind::Free, None);
+    }
+    file
+}
+
+#[test]
+fn holes_of_a_disk_in_order_are_filled_if_they_are_many() {
+    for (discarded, todo) in [
+        (20, Todo::Nothing),
+        (80, Todo::Nothing),
+        (120, Todo::Arrange),
+    ] {
+        let file = in_order_but(discarded);
+        assert_eq!(file.runs(), (2, 2));
+        assert_eq!(file.order(0).todo(), todo, "{discarded}");
+    }
+}
