@@ -18,12 +18,13 @@ use std::time::{Duration, Instant};
 use cowslip_qmp::Client;
 use serde_json::{Value, json};
 
+use crate::support::rng::Rng;
 use crate::support::server::Server;
 use crate::support::{cowslip, peers_are_installed, run, scratch};
 
 mod load;
 
-use load::Load;
+use load::{Load, Rhythm};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -298,5 +299,76 @@ fn guests_beside_jobs() {
                 COPIED as f64 / MIB as f64 / time.as_secs_f64()
             );
         }
+    }
+}
+
+/// An image of 1 GiB in clusters of 64 KiB that were written in no order, of which every second one
+/// behind the first half is dead.
+fn disordered(dir: &Path) {
+    let mut places: Vec<u64> = (0..COPIED >> 16).collect();
+    let mut rng = Rng::new(1);
+    places.sort_by_cached_key(|_| rng.next());
+    let writes = places
+        .iter()
+        .map(|at| format!("write -q -P 5 {} 64k\n", at << 16));
+    let dead = (COPIED >> 17..COPIED >> 16).step_by(2);
+    let discards = dead.map(|at| format!("discard -q {} 64k\n", at << 16));
+    std::fs::write(
+        dir.join("lines"),
+        writes.chain(discards).collect::<String>(),
+    )
+    .unwrap();
+    create(dir, &["a.qcow2", &COPIED.to_string()]);
+    let lines = std::fs::File::open(dir.join("lines")).unwrap();
+    let mut shell = cowslip();
+    let shell = shell
+        .current_dir(dir)
+        .args(["io", "-d", "unmap", "a.qcow2"]);
+    let output = shell.stdin(lines).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn guests_beside_compactions() {
+    println!(
+        "a guest of 4 KiB at depth 4, half writes, alone and beside a compaction in order of an \
+         image of 1 GiB: requests a second, median, p99, the longest"
+    );
+    let background = json!({"speed": 20 * MIB, "background": true, "idle-ms": 100});
+    for (kind, rhythm, options) in [
+        ("at full rate", Rhythm::Steady, json!({})),
+        ("at 20 MiB/s", Rhythm::Steady, json!({"speed": 20 * MIB})),
+        ("in the background", Rhythm::Steady, background.clone()),
+        ("in the background, in bursts", Rhythm::InBursts, background),
+    ] {
+        let dir = scratch();
+        let dir = dir.path();
+        disordered(dir);
+        run(Command::new("sync").arg("-f").arg(dir));
+        let mut daemon = Measured::start("ours", dir);
+        daemon.add("a", "a.qcow2");
+        daemon.export("a");
+        let socket: PathBuf = dir.join("nbd");
+        let beside = |daemon: &mut Measured, options: Option<&Value>| {
+            let load = Load::with(&socket, "a", (COPIED, rhythm));
+            if let Some(options) = options {
+                let mut arguments = options.clone();
+                arguments["job-id"] = "j".into();
+                arguments["device"] = "a".into();
+                arguments["defragment"] = true.into();
+                daemon.ask("x-cowslip-compact", arguments);
+            }
+            std::thread::sleep(Duration::from_secs(8));
+            load.stop()
+        };
+        let alone = beside(&mut daemon, None);
+        let with = beside(&mut daemon, Some(&options));
+        let jobs = daemon.ask("query-jobs", json!({}));
+        println!(
+            "  {kind}: alone {alone}; beside {with}; {:.1} x; job {:?}",
+            with.p99.as_secs_f64() / alone.p99.as_secs_f64(),
+            jobs[0]["current-progress"]
+        );
     }
 }

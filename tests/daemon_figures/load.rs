@@ -16,6 +16,16 @@ use crate::support::rng::Rng;
 const BLOCK: u64 = 4096;
 /// Requests in flight.
 const DEPTH: usize = 4;
+/// A guest in bursts: busy for the first part of each period.
+const BURST: Duration = Duration::from_millis(200);
+const PERIOD: Duration = Duration::from_millis(700);
+
+/// When a guest has requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rhythm {
+    Steady,
+    InBursts,
+}
 
 async fn connect(socket: &Path, export: &str) -> Client {
     let stream = Stream::connect_unix(socket).await.unwrap();
@@ -72,9 +82,14 @@ impl fmt::Display for Latencies {
 impl Load {
     /// Starts one.
     pub fn start(socket: &Path, export: &'static str, bytes: u64) -> Load {
+        Load::with(socket, export, (bytes, Rhythm::Steady))
+    }
+
+    /// Starts one with a rhythm.
+    pub fn with(socket: &Path, export: &'static str, way: (u64, Rhythm)) -> Load {
         let stops = Arc::new(AtomicBool::new(false));
         let (socket, stopped) = (socket.to_path_buf(), Arc::clone(&stops));
-        let thread = std::thread::spawn(move || load(socket, export, (bytes, stopped)));
+        let thread = std::thread::spawn(move || load(socket, export, way, &stopped));
         Load {
             stops,
             begun: Instant::now(),
@@ -101,8 +116,10 @@ impl Load {
 fn load(
     socket: PathBuf,
     export: &'static str,
-    (bytes, stopped): (u64, Arc<AtomicBool>),
+    (bytes, rhythm): (u64, Rhythm),
+    stopped: &AtomicBool,
 ) -> Vec<Duration> {
+    let started = Instant::now();
     let queue = Queue::new(Backend::Auto).unwrap();
     queue.block_on(async {
         let client = connect(&socket, export).await;
@@ -110,6 +127,11 @@ fn load(
             let mut rng = Rng::new(seed);
             let mut times = Vec::new();
             while !stopped.load(Ordering::Acquire) {
+                let millis = started.elapsed().as_millis() % PERIOD.as_millis();
+                if rhythm == Rhythm::InBursts && millis >= BURST.as_millis() {
+                    let left = (PERIOD.as_millis() - millis) as u64;
+                    cowslip_queue::sleep(Duration::from_millis(left)).await;
+                }
                 let offset = rng.below(bytes / BLOCK) * BLOCK;
                 let begun = Instant::now();
                 match rng.below(2) {
