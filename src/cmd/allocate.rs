@@ -23,7 +23,7 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{block_on, local_name};
 use crate::options;
-use crate::output::{Program, note, print_json};
+use crate::output::{Program, counted, note, print_json};
 use crate::size;
 
 /// Bytes of one write, within reason.
@@ -309,9 +309,9 @@ impl Request<'_> {
         let filled = match filled_bytes {
             0 => "everything was allocated already".to_string(),
             _ => format!(
-                "{} allocated in {holes} hole{} in {seconds:.2} s, {} were allocated before",
+                "{} allocated in {} in {seconds:.2} s, {} were allocated before",
                 size::human(filled_bytes),
-                if holes == 1 { "" } else { "s" },
+                counted(holes, "hole"),
                 size::human(already_bytes)
             ),
         };
@@ -321,8 +321,8 @@ impl Request<'_> {
         });
         let extents = figures.map_or(String::new(), |figures| match figures.extents {
             Some(extents) => format!(
-                "; {extents} extent{} (minimum {})",
-                if extents == 1 { "" } else { "s" },
+                "; {} (minimum {})",
+                counted(extents, "extent"),
                 figures.perfect
             ),
             None => format!("; {} does not list extents", figures.file_system),

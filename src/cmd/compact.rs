@@ -17,7 +17,7 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::open::{self, Access, OpenSettings, block_on, open_image};
 use crate::options;
-use crate::output::Program;
+use crate::output::{Program, counted};
 use crate::size;
 
 /// Bytes that are read to find out how long moving takes.
@@ -233,7 +233,8 @@ impl Done {
                 if let Some(after) = plan.extents_after {
                     let (now, perfect) = (plan.extents, plan.extents_perfect);
                     words += &format!(
-                        "The disk would lie in {after} extents instead of {now}; {perfect} is perfect.\n"
+                        "The disk would lie in {} instead of {now}; {perfect} is perfect.\n",
+                        counted(after, "extent")
                     );
                 }
                 if let Some(seconds) = seconds(plan, *rate) {
@@ -261,8 +262,10 @@ impl Done {
                 }
                 if let Some(order) = done.defragmentation {
                     words += &format!(
-                        "The disk lies in {} extents instead of {}; {} is perfect.\n",
-                        order.extents, order.extents_before, order.extents_perfect
+                        "The disk lies in {} instead of {}; {} is perfect.\n",
+                        counted(order.extents, "extent"),
+                        order.extents_before,
+                        order.extents_perfect
                     );
                 }
                 words

@@ -391,3 +391,22 @@ impl DoneArgs {
         }
     }
 }
+
+/// A number of things, as `1 extent` or `2 extents`.
+pub fn counted(number: u64, thing: &str) -> String {
+    match number {
+        1 => format!("1 {thing}"),
+        _ => format!("{number} {thing}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_singular() {
+        let all = [0, 1, 2].map(|number| counted(number, "hole"));
+        assert_eq!(all, ["0 holes", "1 hole", "2 holes"]);
+    }
+}

@@ -236,9 +236,7 @@ impl NewFile {
         refuse_existing(&path)?;
         let mut unfinished = path.clone().into_os_string();
         let random = super::random().map_err(|error| Error::invalid(error.to_string()))?;
-        let number = random[..4]
-            .iter()
-            .fold(0_u32, |all, byte| all << 8 | u32::from(*byte));
+        let number = u128::from_be_bytes(random) as u32;
         // Not the process's number: in a container it is that of one that was killed.
         unfinished.push(format!(".unfinished-{number:08x}"));
         let unfinished = PathBuf::from(unfinished);

@@ -16,6 +16,7 @@ use cowslip_graph::{LiveDisk, Quiet, Turn};
 
 use super::log::{Log, Severity};
 use crate::job::Pace;
+use crate::output::counted;
 use crate::size;
 
 /// How compactions go behind clients.
@@ -125,8 +126,8 @@ async fn compact(image: &Weak<Image>, (options, job): (&CompactOptions, &Job), l
         Ok(done) => {
             log.report(Severity::Usual, || {
                 let order = done.defragmentation.map_or(String::new(), |order| {
-                    let (now, before) = (order.extents, order.extents_before);
-                    format!("; the disk lies in {now} extents instead of {before}")
+                    let (now, before) = (counted(order.extents, "extent"), order.extents_before);
+                    format!("; the disk lies in {now} instead of {before}")
                 });
                 format!(
                     "compacted: the file has {} instead of {}, {} moved{order}",
