@@ -287,6 +287,7 @@ fn guests_beside_jobs() {
             let alone = Load::start(&socket, "a", 2 * COPIED);
             std::thread::sleep(Duration::from_secs(4));
             let alone = alone.stop();
+            run(Command::new("sync").arg("-f").arg(dir));
             let beside = Load::start(&socket, "a", 2 * COPIED);
             std::thread::sleep(Duration::from_millis(200));
             let begun = Instant::now();

@@ -46,6 +46,7 @@ use crate::text_file;
 
 mod active;
 pub mod as_qemu;
+mod aside;
 mod backups;
 mod bitmap;
 mod bitmaps;

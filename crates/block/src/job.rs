@@ -3,8 +3,9 @@
 //! The caller passes a job to the operation and keeps a handle of it. The operation waits for
 //! permission before each piece of work ([`Job::begin`]) and reports it when done ([`Job::done`]);
 //! the result is the operation's own. A job has no thread and no clock: the caller's [`Attendant`]
-//! shows the progress and sets the pace. Cancellation is a flag; the operation fails with
-//! [`Error::Cancelled`] and leaves a sound state, which its documentation names.
+//! shows the progress, sets the pace, and may have parts of the work done on a thread of its own.
+//! Cancellation is a flag; the operation fails with [`Error::Cancelled`] and leaves a sound state,
+//! which its documentation names.
 
 use std::fmt;
 use std::future::Future;
@@ -15,6 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use cowslip_queue::pending;
 
 use crate::{Error, Result};
 
@@ -88,7 +91,7 @@ pub struct Progress {
     pub total_bytes: u64,
 }
 
-/// A delay to await.
+/// A delay to await, or a part of a job's work.
 #[doc(hidden)]
 pub type Moment = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -114,7 +117,8 @@ pub enum Verdict {
     Stop,
 }
 
-/// Observer of a job, which shows its progress, sets its pace and decides on errors.
+/// Observer of a job, which shows its progress, sets its pace, decides on errors and may have a
+/// place for parts of its work.
 #[doc(hidden)]
 pub trait Attendant: Send + Sync {
     /// Reports the progress after each piece of work.
@@ -125,6 +129,11 @@ pub trait Attendant: Send + Sync {
     /// cancelled.
     fn pace(&self, _bytes: u64) -> Option<Moment> {
         None
+    }
+
+    /// Runs a part of the work on another thread, to its end; returns it where there is none.
+    fn run_aside(&self, work: Moment) -> Option<Moment> {
+        Some(work)
     }
 
     /// Decides what an error of a disk means. After [`Verdict::Stop`] no piece of work may begin
@@ -215,6 +224,23 @@ impl Job {
             self.check()?;
         }
         Ok(())
+    }
+
+    /// For the operation: runs a part of its work where the attendant has a place for that, else
+    /// here. The part goes on to its end if this future is dropped meanwhile.
+    pub async fn aside<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> T {
+        let Some(attendant) = &self.0.attendant else {
+            return work.await;
+        };
+        let (completer, result) = pending();
+        let work = async move { completer.complete(work.await) };
+        if let Some(work) = attendant.run_aside(Box::pin(work)) {
+            work.await;
+        }
+        result.await
     }
 
     /// For the operation: what an error of a disk means. Without an attendant, and after a

@@ -16,8 +16,8 @@ use cowslip_queue::Pending;
 use crate::dirty::DirtyMap;
 use crate::live::LiveDisk;
 
-/// Chunks that are copied at a time: 256 KiB of the usual ones. The page cache is read and written
-/// by the thread that serves guests, and their requests wait as long as that takes for a piece.
+/// Chunks that are copied at a time: 256 KiB of the usual ones. A request that needs one of them
+/// waits for the whole piece; so do all others while the thread that serves them makes the copy.
 const PIECE_CHUNKS: u64 = 4;
 /// Extents that are looked at at a time.
 const EXTENTS_AT_ONCE: usize = 256;
@@ -161,7 +161,7 @@ impl Copier {
         let verdict = &verdict;
         job.run_each(&mut chunks, |copying| async move {
             let range = copying.range.clone();
-            let copied = self.copy(range.clone()).await;
+            let copied = self.copy(range.clone(), Some(job)).await;
             let outcome = match copied {
                 Ok(()) => {
                     job.done(range.end - range.start);
@@ -242,7 +242,7 @@ impl Copier {
                         copier: self,
                         range: part.clone(),
                     };
-                    if let Err((_, error)) = self.copy(part.clone()).await {
+                    if let Err((_, error)) = self.copy(part.clone(), None).await {
                         self.todo.mark(part);
                         drop(copying);
                         return Err(error);
@@ -307,7 +307,8 @@ impl Copier {
         }
     }
 
-    async fn copy(&self, range: Range<u64>) -> std::result::Result<(), Failed> {
+    /// Copies a range: in the place that the job has for that, or here, if a request waits for it.
+    async fn copy(&self, range: Range<u64>, job: Option<&Job>) -> std::result::Result<(), Failed> {
         let source = self.source.behind();
         let end = range.end.min(source.size());
         let mut at = range.start;
@@ -316,35 +317,42 @@ impl Copier {
             let extents = extents.map_err(|error| (Side::Source, error))?;
             for extent in extents {
                 let to = (extent.start + extent.len).min(end);
-                self.copy_extent(&*source, at..to, extent.zero).await?;
+                let target = Arc::clone(&self.target);
+                match (extent.zero, job) {
+                    (true, _) => zero(&*target, at..to).await?,
+                    (false, None) => copy_data(&*source, &*target, at..to).await?,
+                    (false, Some(job)) => {
+                        let source = Arc::clone(&source);
+                        let copying = async move { copy_data(&*source, &*target, at..to).await };
+                        job.aside(copying).await?;
+                    }
+                }
                 at = to;
             }
         }
         Ok(())
     }
+}
 
-    async fn copy_extent(
-        &self,
-        source: &dyn Disk,
-        range: Range<u64>,
-        is_zero: bool,
-    ) -> std::result::Result<(), Failed> {
-        let (start, len) = (range.start, range.end - range.start);
-        let of_target = |error| (Side::Target, error);
-        if is_zero {
-            let options = ZeroOptions {
-                space: Space::Release,
-                ..ZeroOptions::default()
-            };
-            let zeroed = self.target.zero(start, len, options).await;
-            return zeroed.map_err(of_target);
-        }
-        let buf = BufMut::for_overwrite(len as usize);
-        let data = source.read(start, buf.into()).await;
-        let data = BufMut::from(data.map_err(|error| (Side::Source, error))?).freeze();
-        let written = self.target.write(start, data.into(), Durability::Cached);
-        written.await.map_err(of_target)
-    }
+async fn zero(target: &dyn Disk, range: Range<u64>) -> std::result::Result<(), Failed> {
+    let options = ZeroOptions {
+        space: Space::Release,
+        ..ZeroOptions::default()
+    };
+    let zeroed = target.zero(range.start, range.end - range.start, options);
+    zeroed.await.map_err(|error| (Side::Target, error))
+}
+
+async fn copy_data(
+    source: &dyn Disk,
+    target: &dyn Disk,
+    range: Range<u64>,
+) -> std::result::Result<(), Failed> {
+    let buf = BufMut::for_overwrite((range.end - range.start) as usize);
+    let data = source.read(range.start, buf.into()).await;
+    let data = BufMut::from(data.map_err(|error| (Side::Source, error))?).freeze();
+    let written = target.write(range.start, data.into(), Durability::Cached);
+    written.await.map_err(|error| (Side::Target, error))
 }
 
 /// The chunks of a pass.

@@ -155,6 +155,36 @@ async fn guest(disk: Arc<LiveDisk>, number: u64, seed: u64, requests: u64) {
     assert!(read.await.unwrap().to_vec() == model, "guest {number}");
 }
 
+/// Has a job's copies made by a task of their own.
+struct Aside(Arc<Mutex<Vec<Moment>>>);
+
+impl Attendant for Aside {
+    fn run_aside(&self, work: Moment) -> Option<Moment> {
+        lock(&self.0).push(work);
+        None
+    }
+}
+
+/// A job, which by the seed copies in its own task or in another one.
+fn job(seed: u64, tasks: &mut Vec<Task>) -> Job {
+    if seed.is_multiple_of(2) {
+        return Job::default();
+    }
+    let left = Arc::new(Mutex::new(Vec::new()));
+    let arriving = Arc::downgrade(&left);
+    let mut copies: Vec<Moment> = Vec::new();
+    tasks.push(Box::pin(poll_fn(move |context| {
+        let Some(left) = arriving.upgrade() else {
+            assert!(copies.is_empty(), "the job has not waited for its copies");
+            return Poll::Ready(());
+        };
+        copies.append(&mut lock(&left));
+        copies.retain_mut(|copy| copy.as_mut().poll(context).is_pending());
+        Poll::Pending
+    })));
+    Job::attended(Aside(left))
+}
+
 fn guests(disk: &Arc<LiveDisk>, random: &mut Rng, requests: u64) -> Vec<Task> {
     let guest = |number| guest(Arc::clone(disk), number, random.u64(..), requests);
     (0..3).map(guest).map(|it| Box::pin(it) as Task).collect()
@@ -173,8 +203,8 @@ fn a_mirror_is_equal_when_it_takes_over() {
         };
         let switched = Rc::new(RefCell::new(false));
         let (live, seen) = (Arc::clone(&disk), Rc::clone(&switched));
+        let job = job(seed, &mut tasks);
         tasks.push(Box::pin(async move {
-            let job = Job::default();
             let mirror = Mirror::begin(live, target.clone(), (CHUNK, mode)).await;
             mirror.mark(&job, |_| true).await.unwrap();
             mirror.follow(&job, || mirror.complete()).await.unwrap();
@@ -202,8 +232,8 @@ fn a_mirror_that_comes_to_block_writes_has_each_write_before_its_answer() {
         let begun = Rc::clone(&mirror);
         let live = Arc::clone(&disk);
         let copy = target.clone();
+        let job = job(seed, &mut tasks);
         tasks.push(Box::pin(async move {
-            let job = Job::default();
             let modes = (CHUNK, CopyMode::Background);
             let mirror = Rc::new(Mirror::begin(live, copy, modes).await);
             *begun.borrow_mut() = Some(Rc::clone(&mirror));
@@ -263,8 +293,8 @@ fn a_mirror_of_which_any_copy_has_failed_does_not_take_over() {
         target.fails.store(random.u64(0..150), Ordering::Relaxed);
         let failed = Rc::new(RefCell::new(false));
         let seen = Rc::clone(&failed);
+        let job = job(seed, &mut tasks);
         tasks.push(Box::pin(async move {
-            let job = Job::default();
             let modes = (CHUNK, CopyMode::WriteBlocking);
             let mirror = Mirror::begin(disk, target.clone(), modes).await;
             mirror.mark(&job, |_| true).await.unwrap();
@@ -293,8 +323,8 @@ fn a_backup_has_the_bytes_of_its_moment() {
         let disk = LiveDisk::new("disk", source.clone());
         let mut tasks = guests(&disk, &mut random, 60);
         let live = Arc::clone(&disk);
+        let job = job(seed, &mut tasks);
         tasks.push(Box::pin(async move {
-            let job = Job::default();
             let backup = Backup::new(Arc::clone(&live), target.clone(), CHUNK);
             backup.want_all();
             let drained = live.drain().await;

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip_graph::Turn;
@@ -10,6 +11,7 @@ use cowslip_qmp::{Event, QmpError, ServerHandle};
 use serde_json::Value;
 
 use super::active::Active;
+use super::aside::Aside;
 use super::export::Exports;
 use super::job::Jobs;
 use super::nodes::Nodes;
@@ -29,6 +31,8 @@ pub struct Daemon {
     pub checkpoints: RefCell<Vec<Active>>,
     /// Jobs.
     pub jobs: Jobs,
+    /// Threads on which they copy; without, the one that serves clients does.
+    pub aside: Option<Arc<Aside>>,
     /// A command, or the last step of a job, changes the graph.
     pub turn: Turn<()>,
     /// Clients of the control protocol.
@@ -61,6 +65,7 @@ impl Daemon {
             exports: Exports::default(),
             checkpoints: RefCell::default(),
             jobs: Jobs::default(),
+            aside: Aside::new().ok(),
             turn: Turn::new(()),
             clients: RefCell::default(),
             commands_done: Cell::default(),

@@ -19,6 +19,7 @@ use cowslip_graph::{Mirror, Quiet, View};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
 
+use super::aside::Place;
 use super::fault::{Fault, Faults, Policies};
 use super::given::Given;
 use super::wait::Flag;
@@ -85,22 +86,36 @@ pub(super) struct Pace {
     pub(super) faults: Faults,
 }
 
-struct Paced(Arc<Pace>);
+struct Paced {
+    pace: Arc<Pace>,
+    /// The thread on which the job copies; `None` is the one that serves clients.
+    place: Option<Place>,
+}
 
 impl Attendant for Paced {
+    fn run_aside(&self, work: Moment) -> Option<Moment> {
+        match &self.place {
+            None => Some(work),
+            Some(place) => {
+                place.run(work);
+                None
+            }
+        }
+    }
+
     fn pace(&self, bytes: u64) -> Option<Moment> {
-        let wait = self.0.wait(bytes)?;
+        let wait = self.pace.wait(bytes)?;
         Some(Box::pin(cowslip_queue::blocking(move || {
             std::thread::sleep(wait);
         })))
     }
 
     fn failed(&self, side: Side, error: &cowslip::Error) -> Verdict {
-        let verdict = self.0.faults.meet(side, error);
+        let verdict = self.pace.faults.meet(side, error);
         match verdict {
             Verdict::Report => {}
-            Verdict::Ignore => *self.0.next() = Instant::now() + REST,
-            Verdict::Stop => self.0.is_paused.store(true, Ordering::Release),
+            Verdict::Ignore => *self.pace.next() = Instant::now() + REST,
+            Verdict::Stop => self.pace.is_paused.store(true, Ordering::Release),
         }
         verdict
     }
@@ -276,8 +291,8 @@ impl Jobs {
 }
 
 impl Job {
-    /// A job that has not begun.
-    pub fn new(kind: &'static str, options: JobOptions) -> Job {
+    /// A job that has not begun, and the thread on which it copies.
+    pub fn new(kind: &'static str, options: JobOptions, place: Option<Place>) -> Job {
         let pace = Arc::new(Pace {
             speed: AtomicU64::new(options.speed),
             is_paused: AtomicBool::new(false),
@@ -288,7 +303,10 @@ impl Job {
         Job {
             id: options.id,
             kind,
-            work: Work::attended(Paced(Arc::clone(&pace))),
+            work: Work::attended(Paced {
+                pace: Arc::clone(&pace),
+                place,
+            }),
             mirror: RefCell::default(),
             view: RefCell::default(),
             pace,

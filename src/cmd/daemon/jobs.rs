@@ -13,6 +13,7 @@ use cowslip_graph::CopyMode;
 use cowslip_qmp::{ErrorClass, QmpError};
 use serde_json::{Value, json};
 
+use super::aside::Aside;
 use super::given::Given;
 use super::host::Daemon;
 use super::job::{Job, JobOptions, Outcome, Status};
@@ -74,7 +75,8 @@ impl Daemon {
     ) where
         F: Future<Output = Result<(), QmpError>> + 'static,
     {
-        let job = self.jobs.add(Job::new(kind, options));
+        let place = self.aside.as_ref().and_then(Aside::place);
+        let job = self.jobs.add(Job::new(kind, options, place));
         self.change_status(&job, Status::Created);
         self.change_status(&job, Status::Running);
         let working = work(Rc::clone(self), Rc::clone(&job));
