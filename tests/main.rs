@@ -34,6 +34,7 @@ mod failed_output;
 mod file_attributes;
 mod filters;
 mod foreign_formats;
+mod full_file_systems;
 mod fuse;
 mod generate;
 mod graph;

@@ -229,6 +229,12 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// hole.
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>>;
 
+    /// The same, where a range for which a write may need new space is a hole: that of real holes,
+    /// what copies share, and all of a file whose file system writes to new places.
+    fn own_space(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        self.extents(offset, len)
+    }
+
     /// Makes all operations durable that had completed when the flush was issued.
     fn flush(&self) -> Pending<io::Result<()>>;
 

@@ -352,6 +352,13 @@ impl BlockFile for DebugFile {
             })
     }
 
+    fn own_space(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        self.node
+            .unless((IoType::BlockStatus, offset..offset + len), |file| {
+                file.own_space(offset, len)
+            })
+    }
+
     fn flush(&self) -> Pending<io::Result<()>> {
         self.node.unless((IoType::Flush, 0..0), |file| file.flush())
     }

@@ -11,6 +11,9 @@ use cowslip_block::limits::Limits;
 use cowslip_block::{Error, IoVec, IoVecMut, Result};
 use cowslip_queue::Pending;
 
+/// Runs of a range of a file, on their way.
+type Runs = Pending<io::Result<Vec<FileExtent>>>;
+
 /// Bytes `start..start + len` of another file.
 #[derive(Debug)]
 pub struct PartFile {
@@ -84,6 +87,34 @@ impl PartFile {
             Err(error) => Pending::ready(Err(error)),
         }
     }
+
+    /// Runs of a range, by what `ask` learns of the whole file.
+    fn runs(
+        &self,
+        (offset, len): (u64, u64),
+        ask: impl FnOnce(&dyn BlockFile, u64, u64) -> Runs + Send + 'static,
+    ) -> Runs {
+        let there = self.len.saturating_sub(offset).min(len);
+        let beyond = (len > there).then_some(FileExtent {
+            start: offset + there,
+            len: len - there,
+            hole: true,
+        });
+        let (completer, done) = cowslip_queue::pending();
+        let (inner, start) = (Arc::clone(&self.inner), self.start);
+        cowslip_queue::spawn_anywhere(async move {
+            let runs = match there {
+                0 => Ok(Vec::new()),
+                _ => ask(&*inner, start + offset, there).await,
+            };
+            completer.complete(runs.map(|mut runs| {
+                runs.iter_mut().for_each(|run| run.start -= start);
+                runs.extend(beyond);
+                runs
+            }));
+        });
+        done
+    }
 }
 
 impl BlockFile for PartFile {
@@ -148,27 +179,12 @@ impl BlockFile for PartFile {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        let there = self.len.saturating_sub(offset).min(len);
-        let beyond = (len > there).then_some(FileExtent {
-            start: offset + there,
-            len: len - there,
-            hole: true,
-        });
-        let (completer, done) = cowslip_queue::pending();
-        let (inner, start) = (Arc::clone(&self.inner), self.start);
-        cowslip_queue::spawn_anywhere(async move {
-            let runs = match there {
-                0 => Ok(Vec::new()),
-                _ => inner.extents(start + offset, there).await,
-            };
-            completer.complete(runs.map(|mut runs| {
-                runs.iter_mut().for_each(|run| run.start -= start);
-                runs.extend(beyond);
-                runs
-            }));
-        });
-        done
+    fn extents(&self, offset: u64, len: u64) -> Runs {
+        self.runs((offset, len), |file, at, len| file.extents(at, len))
+    }
+
+    fn own_space(&self, offset: u64, len: u64) -> Runs {
+        self.runs((offset, len), |file, at, len| file.own_space(at, len))
     }
 
     fn set_len(&self, _: u64) -> Pending<io::Result<()>> {

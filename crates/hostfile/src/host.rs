@@ -464,15 +464,21 @@ impl BlockFile for HostBlockFile {
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         let end = offset.saturating_add(len);
         match self.kind {
-            Kind::Regular => self.file.runs(offset, end, |run| FileExtent {
-                start: run.start,
-                len: run.end - run.start,
-                hole: run.hole,
-            }),
+            Kind::Regular => self.file.runs(offset, end, file_extent),
             // A device reports nothing about its blocks.
             Kind::BlockDevice(size) | Kind::CharacterDevice(size) => {
                 Pending::ready(Ok(split_at_end(offset, end, size)))
             }
+        }
+    }
+
+    fn own_space(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        match self.kind {
+            Kind::Regular => {
+                let end = offset.saturating_add(len);
+                self.file.own_runs(offset, end, file_extent)
+            }
+            _ => self.extents(offset, len),
         }
     }
 
@@ -644,6 +650,14 @@ pub fn copy_range(
         }
         Ok(())
     })
+}
+
+fn file_extent(run: cowslip_queue::Run) -> FileExtent {
+    FileExtent {
+        start: run.start,
+        len: run.end - run.start,
+        hole: run.hole,
+    }
 }
 
 /// Data up to the end of a device, a hole beyond it.

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
 pub use crate::buf::MemoryAlignment;
@@ -25,6 +25,8 @@ use crate::line::Line;
 use crate::lock;
 use crate::pending::{Completer, Pending, pending};
 use crate::pool::{self, blocking};
+pub use crate::runs::Run;
+use crate::runs::{find_own, find_runs};
 use crate::scatter::Scatter;
 use crate::space;
 use crate::sys;
@@ -89,17 +91,6 @@ impl Shape {
             result => result,
         }
     }
-}
-
-/// A run of a file with one state, as `lseek` finds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// First byte.
-    pub start: u64,
-    /// First byte after it.
-    pub end: u64,
-    /// Whether it reads as zeroes and takes no space.
-    pub hole: bool,
 }
 
 /// An open regular file or block device.
@@ -301,6 +292,21 @@ impl File {
                 .into_iter()
                 .map(convert)
                 .collect())
+        })
+    }
+
+    /// The same, where what a write may need new space for is a hole: extents that copies of the
+    /// file share, and all of a file whose file system writes to new places.
+    pub fn own_runs<T: Send + 'static>(
+        self: &Arc<Self>,
+        start: u64,
+        end: u64,
+        convert: impl Fn(Run) -> T + Send + 'static,
+    ) -> Pending<io::Result<Vec<T>>> {
+        let file = Arc::clone(self);
+        blocking(move || {
+            let runs = find_own(&file.fd, start, end)?;
+            Ok(runs.into_iter().map(convert).collect())
         })
     }
 
@@ -673,77 +679,6 @@ fn complete_last_block(fd: &OwnedFd, len: u64) -> io::Result<()> {
         Shape::Allocate.apply(fd, end, rest).unwrap_or_default();
     }
     Ok(())
-}
-
-/// File systems by what `statfs` calls them, whose `lseek` finds data that is in the page cache
-/// alone: ext2 to ext4, XFS, btrfs, f2fs, tmpfs, bcachefs, NFS.
-const FIND_CACHED_DATA: [u32; 7] = [
-    0xEF53,
-    0x5846_5342,
-    0x9123_683E,
-    0xF2F5_2010,
-    0x0102_1994,
-    0xCA45_1A4E,
-    0x6969,
-];
-
-/// Whether what `lseek` calls a hole is one. FUSE with a cache for writes calls data a hole that
-/// it has not written back. So that is done first through a descriptor that only reads; through one
-/// that writes the error of it would be reported here and not to the next flush.
-fn finds_all_data(fd: &OwnedFd) -> bool {
-    use rustix::fs::OFlags;
-    let (Ok(system), Ok(flags)) = (rustix::fs::fstatfs(fd), rustix::fs::fcntl_getfl(fd)) else {
-        return false;
-    };
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // A number of 32 bits.
-    let kind = system.f_type as u32;
-    FIND_CACHED_DATA.contains(&kind)
-        || flags.contains(OFlags::DIRECT)
-        || (flags & OFlags::RWMODE == OFlags::RDONLY && rustix::fs::fdatasync(fd).is_ok())
-}
-
-fn find_runs(fd: &OwnedFd, start: u64, end: u64) -> io::Result<Vec<Run>> {
-    if start < end && !finds_all_data(fd) {
-        let hole = false;
-        return Ok(vec![Run { start, end, hole }]);
-    }
-    // Beyond what an offset can be there is nothing.
-    const OFFSET_MAX: u64 = i64::MAX as u64;
-    let mut runs: Vec<Run> = Vec::new();
-    let mut at = start;
-    while at < end {
-        let data = match rustix::fs::seek(fd, SeekFrom::Data(at)) {
-            Ok(data) => data.clamp(at, end),
-            // No data from here on.
-            Err(Errno::NXIO) => end,
-            Err(_) if at > OFFSET_MAX => end,
-            Err(error) => return Err(error.into()),
-        };
-        if data > at {
-            runs.push(Run {
-                start: at,
-                end: data,
-                hole: true,
-            });
-        }
-        if data == end {
-            break;
-        }
-        let hole = match rustix::fs::seek(fd, SeekFrom::Hole(data)) {
-            // The file may have been cut in between: then this is the end.
-            Err(Errno::NXIO) => end,
-            Ok(hole) if hole > data => hole.min(end),
-            Ok(_) => end,
-            Err(error) => return Err(error.into()),
-        };
-        runs.push(Run {
-            start: data,
-            end: hole,
-            hole: false,
-        });
-        at = hole;
-    }
-    Ok(runs)
 }
 
 #[cfg(test)]

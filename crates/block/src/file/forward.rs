@@ -91,6 +91,15 @@ macro_rules! forward_to_file {
             self.$($field)+.extents(offset, len)
         }
     };
+    (@one [$($field:tt)+] own_space) => {
+        fn own_space(
+            &self,
+            offset: u64,
+            len: u64,
+        ) -> $crate::file::Reply<Vec<$crate::file::FileExtent>> {
+            self.$($field)+.own_space(offset, len)
+        }
+    };
     (@one [$($field:tt)+] flush) => {
         fn flush(&self) -> $crate::file::Reply<()> {
             self.$($field)+.flush()

@@ -18,7 +18,8 @@ const WINDOW_BYTES: u64 = 1 << 20;
 /// Runs that are remembered; with more, all are forgotten.
 const RUNS_MAX: usize = 4096;
 
-/// Knowledge of a file's space. Other programs do not punch holes into an image in use.
+/// Knowledge of a file's space. Other programs do not punch holes into an image in use; where one
+/// makes a copy that shares its extents, what is known is wrong until the image is closed.
 #[derive(Debug, Default)]
 pub(super) struct Given(Mutex<Known>);
 
@@ -111,7 +112,7 @@ impl AlignedFile {
         };
         let start = round_down(range.start, WINDOW_BYTES);
         let len = round_up(range.end, WINDOW_BYTES) - start;
-        let Ok(extents) = self.file.extents(start, len).await else {
+        let Ok(extents) = self.file.own_space(start, len).await else {
             return false;
         };
         let mut asked = Known::default();

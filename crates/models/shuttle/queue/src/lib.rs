@@ -58,6 +58,8 @@ pub mod primitives;
 mod reactor;
 #[path = "../../../../queue/src/ring.rs"]
 mod ring;
+#[path = "../../../../queue/src/runs.rs"]
+mod runs;
 #[path = "../../../../queue/src/scatter.rs"]
 mod scatter;
 #[path = "../../../../queue/src/shared.rs"]
@@ -94,7 +96,7 @@ pub use buf::{Buf, BufMut};
 pub use driver::Backend;
 pub use event::Event;
 pub use executor::{PreparedQueue, Queue, spawn, yield_now};
-pub use file::File;
+pub use file::{File, Run};
 pub use fuse_device::FuseDevice;
 pub use fuse_slot::{FUSE_HEAD_BYTES, FuseSlot};
 pub use iovec::{IoVec, IoVecMut};
