@@ -365,12 +365,14 @@ impl Daemon {
         let checkpoint = name.to_string();
         self.begin_job(("backup", options), |daemon, job| async move {
             let copied = backup.run(&job.work).await.map_err(failed);
-            drop((backup, reserved));
+            drop(backup);
             let outcome = match copied {
                 Ok(()) => daemon.finalize(&job).await,
                 Err(error) => Err(error),
             };
             let _turn = daemon.turn.take().await;
+            // No command comes between this and the end of the checkpoint.
+            drop(reserved);
             let left = daemon.nodes.leave(&target, true).await;
             let outcome = outcome.and(left);
             if outcome.is_err() {
