@@ -120,6 +120,46 @@ fn checkpoints_that_cannot_be_are_in_no_image() {
     assert_eq!(ours(dir, "checkpoint b.qcow2"), left);
 }
 
+/// Where the second of two images cannot be written, no image has the checkpoint, or the error says
+/// which has it.
+#[test]
+fn a_checkpoint_that_only_some_images_have_is_named() {
+    let dir = scratch();
+    let dir = dir.path();
+    let mut named = 0;
+    for flushes in 0..6 {
+        for image in ["a", "b"] {
+            ours(dir, &format!("create -q -f qcow2 {image}.qcow2 1M"));
+        }
+        let next =
+            |state| json!({"event": "flush_to_disk", "state": state, "new_state": state + 1});
+        let fails = json!({"event": "flush_to_disk", "state": flushes + 1, "errno": 5});
+        let failing = json!({"driver": "qcow2", "file": {
+            "driver": "blkdebug",
+            "image": {"driver": "file", "filename": "b.qcow2"},
+            "set-state": (1..=flushes).map(next).collect::<Vec<_>>(),
+            "inject-error": [fails],
+        }});
+        let create = format!("checkpoint --create one a.qcow2 json:{failing}");
+        let done = outcome(cowslip().current_dir(dir).args(create.split(' ')));
+        let error = String::from_utf8(done.stderr).unwrap();
+        let has = |image| !ours(dir, &format!("checkpoint {image}.qcow2")).is_empty();
+        match (done.status.success(), has("a"), has("b")) {
+            (true, true, true) | (false, false, false) => {}
+            // Of a flush that has failed, the bytes may be there.
+            (false, true, _) => {
+                named += 1;
+                let remedy = "checkpoint --delete one a.qcow2";
+                assert!(error.trim_end().ends_with(remedy), "{error}");
+                ours(dir, remedy);
+                assert!(!has("a"));
+            }
+            other => panic!("{flushes}: {other:?}: {error}"),
+        }
+    }
+    assert!(named > 0, "no close has failed");
+}
+
 /// Says in the file that a checkpoint was not saved, as a crash leaves it.
 fn lose(path: &Path, checkpoint: &str) {
     let mut image = std::fs::read(path).unwrap();

@@ -76,14 +76,24 @@ async fn done(args: &Args) -> Result<(), CommandError> {
         (None, None, Some(name)) => print_changed(&opened, name, args.json).await,
         (None, None, None) => list(&opened, args.json).await,
     };
-    let mut closed = Ok(());
+    let (mut closed, mut failed) = (Vec::new(), Ok(()));
     for one in &opened {
-        let result = one.image.close().await.map_err(|error| {
-            CommandError::new(format!("'{}' keeps its old bitmaps: {error}", one.name))
-        });
-        closed = closed.and(result);
+        match one.image.close().await {
+            Ok(()) => closed.push(one.name),
+            Err(error) => {
+                let text = format!("'{}' may keep its old bitmaps: {error}", one.name);
+                failed = failed.and(Err(text));
+            }
+        }
     }
-    outcome.and(closed)
+    outcome?;
+    failed.map_err(|text| match (&args.create, &closed[..]) {
+        (Some(name), [_, ..]) => CommandError::new(format!(
+            "{text}; remove the checkpoint from the others: checkpoint --delete {name} {}",
+            closed.join(" ")
+        )),
+        _ => CommandError::new(text),
+    })
 }
 
 async fn opened_image<'a>(
