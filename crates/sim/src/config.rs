@@ -131,6 +131,9 @@ pub struct Round {
     pub allocates_percent: u64,
     /// Percent of requests that compact the file.
     pub compacts_percent: u64,
+    /// Each compaction is to be cut short by the end of the session; the number, which the seed
+    /// decides, selects where, and its options.
+    pub cut_short: Option<u64>,
     /// Percent of writes that are durable.
     pub fua_percent: u64,
     /// Percent of requests that go to a hot spot.
@@ -587,6 +590,7 @@ impl Round {
             bitmaps_percent: 0,
             allocates_percent: 0,
             compacts_percent: 0,
+            cut_short: None,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
             hot_percent: rng.pick(&[0, 50, 90]),
             barrier: None,
@@ -755,7 +759,7 @@ impl Config {
     }
 
     fn shape(&mut self, seed: u64) {
-        if seed >= seeds::RAW && self.kind == Kind::Qcow2 {
+        if (seeds::RAW..seeds::GRAPHS).contains(&seed) && self.kind == Kind::Qcow2 {
             return raw::shape(self, seed);
         }
         if self.kind == Kind::Qcow2 {
@@ -813,7 +817,10 @@ impl Config {
                 Part::VmState => round.vm_state_percent = 0,
                 Part::Bitmaps => round.bitmaps_percent = 0,
                 Part::Allocations => round.allocates_percent = 0,
-                Part::Compactions => round.compacts_percent = 0,
+                Part::Compactions => {
+                    round.compacts_percent = 0;
+                    round.cut_short = None;
+                }
                 Part::CopyOnRead => round.copy_on_read = CopyOnRead::Off,
                 Part::Alignment
                 | Part::RawData

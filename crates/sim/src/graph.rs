@@ -28,13 +28,14 @@ use crate::drive::{Stop, drive};
 use crate::executor::{Executor, Kind};
 use crate::model::{Grain, Model, SECTOR_BYTES, ZERO};
 use crate::rng::Rng;
+use crate::seeds;
 use crate::trace::Trace;
 
 use images::Files;
 use world::World;
 
 /// Seeds from here on are about graphs.
-pub const FIRST_SEED: u64 = 6 << 40;
+pub const FIRST_SEED: u64 = seeds::GRAPHS;
 /// Runs in a soak that demands coverage.
 const RUNS: u64 = 40;
 /// Percent of the flushes at which it is looked what the power would leave, beside those of steps.

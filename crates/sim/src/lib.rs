@@ -8,6 +8,7 @@ pub mod barriers;
 pub mod bitmaps;
 pub mod chains;
 pub mod cipher;
+mod compactions;
 pub mod config;
 pub mod coverage;
 pub mod directed;

@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use cowslip_sim::config::{Kind, Part};
-use cowslip_sim::graph;
 use cowslip_sim::perform::run;
 use cowslip_sim::planted::{self, Trying};
 use cowslip_sim::run::{Changes, Report};
+use cowslip_sim::seeds;
 use cowslip_sim::shrink;
 use cowslip_sim::soak::Soak;
 use cowslip_sim::summary::Summary;
@@ -45,6 +45,9 @@ struct Options {
     /// Runs about graphs alone: disks whose chains change under their guests
     #[arg(long)]
     graph: bool,
+    /// Runs about compactions alone: each session has one that its end cuts short
+    #[arg(long, conflicts_with_all = ["graph", "drawn"])]
+    compactions: bool,
     /// Go on after a run that fails
     #[arg(long)]
     keep_going: bool,
@@ -137,7 +140,7 @@ impl Options {
         let complete = self.kind == Kind::Qcow2
             && self.seeds >= DEMANDING_SEEDS
             && self.seconds.is_none()
-            && !self.graph
+            && self.first_seed().is_none()
             && self.without.is_empty();
         match (self.coverage, self.require_coverage, self.no_coverage) {
             (_, true, _) => Wanted::Required,
@@ -146,6 +149,15 @@ impl Options {
             _ if complete => Wanted::Required,
             (true, ..) => Wanted::Printed,
             _ => Wanted::No,
+        }
+    }
+
+    /// The first seed of the runs that are about one thing alone, if they are.
+    fn first_seed(&self) -> Option<u64> {
+        match (self.graph, self.compactions) {
+            (true, _) => Some(seeds::GRAPHS),
+            (_, true) => Some(seeds::COMPACTIONS),
+            _ => None,
         }
     }
 
@@ -211,13 +223,11 @@ fn main() -> ExitCode {
 fn plant(options: &Options, names: &str) -> Result<Option<ExitCode>, String> {
     let mistakes = planted::named(names)?;
     let start = options.start.unwrap_or(0);
-    let start = match options.graph && options.trial.is_none() {
-        true => graph::FIRST_SEED + start,
-        false => start,
-    };
+    let first = options.first_seed().filter(|_| options.trial.is_none());
+    let start = first.unwrap_or(0) + start;
     let trying = |runs: u64| Trying {
         runs: start..start + runs,
-        drawn: options.drawn || options.graph,
+        drawn: options.drawn || options.first_seed().is_some(),
         seconds: options.seconds.unwrap_or(u64::MAX),
     };
     if options.trial.is_some() {
@@ -290,18 +300,10 @@ fn many(options: &Options, changes: &Changes) -> ExitCode {
         soak.campaign(start % STARTS, options.seeds > 0, on_failure);
     }
     let runs = start..start + options.seeds;
-    if options.graph {
-        let graphs = graph::FIRST_SEED + runs.start..graph::FIRST_SEED + runs.end;
-        soak.range(graphs, on_failure);
-        let code = report(options, &soak.summary(), soak.elapsed());
-        return match soak.was_interrupted() {
-            true => ExitCode::from(EXIT_INTERRUPTED),
-            false => code,
-        };
-    }
-    match options.kind == Kind::Qcow2 && !options.drawn {
-        true => soak.mixture(runs, on_failure),
-        false => soak.range(runs, on_failure),
+    match options.first_seed() {
+        Some(first) => soak.range(first + runs.start..first + runs.end, on_failure),
+        None if options.kind == Kind::Qcow2 && !options.drawn => soak.mixture(runs, on_failure),
+        None => soak.range(runs, on_failure),
     }
     let code = report(options, &soak.summary(), soak.elapsed());
     match soak.was_interrupted() {

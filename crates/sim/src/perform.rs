@@ -7,12 +7,13 @@ use crate::config::Kind;
 use crate::coverage::Coverage;
 use crate::graph::{self, Figures};
 use crate::run::{self, Changes, Report};
+use crate::seeds;
 use crate::totals::Totals;
 use crate::trace::Trace;
 
 /// Performs the run of a seed. A panic of the engine is a finding like any other.
 pub fn run(seed: u64, kind: Kind, changes: &Changes, trace: Trace) -> Report {
-    if seed < graph::FIRST_SEED || kind != Kind::Qcow2 {
+    if !(seeds::GRAPHS..seeds::COMPACTIONS).contains(&seed) || kind != Kind::Qcow2 {
         return run::run(seed, kind, changes, trace);
     }
     let figures: Rc<RefCell<Figures>> = Rc::default();

@@ -225,7 +225,7 @@ fn strike(config: &mut Config, seed: u64) {
 }
 
 /// Makes some operations of a kind fail, each once.
-fn some_fail(rng: &mut Rng, (verb, errno): (Verb, i32), among: u64) -> Vec<Fault> {
+pub(crate) fn some_fail(rng: &mut Rng, (verb, errno): (Verb, i32), among: u64) -> Vec<Fault> {
     let count = rng.between(1, 8);
     let faults = (0..count).map(|_| Fault {
         verb,

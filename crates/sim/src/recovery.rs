@@ -263,6 +263,7 @@ impl Run<'_> {
         if served.stop == Stop::PowerOff || failed > 0 {
             // Tasks that are gone are in no stage: look before they are.
             self.see(Some(&subject), served.in_flight, Phase::Recovery)?;
+            self.totals.cut_short(served.compacting);
             drop(served);
             return self.end_attempt(Some(subject));
         }

@@ -10,6 +10,7 @@ use cowslip::qcow2::probe::Stage;
 
 use crate::bitmaps::Bitmaps;
 use crate::chains;
+use crate::compactions;
 use crate::config::{Config, Data, Ending, Kind, Part, Round};
 use crate::coverage::{Coverage, Phase, Sight, Situation, Target, contradiction, stage_name};
 use crate::directed::Goal;
@@ -25,7 +26,7 @@ use crate::profile::Profile;
 use crate::remembered::Snapshots;
 use crate::rng::Rng;
 use crate::seeds;
-use crate::session::{Resizing, Session, perform};
+use crate::session::{Compacting, Resizing, Session, perform};
 use crate::subject::Subject;
 use crate::totals::Totals;
 use crate::trace::Trace;
@@ -183,12 +184,14 @@ pub(crate) struct Served {
     pub in_flight: usize,
     /// The disk was changing its size.
     pub resizing: bool,
+    /// The file was being compacted.
+    pub compacting: Option<Compacting>,
     executor: Executor,
 }
 
 impl<'a> Run<'a> {
     fn new(seed: u64, kind: Kind, changes: &'a Changes, trace: &Trace) -> Result<Run<'a>, String> {
-        let config = changes.apply(Config::draw(seed, kind));
+        let config = changes.apply(compactions::config_of(seed, kind));
         trace.line(|| format!("seed {seed}: {}", config.describe()));
         let mut rng = Rng::derived(seed, "order", changes.salt);
         let mut disk = SimDisk::new(Rng::derived(seed, "disk", changes.salt), trace.clone());
@@ -343,7 +346,9 @@ impl<'a> Run<'a> {
         let aimed = matches!(round.ending, Ending::Crash(_))
             && self.config.kind == Kind::Qcow2
             && self.changes.moment.is_none()
-            && self.changes.edit.is_none();
+            && self.changes.edit.is_none()
+            // Such a crash falls where a compaction is.
+            && round.cut_short.is_none();
         let grows = self.config.profile == Profile::TightMetadata || self.config.crammed.is_some();
         if aimed && grows && rng.chance(40) {
             // Counts grow once or twice in such a run: no other crash would fall there.
@@ -390,6 +395,7 @@ impl<'a> Run<'a> {
                 stop,
                 in_flight: executor.unfinished(),
                 resizing: session.resizing.get() == Resizing::Yes,
+                compacting: session.compacting(),
                 executor,
             }),
         }
@@ -440,6 +446,7 @@ impl<'a> Run<'a> {
                 coverage.borrow_mut().fault(stage(subject), last, file);
             }
             aim.follow(subject, &disk);
+            session.cut_short();
             if let Err(what) = watch.watch(executor, &disk) {
                 session.fail(what);
             }
@@ -539,6 +546,7 @@ impl<'a> Run<'a> {
             ending = Ending::Crash(0);
         }
         self.see(Some(&subject), served.in_flight, phase)?;
+        self.totals.cut_short(served.compacting);
         drop(served);
         self.stop(ending, Some(subject))
     }

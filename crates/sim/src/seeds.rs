@@ -11,3 +11,7 @@ pub const LATER_STORIES: u64 = 3 << 40;
 pub const CHAINS: u64 = 1 << 42;
 /// First seed of runs about disks that are no images of qcow2.
 pub const RAW: u64 = 5 << 40;
+/// First seed of runs about graphs.
+pub const GRAPHS: u64 = 6 << 40;
+/// First seed of runs about compactions.
+pub const COMPACTIONS: u64 = 7 << 40;

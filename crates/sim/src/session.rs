@@ -1,13 +1,14 @@
 //! The requests of a session: each is performed on the subject and recorded in the model.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use cowslip::errno::ENOSPC;
 use cowslip::image::{DetectZeroes, Durability, Space, WritePolicy, ZeroOptions};
-use cowslip::job::{Attendant, Progress};
+use cowslip::job::{Attendant, Progress, Stage};
 use cowslip::qcow2::compact::CompactOptions;
 use cowslip::qcow2::create::Preallocation;
 use cowslip::{Error, Job};
@@ -37,6 +38,13 @@ pub(crate) struct Session {
     /// Whether no further request is made, since it is unknown whether the last one has changed the
     /// disk.
     pub is_over: Cell<bool>,
+    /// Jobs of the compactions under way.
+    compactions: RefCell<BTreeMap<WriteId, Job>>,
+    /// Each is to be cut short; the number selects where.
+    cut_short: Option<u64>,
+    /// Issues and completions until the power fails, from the moment on at which one changes
+    /// something.
+    cut_later: Cell<Option<u64>>,
     /// The image's version.
     version: u32,
     /// The device that it is on may have no space left.
@@ -48,6 +56,15 @@ pub(crate) struct Session {
     detect_zeroes: DetectZeroes,
     /// The power is to fail, or the process to die.
     ends_early: bool,
+}
+
+/// The work of a compaction that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compacting {
+    /// It checks and surveys.
+    Looks,
+    /// It moves clusters, or gives space back.
+    Changes,
 }
 
 /// Whether the disk is changing its size; a guest keeps away from it meanwhile.
@@ -75,6 +92,9 @@ impl Session {
             bitmaps: RefCell::new(bitmaps),
             resizing: Cell::new(Resizing::No),
             is_over: Cell::new(false),
+            compactions: RefCell::default(),
+            cut_short: round.cut_short,
+            cut_later: Cell::new(None),
             version: config.layout.version,
             may_be_full: config.room == Room::Scarce,
             may_preallocate: config.room != Room::Fixed,
@@ -82,6 +102,25 @@ impl Session {
             ends_early: round.ending != Ending::Close,
             detect_zeroes: round.detect_zeroes,
             discards: round.discard == cowslip::image::DiscardPolicy::Unmap,
+        }
+    }
+
+    /// Has the power fail soon, if that was to be when a compaction changes something.
+    pub fn cut_short(&self) {
+        let is_due = self.compacting() == Some(Compacting::Changes);
+        if let (true, Some(events)) = (is_due, self.cut_later.get()) {
+            self.cut_later.set(None);
+            self.disk.fail_power_after(events);
+        }
+    }
+
+    /// The work of the compactions under way, if there are any.
+    pub fn compacting(&self) -> Option<Compacting> {
+        let jobs = self.compactions.borrow();
+        let changes = |job: &Job| job.progress().stage != Stage::Begin;
+        match jobs.values().any(changes) {
+            true => Some(Compacting::Changes),
+            false => (!jobs.is_empty()).then_some(Compacting::Looks),
         }
     }
 
@@ -290,8 +329,19 @@ async fn allocate(subject: &Subject, session: &Session, id: WriteId, (start, len
 
 /// Compacts the file. The model knows nothing of it either.
 async fn compact(subject: &Subject, session: &Session, id: WriteId) {
-    let rng = &mut Rng::derived(u64::from(id), "compaction", 0);
-    if session.ends_early && rng.chance(25) {
+    let (rng, orders) = &mut match session.cut_short {
+        None => (
+            Rng::derived(u64::from(id), "compaction", 0),
+            Rng::derived(u64::from(id), "defragmentation", 0),
+        ),
+        Some(number) => (
+            Rng::derived(number, "compaction", u64::from(id)),
+            Rng::derived(number, "defragmentation", u64::from(id)),
+        ),
+    };
+    if session.cut_short.is_some() {
+        cut_short(session, rng);
+    } else if session.ends_early && rng.chance(25) {
         session.disk.fail_power_after(rng.between(1, 100));
     }
     let job = job_cancelled_after(rng.chance(20).then(|| rng.between(1, 10)));
@@ -303,14 +353,33 @@ async fn compact(subject: &Subject, session: &Session, id: WriteId) {
         dedupe_backing: subject.has_below() && rng.chance(60),
         subclusters: rng.chance(80),
         // Refused where the data is in a file of its own.
-        defragment: Rng::derived(u64::from(id), "defragmentation", 0).chance(40),
+        defragment: orders.chance(40),
     };
-    match subject.compact(&options, &job).await {
+    session.compactions.borrow_mut().insert(id, job.clone());
+    let compacted = subject.compact(&options, &job).await;
+    session.compactions.borrow_mut().remove(&id);
+    match compacted {
         Ok(()) => session.record(id, 0..0, || "done: compacted".to_string()),
         Err(Error::Cancelled) if job.is_cancelled() => {}
         // A raw image; a request that was broken off.
         Err(Error::Invalid(_) | Error::Unsupported { .. }) => {}
         Err(error) => session.failed(&format!("request {id} (compact)"), &error),
+    }
+}
+
+/// Has the power fail, or the process die, while a compaction is under way.
+fn cut_short(session: &Session, rng: &mut Rng) {
+    let events = {
+        let among = rng.pick(&[10, 40, 150, 500]);
+        rng.between(1, among)
+    };
+    match rng.below(20) {
+        0 => session.disk.fail_power_after(events),
+        1 => {
+            let (flushes, then) = (rng.between(1, 12), rng.pick(&[0, 0, 1, 2, 4, 8]));
+            session.disk.fail_power_at_flush(flushes, then);
+        }
+        _ => session.cut_later.set(Some(events)),
     }
 }
 

@@ -53,6 +53,12 @@ impl Summary {
             self.busy_percent(),
             totals.recovery_crashes,
         );
+        if totals.compaction_crashes > 0 {
+            text += &format!(
+                "{} crashes fell into a compaction, {} of them while it moved clusters or gave space back\n",
+                totals.compaction_crashes, totals.changing_crashes,
+            );
+        }
         text += &format!(
             "{} closes, {} faults; {} failed",
             totals.closes, totals.faults, self.failed
@@ -83,7 +89,7 @@ impl Summary {
         let seconds = took.as_secs_f64().max(1e-6);
         format!(
             "{{\"runs\":{},\"requests\":{},\"operations\":{},\"crashes\":{},\"drawn_crashes\":{},\
-             \"busy_crashes\":{},\"recovery_crashes\":{},\"closes\":{},\"faults\":{},\"failed\":{},\"seconds\":{seconds:.3},\
+             \"busy_crashes\":{},\"recovery_crashes\":{},\"compaction_crashes\":{},\"changing_crashes\":{},\"closes\":{},\"faults\":{},\"failed\":{},\"seconds\":{seconds:.3},\
              \"operations_per_second\":{:.0},\"checks_per_hour\":{:.0},{}}}",
             totals.runs,
             totals.requests,
@@ -92,6 +98,8 @@ impl Summary {
             totals.drawn_crashes,
             totals.busy_crashes,
             totals.recovery_crashes,
+            totals.compaction_crashes,
+            totals.changing_crashes,
             totals.closes,
             totals.faults,
             self.failed,

@@ -1,5 +1,7 @@
 //! Numbers of the things that runs were made of.
 
+use crate::session::Compacting;
+
 /// Totals of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
@@ -18,6 +20,10 @@ pub struct Totals {
     pub busy_crashes: u64,
     /// Crashes while the image recovered from the one before.
     pub recovery_crashes: u64,
+    /// Crashes while the file was being compacted.
+    pub compaction_crashes: u64,
+    /// Of these, crashes while it moved clusters or gave space back.
+    pub changing_crashes: u64,
     /// Sessions that were closed in order.
     pub closes: u64,
     /// Operations that failed as asked.
@@ -25,6 +31,12 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// A crash has fallen, into a compaction if there was one.
+    pub(crate) fn cut_short(&mut self, compacting: Option<Compacting>) {
+        self.compaction_crashes += u64::from(compacting.is_some());
+        self.changing_crashes += u64::from(compacting == Some(Compacting::Changes));
+    }
+
     /// Adds those of another run.
     pub fn add(&mut self, other: &Totals) {
         self.runs += other.runs;
@@ -34,6 +46,8 @@ impl Totals {
         self.drawn_crashes += other.drawn_crashes;
         self.busy_crashes += other.busy_crashes;
         self.recovery_crashes += other.recovery_crashes;
+        self.compaction_crashes += other.compaction_crashes;
+        self.changing_crashes += other.changing_crashes;
         self.closes += other.closes;
         self.faults += other.faults;
     }

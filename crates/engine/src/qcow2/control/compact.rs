@@ -374,7 +374,10 @@ impl Qcow2 {
                 // Whatever has failed: what was spared is not needed any more.
                 self.punch_free().await
             }
-            _ => self.end_compaction().await,
+            _ => {
+                job.enter(Stage::Flush);
+                self.end_compaction().await
+            }
         };
         drop(gives_back);
         outcome.and(ended)?;
