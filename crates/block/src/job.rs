@@ -8,17 +8,16 @@
 //! which its documentation names.
 
 use std::fmt;
-use std::future::Future;
-use std::ops::Range;
+use std::future::{Future, poll_fn};
+use std::ops::{ControlFlow, Range};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-
-use futures_util::future::{Either, select};
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use std::task::Poll;
 
 use cowslip_queue::pending;
 
+use crate::joins::Set;
 use crate::{Error, Result};
 
 /// Bytes of one write of a job.
@@ -281,7 +280,7 @@ impl Job {
         pieces: &mut P,
         work: impl Fn(P::Piece) -> F,
     ) -> Result<()> {
-        let mut in_flight = FuturesUnordered::new();
+        let mut in_flight = Set::default();
         let (mut outcome, mut is_more) = (Ok(()), true);
         loop {
             while outcome.is_ok() && is_more && in_flight.len() < IN_FLIGHT {
@@ -309,14 +308,22 @@ impl Job {
     async fn beside<T, F: Future<Output = (Result<()>, Cost)>>(
         &self,
         need: impl Future<Output = Result<T>>,
-        in_flight: &mut FuturesUnordered<F>,
+        in_flight: &mut Set<F>,
     ) -> Result<T> {
         let mut need = pin!(need);
         loop {
-            match select(need.as_mut(), in_flight.next()).await {
-                Either::Left((outcome, _)) => return outcome,
-                Either::Right((Some(ended), _)) => self.ended(ended)?,
-                Either::Right((None, _)) => return need.await,
+            let first = poll_fn(|context| {
+                if let Poll::Ready(outcome) = need.as_mut().poll(context) {
+                    return Poll::Ready(ControlFlow::Break(outcome));
+                }
+                match in_flight.poll_next(context) {
+                    Poll::Ready(Some((_, ended))) => Poll::Ready(ControlFlow::Continue(ended)),
+                    Poll::Ready(None) | Poll::Pending => Poll::Pending,
+                }
+            });
+            match first.await {
+                ControlFlow::Break(outcome) => return outcome,
+                ControlFlow::Continue(ended) => self.ended(ended)?,
             }
         }
     }

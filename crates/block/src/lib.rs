@@ -12,6 +12,8 @@ pub mod error;
 pub mod file;
 pub mod foreign;
 pub mod job;
+#[doc(hidden)]
+pub mod joins;
 pub mod limits;
 pub mod options;
 pub mod policy;

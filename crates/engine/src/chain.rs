@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::run::{Run, Source};
+use cowslip_block::joins::join_all;
 use cowslip_queue::IoVecMut;
-use futures_util::future::join_all;
 
 use crate::Result;
 use crate::backing::{self, Backing, BackingFuture, Decided};

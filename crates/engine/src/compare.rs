@@ -5,10 +5,11 @@
 //! ahead, and compared in order, so that the difference reported is the first one. Memory is 1 MiB
 //! of each disk for each of 8 pieces in flight.
 
+use std::pin::pin;
+
+use cowslip_block::joins::{Line, try_join};
 use cowslip_boxed::boxed;
 use cowslip_queue::BufMut;
-use futures_util::future::try_join;
-use futures_util::stream::{FuturesOrdered, StreamExt};
 
 use crate::image::Image;
 use crate::job::Job;
@@ -89,7 +90,7 @@ pub async fn compare(
         },
     };
     let mut spans = Spans::new(images.map(Some), 0..size, matters);
-    let mut pieces = FuturesOrdered::new();
+    let mut pieces = Line::default();
     let mut looked_at_bytes = 0;
     let mut outcome = None;
     let verdict = loop {
@@ -108,7 +109,7 @@ pub async fn compare(
                     job.begin(span.len())
                         .await
                         .map_err(|_| Failure::Cancelled)?;
-                    pieces.push_back(async move { (differs(images, &span).await, span.len()) });
+                    pieces.push(async move { (differs(images, &span).await, span.len()) });
                 }
             }
         }
@@ -144,7 +145,7 @@ async fn differs(images: [&Image; 2], span: &Span) -> std::result::Result<Option
         let failed = |error| Failure::Read(Side::BOTH[index], start, error);
         read.map(Some).map_err(failed)
     };
-    let at = match try_join(read(0), read(1)).await? {
+    let at = match try_join(pin!(read(0)), pin!(read(1))).await? {
         (Some(first), Some(second)) => first_difference(&first, &second),
         (Some(one), None) | (None, Some(one)) => first_data(&one),
         (None, None) => None,

@@ -14,9 +14,10 @@
 
 use cowslip_boxed::boxed;
 use std::ops::Range;
+use std::pin::pin;
 
+use cowslip_block::joins::{try_join, try_join_all};
 use cowslip_queue::{Buf, BufMut};
-use futures_util::future::{try_join, try_join_all};
 
 use crate::image::{Image, Space, ZeroOptions};
 use crate::job::{Cost, Job, PIECE_BYTES, Pieces, Stage};
@@ -138,7 +139,8 @@ impl Rebase<'_> {
         debug_assert!(self.unit_bytes() <= PIECE_BYTES, "a piece has whole units");
         let len = (piece.end - piece.start) as usize;
         let old = self.image.read(piece.start, BufMut::for_overwrite(len));
-        let (old, new) = try_join(old, self.read_new(piece.clone())).await?;
+        let new = self.read_new(piece.clone());
+        let (old, new) = try_join(pin!(old), pin!(new)).await?;
         let old = old.freeze();
         let version = self.layer.header().version;
         let deed = |(old, new): (&[u8], &[u8])| match old == new {

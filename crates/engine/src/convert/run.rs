@@ -11,9 +11,8 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use cowslip_block::joins::{Set, join_all};
 use cowslip_queue::{Buf, BufMut};
-use futures_util::future::{Future, join_all};
-use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::line::Line;
 use super::pieces::{CutOptions, Cutter, Piece, Work};
@@ -73,14 +72,14 @@ enum Event {
     Written(Outcome<Converted>),
 }
 
-type Task<'a> = Pin<Box<dyn Future<Output = Event> + Send + 'a>>;
+type Task<'a> = dyn Future<Output = Event> + Send + 'a;
 
 /// The pieces in flight, and those that wait.
 struct Flow<'a> {
     feed: Feed<'a>,
     cutter: Cutter,
     asking: bool,
-    tasks: FuturesUnordered<Task<'a>>,
+    tasks: Set<Task<'a>>,
     /// Pieces that are being read, wait or are being written.
     live: usize,
     /// The number of the next piece, and of the next one to be written.
@@ -145,7 +144,7 @@ impl<'a> Run<'a> {
                 size: self.sources.written_end(self.options.last_sector),
             }),
             asking: false,
-            tasks: FuturesUnordered::new(),
+            tasks: Set::default(),
             live: 0,
             begun: 0,
             turn: 0,
@@ -198,7 +197,7 @@ impl<'a> Run<'a> {
             flow.begun += 1;
             flow.live += 1;
             match work {
-                Work::Copy(piece) => flow.tasks.push(Box::pin(async move {
+                Work::Copy(piece) => flow.add(Box::pin(async move {
                     Event::Read(number, self.read_piece(piece).await)
                 })),
                 Work::Zero(range) => drop(flow.read.insert(number, Ready::Zero(range))),
@@ -214,8 +213,7 @@ impl<'a> Run<'a> {
             && let Some((asker, at)) = flow.feed.to_ask()
         {
             flow.asking = true;
-            flow.tasks
-                .push(Box::pin(async move { Event::Asked(asker.ask(at).await) }));
+            flow.add(Box::pin(async move { Event::Asked(asker.ask(at).await) }));
         }
     }
 
@@ -237,7 +235,7 @@ impl<'a> Run<'a> {
                 continue;
             }
             flow.storing += 1;
-            flow.tasks.push(Box::pin(async move {
+            flow.add(Box::pin(async move {
                 Event::Written(self.write_in_turn(number, ready).await)
             }));
         }
@@ -473,7 +471,11 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Flow<'_> {
+impl<'a> Flow<'a> {
+    fn add(&mut self, task: Pin<Box<Task<'a>>>) {
+        self.tasks.insert(task);
+    }
+
     fn next_work(&mut self) -> Option<Work> {
         loop {
             if let Some(work) = self.cutter.take() {

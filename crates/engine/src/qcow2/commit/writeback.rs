@@ -29,7 +29,7 @@
 use cowslip_boxed::boxed;
 use std::ops::Range;
 
-use futures_util::future::join_all;
+use cowslip_block::joins::join_all;
 
 use super::probe::Stage;
 use super::roots::Flush;

@@ -9,8 +9,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use futures_util::StreamExt;
-
 use super::check::Structure;
 use super::check::reader::{Reader, Window, is_zero};
 use crate::file::BlockFile;
@@ -175,7 +173,7 @@ impl<'a> Layout<'a> {
         };
         let offsets: Vec<u64> = tables.iter().map(|&(offset, _)| offset).collect();
         let cluster_bytes = self.geometry.cluster_bytes();
-        let mut read = std::pin::pin!(self.reader.tables(tables.into_iter(), cluster_bytes));
+        let mut read = self.reader.tables(tables.into_iter(), cluster_bytes);
         let mut offsets = offsets.into_iter();
         let mut at = 0;
         while let (Some(table), Some(offset)) = (read.next().await, offsets.next()) {
@@ -349,7 +347,7 @@ impl<'a> Layout<'a> {
             at += entry.entry_bytes();
             let (table, len) = (entry.table_offset, entry.table_bytes());
             self.add(areas, table, len, Structure::Bitmaps)?;
-            let mut pieces = std::pin::pin!(self.reader.pieces(table, len, PIECE_BYTES));
+            let mut pieces = self.reader.pieces(table, len, PIECE_BYTES);
             while let Some(piece) = pieces.next().await {
                 for entry in piece?.words() {
                     if let TableEntry::At(offset) = TableEntry::decode(entry, &self.geometry)
@@ -383,7 +381,7 @@ fn structure_name(structure: Structure) -> &'static str {
 /// A table of words, whole.
 async fn words(reader: &Reader<'_>, offset: u64, bytes: u64) -> Result<Vec<u64>> {
     let mut table = Vec::new();
-    let mut pieces = std::pin::pin!(reader.pieces(offset, bytes, PIECE_BYTES));
+    let mut pieces = reader.pieces(offset, bytes, PIECE_BYTES);
     while let Some(piece) = pieces.next().await {
         table.extend(piece?.words());
     }

@@ -21,8 +21,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesOrdered;
+use cowslip_block::joins::Line;
 
 use crate::disk::Disk;
 use crate::job::Stage;
@@ -132,13 +131,13 @@ pub async fn stream(
     };
     let mut data_bytes = 0;
     let mut stored_bytes = 0;
-    let mut pieces = FuturesOrdered::new();
+    let mut pieces = Line::default();
     let mut is_more = true;
     loop {
         while is_more && pieces.len() < READS {
             match walk.next().await? {
                 None => is_more = false,
-                Some(range) => pieces.push_back(prepare(source, range, form, (workers, job))),
+                Some(range) => pieces.push(prepare(source, range, form, (workers, job))),
             }
         }
         let Some(piece) = pieces.next().await.transpose()? else {

@@ -14,7 +14,7 @@
 use std::fmt;
 
 #[cfg(feature = "deflate")]
-use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
+use zlib_rs::{Deflate, DeflateFlush, Inflate, InflateFlush, Status};
 
 use crate::qcow2::header::CompressionType;
 
@@ -57,6 +57,12 @@ pub(crate) fn missing_codec(kind: CompressionType) -> Option<&'static str> {
 /// log2 of the window that QEMU's reader of deflate streams has; a wider one would be unreadable.
 #[cfg(feature = "deflate")]
 const DEFLATE_WINDOW_BITS: u8 = 12;
+/// log2 of the widest window that the format of deflate knows, which other writers use.
+#[cfg(feature = "deflate")]
+const INFLATE_WINDOW_BITS: u8 = 15;
+/// The level that QEMU compresses with: zlib's default.
+#[cfg(feature = "deflate")]
+const DEFLATE_LEVEL: i32 = 6;
 /// The level that QEMU compresses with: the libraries' default.
 #[cfg(feature = "zstd")]
 const ZSTD_LEVEL: i32 = 3;
@@ -95,7 +101,7 @@ pub struct Compressor(Codec);
 
 enum Codec {
     #[cfg(feature = "deflate")]
-    Deflate(Compress),
+    Deflate(Deflate),
     /// `None` if there is no memory for it.
     #[cfg(feature = "zstd")]
     Zstd(Option<zstd::bulk::Compressor<'static>>),
@@ -144,9 +150,9 @@ impl Codec {
 
 #[cfg(feature = "deflate")]
 fn inflate(input: &[u8], cluster: &mut [u8]) -> Result<(), DecompressError> {
-    let mut stream = Decompress::new(false);
+    let mut stream = Inflate::new(false, INFLATE_WINDOW_BITS);
     let status = stream
-        .decompress(input, cluster, FlushDecompress::Finish)
+        .decompress(input, cluster, InflateFlush::Finish)
         .map_err(|_| DecompressError::Garbled)?;
     let full = stream.total_out() == cluster.len() as u64;
     match status {
@@ -185,13 +191,13 @@ fn decompress_zstd(input: &[u8], cluster: &mut [u8]) -> Result<(), DecompressErr
 }
 
 #[cfg(feature = "deflate")]
-fn deflate_stream() -> Compress {
-    Compress::new_with_window_bits(Compression::default(), false, DEFLATE_WINDOW_BITS)
+fn deflate_stream() -> Deflate {
+    Deflate::new(DEFLATE_LEVEL, false, DEFLATE_WINDOW_BITS)
 }
 
 #[cfg(feature = "deflate")]
-fn deflate(stream: &mut Compress, cluster: &[u8], output: &mut [u8]) -> Option<usize> {
-    let status = stream.compress(cluster, output, FlushCompress::Finish);
+fn deflate(stream: &mut Deflate, cluster: &[u8], output: &mut [u8]) -> Option<usize> {
+    let status = stream.compress(cluster, output, DeflateFlush::Finish);
     if !matches!(status, Ok(Status::StreamEnd)) {
         // zlib-rs 0.6.8 panics later on where a stream that has not ended is reset.
         *stream = deflate_stream();

@@ -8,8 +8,8 @@ use cowslip_boxed::boxed;
 use std::ops::Range;
 use std::sync::Arc;
 
+use cowslip_block::joins::join_all;
 use cowslip_queue::{Buf, IoVecMut};
-use futures_util::future::join_all;
 
 use super::compress::{decompress, missing_codec};
 use crate::file::Event;

@@ -11,8 +11,8 @@
 use cowslip_boxed::boxed;
 use std::ops::Range;
 
+use cowslip_block::joins::join_all;
 use cowslip_queue::Buf;
-use futures_util::future::join_all;
 
 use super::admit::LeaseGuard;
 use super::compress::{Compressor, missing_codec};

@@ -3,8 +3,8 @@
 
 use std::sync::OnceLock;
 
+use cowslip_block::joins::{join_all, try_join_all};
 use cowslip_queue::{Buf, BufMut, IoVec};
-use futures_util::future::{join_all, try_join_all};
 use smallvec::smallvec;
 
 use super::admit::{Batch, Step};

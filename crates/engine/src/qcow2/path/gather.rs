@@ -14,9 +14,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
+use cowslip_block::joins::Shared;
 use cowslip_queue::{Completer, IoVec, pending};
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, Shared};
 
 use crate::file::{AlignedFile, Durability};
 use crate::sync::{Mutex, lock};
@@ -33,7 +32,7 @@ pub const PART_BYTES_MAX: u64 = 32 << 10;
 #[derive(Clone)]
 struct JointWrite {
     members: usize,
-    outcome: Shared<BoxFuture<'static, std::result::Result<(), Arc<Error>>>>,
+    outcome: Shared<std::result::Result<(), Arc<Error>>>,
 }
 
 /// The write of one request.
@@ -109,7 +108,7 @@ fn begin(file: &AlignedFile, mut parts: Vec<Part>) {
         };
         let joined = JointWrite {
             members: members.len(),
-            outcome: write.boxed().shared(),
+            outcome: Shared::new(write),
         };
         for member in members {
             member.complete(joined.clone());
@@ -122,6 +121,7 @@ mod tests {
     use std::task::{Context, Waker};
 
     use cowslip_queue::Buf;
+    use futures_util::FutureExt;
 
     use super::*;
     use crate::file::memory::MemoryFile;

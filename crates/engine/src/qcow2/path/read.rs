@@ -1,7 +1,9 @@
 //! Reads of guest data: parts of a buffer from where the mapping says that they are.
 
+use std::pin::pin;
+
+use cowslip_block::joins::{join, join_all};
 use cowslip_queue::IoVecMut;
-use futures_util::future::{join, join_all};
 
 use crate::Result;
 use crate::backing::Backing;
@@ -54,7 +56,7 @@ pub async fn read_mapped(
         done.extend(ours.await);
     } else {
         own.reach(Event::ReadBackingAio).await;
-        let (ours, theirs) = join(ours, backing.fill(deeper)).await;
+        let (ours, theirs) = join(pin!(ours), backing.fill(deeper)).await;
         done.extend(ours);
         done.extend(theirs);
     }
@@ -130,7 +132,8 @@ impl Jobs {
         match image.filter(|_| !self.compressed.is_empty()) {
             None => plain.await,
             Some(image) => {
-                let (mut done, packed) = join(plain, image.read_compressed(self.compressed)).await;
+                let packed = image.read_compressed(self.compressed);
+                let (mut done, packed) = join(plain, packed).await;
                 done.extend(packed);
                 done
             }

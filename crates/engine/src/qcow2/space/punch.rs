@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use futures_util::future::join_all;
+use cowslip_block::joins::join_all;
 
 use super::alloc::SpaceContent;
 use super::growth;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures_util::future::join_all;
+use cowslip_block::joins::join_all;
 
 use crate::file::{AlignedFile, Durability, Event};
 use crate::qcow2::entry::{EntryFormat, refcount_at, set_refcount};

@@ -22,8 +22,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 
+use cowslip_block::joins::{Ahead, Set};
 use cowslip_boxed::boxed;
-use futures_util::stream::{self, StreamExt};
 use smallvec::SmallVec;
 
 use super::survey::Kind;
@@ -77,10 +77,14 @@ struct Moving {
 
 /// Ends all of these, and returns the first failure: none is under way afterwards.
 async fn all(works: Vec<impl Future<Output = Result<()>>>) -> Result<()> {
-    let mut ended = pin!(stream::iter(works).buffer_unordered(AT_ONCE));
+    let mut works = works.into_iter();
+    let mut under_way: Set<_> = works.by_ref().take(AT_ONCE).map(Box::pin).collect();
     let mut outcome = Ok(());
-    while let Some(one) = ended.next().await {
+    while let Some(one) = under_way.next().await {
         outcome = outcome.and(one);
+        works.next().into_iter().for_each(|work| {
+            under_way.push(work);
+        });
     }
     outcome
 }
@@ -262,7 +266,7 @@ impl Qcow2 {
             .iter()
             .map(|&at| self.file.read_new(at, len))
             .collect();
-        let mut reads = pin!(stream::iter(reads).buffered(AT_ONCE));
+        let mut reads = Ahead::new(reads, AT_ONCE);
         let mut pieces = BTreeMap::new();
         for start in starts {
             if let Some(read) = reads.next().await {

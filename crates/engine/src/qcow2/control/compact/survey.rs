@@ -4,9 +4,6 @@
 use cowslip_boxed::boxed;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::pin::pin;
-
-use futures_util::StreamExt;
 
 use crate::file::AlignedFile;
 use crate::job::Job;
@@ -326,7 +323,7 @@ impl Walk<'_> {
         visit: &mut Visit<'_>,
     ) -> Result<()> {
         let mut l1_index = 0;
-        let mut pieces = pin!(self.reader.pieces(offset, bytes, PIECE_BYTES));
+        let mut pieces = self.reader.pieces(offset, bytes, PIECE_BYTES);
         while let Some(piece) = pieces.next().await {
             self.job.check()?;
             for entry in piece?.words() {
@@ -375,7 +372,7 @@ impl Walk<'_> {
         let wanted = tables.keys().filter(is_wanted);
         let wanted: Vec<(u64, u64)> = wanted.map(|&offset| (offset, offset)).collect();
         let wanted = wanted.into_iter();
-        let mut reads = pin!(self.reader.tables(wanted, self.geometry.cluster_bytes()));
+        let mut reads = self.reader.tables(wanted, self.geometry.cluster_bytes());
         while let Some(read) = reads.next().await {
             self.job.check()?;
             let (offset, bytes) = read?;
@@ -441,7 +438,7 @@ impl Walk<'_> {
 
     async fn bitmap_table(&self, (offset, bytes): (u64, u64), visit: &mut Visit<'_>) -> Result<()> {
         let mut at = offset;
-        let mut pieces = pin!(self.reader.pieces(offset, bytes, PIECE_BYTES));
+        let mut pieces = self.reader.pieces(offset, bytes, PIECE_BYTES);
         while let Some(piece) = pieces.next().await {
             self.job.check()?;
             for entry in piece?.words() {
@@ -539,7 +536,7 @@ impl Survey {
         let (offset, bytes) = (header.refcount_table_offset, header.refcount_table_bytes());
         let bits = self.geometry.cluster_bits();
         let (mut index, mut next_block) = (0, 0);
-        let mut pieces = pin!(reader.pieces(offset, bytes, PIECE_BYTES));
+        let mut pieces = reader.pieces(offset, bytes, PIECE_BYTES);
         while let Some(piece) = pieces.next().await {
             for entry in piece?.words() {
                 let block = inspect_refcount_table(entry).offset;

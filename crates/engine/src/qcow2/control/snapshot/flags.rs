@@ -3,10 +3,6 @@
 //! Bits change in place: each sector of a table is the old or the new one after a crash, and either
 //! is as good (docs/durability.md, "Snapshots").
 
-use std::pin::pin;
-
-use futures_util::StreamExt;
-
 use super::steps::l1_bytes;
 use crate::file::Durability;
 use crate::job::Job;
@@ -92,7 +88,7 @@ impl Qcow2 {
         job.expect(tables.len() as u64 * cluster_bytes);
         let reader = Reader::new(self.file.block_file()).await?;
         let offsets: Vec<(u64, u64)> = tables.iter().map(|&offset| (offset, offset)).collect();
-        let mut reads = pin!(reader.tables(offsets.into_iter(), cluster_bytes));
+        let mut reads = reader.tables(offsets.into_iter(), cluster_bytes);
         while let Some(read) = reads.next().await {
             // The work after the switch is not cancelled.
             if matches!(flags, Flags::Clear) {

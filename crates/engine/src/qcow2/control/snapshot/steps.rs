@@ -1,9 +1,6 @@
 //! The steps of [`super`]: what each writes, and how it is taken back.
 
 use std::ops::Range;
-use std::pin::pin;
-
-use futures_util::StreamExt;
 
 use super::list::{Entry, SnapshotChoice, SnapshotList};
 use super::not_found;
@@ -231,7 +228,7 @@ impl Qcow2 {
         let bytes = u64::from(entry.fixed.l1_size) * 8;
         let mut l1 = Vec::with_capacity(entry.fixed.l1_size as usize);
         let reader = Reader::new(self.file.block_file()).await?;
-        let mut pieces = pin!(reader.pieces(entry.fixed.l1_offset, bytes, PIECE_BYTES));
+        let mut pieces = reader.pieces(entry.fixed.l1_offset, bytes, PIECE_BYTES);
         while let Some(piece) = pieces.next().await {
             l1.extend(piece?.words());
         }

@@ -5,8 +5,6 @@ use cowslip_boxed::boxed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use futures_util::StreamExt;
-
 use crate::job::{Job, Stage};
 use crate::qcow2::Qcow2;
 use crate::qcow2::entry::inspect::{ClaimedSpace, inspect_l1};
@@ -69,7 +67,7 @@ impl Qcow2 {
         let reader = Reader::new(self.file.block_file()).await?;
         let wanted: Vec<(u64, u64)> = tables.iter().map(|(&at, &times)| (at, times)).collect();
         let wanted = wanted.into_iter();
-        let mut reads = std::pin::pin!(reader.tables(wanted, cluster_bytes));
+        let mut reads = reader.tables(wanted, cluster_bytes);
         while let Some(read) = reads.next().await {
             job.begin(cluster_bytes).await?;
             let (times, bytes) = read?;

@@ -2,8 +2,6 @@
 //! "Bitmaps"). Only where the autoclear bit says that they are consistent: otherwise nothing
 //! references them, and their clusters are leaked.
 
-use futures_util::StreamExt;
-
 use super::counts::Copied;
 use super::findings::{Finding, Structure};
 use super::reader::{Reader, Window};
@@ -50,7 +48,7 @@ pub(super) async fn count(reader: &Reader<'_>, state: &mut State<'_>) -> Result<
 async fn count_table(reader: &Reader<'_>, state: &mut State<'_>, bitmap: &Fixed) -> Result<()> {
     let (offset, bytes) = (bitmap.table_offset, bitmap.table_bytes());
     state.region(offset, bytes, Structure::Bitmaps)?;
-    let mut pieces = std::pin::pin!(reader.pieces(offset, bytes, PIECE_BYTES));
+    let mut pieces = reader.pieces(offset, bytes, PIECE_BYTES);
     while let Some(piece) = pieces.next().await {
         for entry in piece?.words().filter(|&entry| entry != 0) {
             match TableEntry::decode(entry, &state.geometry) {

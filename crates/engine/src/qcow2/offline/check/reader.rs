@@ -7,8 +7,8 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use cowslip_block::joins::Ahead;
 use cowslip_queue::{BufMut, Pending, yield_now};
-use futures_util::stream::{self, Stream, StreamExt};
 
 use crate::file::BlockFile;
 use crate::qcow2::entry::big_endian;
@@ -170,23 +170,17 @@ impl<'a> Reader<'a> {
         &'s self,
         tables: impl Iterator<Item = (u64, u64)> + 's,
         len: u64,
-    ) -> impl Stream<Item = Result<(u64, Bytes)>> + 's {
+    ) -> Tables<impl Iterator<Item: Future<Output = Result<(u64, Bytes)>> + Send> + 's> {
         let reads = (IN_FLIGHT_BYTES / len).clamp(2, IN_FLIGHT_READS) as usize;
-        stream::iter(tables)
-            .map(move |(offset, which)| {
-                let reading = self.start_read(offset, len);
-                async move { Ok((which, reading.await?)) }
-            })
-            .buffered(reads)
-            .enumerate()
-            .then(move |(index, table)| async move {
-                // The queue hands requests to the kernel when it has its turn. Without one, the
-                // next reads would wait until all that has been read is looked at.
-                if index.is_multiple_of((reads / TURNS_PER_WINDOW).max(1)) {
-                    yield_now().await;
-                }
-                table
-            })
+        let read = move |(offset, which)| {
+            let reading = self.start_read(offset, len);
+            async move { Ok((which, reading.await?)) }
+        };
+        Tables {
+            reads: Ahead::new(tables.map(read), reads),
+            tables_per_turn: (reads / TURNS_PER_WINDOW).max(1),
+            until_turn: 0,
+        }
     }
 
     /// Reads a long range in pieces of `piece_bytes`, in order, several at a time.
@@ -195,15 +189,36 @@ impl<'a> Reader<'a> {
         offset: u64,
         len: u64,
         piece_bytes: u64,
-    ) -> impl Stream<Item = Result<Bytes>> {
+    ) -> Ahead<impl Iterator<Item: Future<Output = Result<Bytes>> + Send>> {
         let reads = (IN_FLIGHT_BYTES / piece_bytes).clamp(2, IN_FLIGHT_READS) as usize;
         let pieces = (0..len.div_ceil(piece_bytes)).map(move |index| {
             let at = index * piece_bytes;
             (offset.saturating_add(at), piece_bytes.min(len - at))
         });
-        stream::iter(pieces)
-            .map(move |(offset, len)| self.start_read(offset, len))
-            .buffered(reads)
+        let read = move |(offset, len)| self.start_read(offset, len);
+        Ahead::new(pieces.map(read), reads)
+    }
+}
+
+/// Tables that are read, in order.
+pub(in crate::qcow2) struct Tables<I: Iterator<Item: Future>> {
+    reads: Ahead<I>,
+    tables_per_turn: usize,
+    until_turn: usize,
+}
+
+impl<I: Iterator<Item: Future>> Tables<I> {
+    /// Waits for the next. `None` after the last.
+    pub(in crate::qcow2) async fn next(&mut self) -> Option<<I::Item as Future>::Output> {
+        let table = self.reads.next().await?;
+        // The queue hands requests to the kernel when it has its turn. Without one, the next reads
+        // would wait until all that has been read is looked at.
+        if self.until_turn == 0 {
+            yield_now().await;
+            self.until_turn = self.tables_per_turn;
+        }
+        self.until_turn -= 1;
+        Some(table)
     }
 }
 

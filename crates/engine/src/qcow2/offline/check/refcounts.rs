@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use futures_util::StreamExt;
-
 use super::counts::{Copied, FOURS};
 use super::findings::{Finding, Structure};
 use super::reader::{Bytes, Reader};
@@ -50,7 +48,7 @@ impl<'a> Refcounts<'a> {
         state.charge(bytes)?;
         let offset = state.header.refcount_table_offset;
         let mut table = Vec::new();
-        let mut pieces = std::pin::pin!(reader.pieces(offset, bytes, PIECE_BYTES));
+        let mut pieces = reader.pieces(offset, bytes, PIECE_BYTES);
         while let Some(piece) = pieces.next().await {
             table.extend(piece?.words());
         }
@@ -119,7 +117,7 @@ impl<'a> Refcounts<'a> {
                 Block::At(offset) => Some((offset, index)),
                 Block::Absent | Block::Unreadable => None,
             });
-        let mut read = std::pin::pin!(self.reader.tables(wanted, state.cluster_bytes));
+        let mut read = self.reader.tables(wanted, state.cluster_bytes);
         let mut comparison = Comparison::default();
         let mut next_index = 0;
         while let Some(block) = read.next().await {

@@ -3,8 +3,6 @@
 
 use std::collections::HashMap;
 
-use futures_util::StreamExt;
-
 use super::counts::{Copied, Counts, Memory, OutOfMemory};
 use super::findings::{Finding, Severity, Structure};
 use super::reader::{Reader, is_zero};
@@ -516,7 +514,7 @@ pub(super) async fn count_l1(reader: &Reader<'_>, state: &mut State<'_>, l1: L1)
         Owner::Snapshot => Structure::SnapshotL1,
     };
     state.region(l1.offset, l1.entries * 8, structure)?;
-    let mut pieces = std::pin::pin!(reader.pieces(l1.offset, l1.entries * 8, PIECE_BYTES));
+    let mut pieces = reader.pieces(l1.offset, l1.entries * 8, PIECE_BYTES);
     let mut l1_index = 0;
     while let Some(bytes) = pieces.next().await {
         for entry in bytes?.words() {
@@ -550,7 +548,7 @@ pub(super) async fn count_each(
     let total_bytes = wanted.len() as u64 * state.cluster_bytes;
     let mut done_bytes = 0;
     let wanted = wanted.into_iter();
-    let mut tables = std::pin::pin!(reader.tables(wanted, state.cluster_bytes));
+    let mut tables = reader.tables(wanted, state.cluster_bytes);
     while let Some(read) = tables.next().await {
         let (index, bytes) = read?;
         state.l2_table(&list[index as usize], &bytes)?;

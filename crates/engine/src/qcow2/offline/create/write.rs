@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use cowslip_block::joins::Set;
 use cowslip_queue::BufMut;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::layout::Layout;
 use super::{Preallocation, SIZE_UNIT};
@@ -109,7 +109,7 @@ impl<'a> Writer<'a> {
     async fn put_all(&self, tables: impl Iterator<Item = (u64, Vec<u8>)>) -> Result<()> {
         let alignment = u64::from(self.file.capabilities().alignment_bytes);
         let mut tables = tables.filter(|(_, bytes)| !bytes.is_empty()).peekable();
-        let mut in_flight = FuturesUnordered::new();
+        let mut in_flight = Set::default();
         let mut outcome = Ok(());
         while let Some((offset, mut bytes)) = tables.next().filter(|_| outcome.is_ok()) {
             while bytes.len() < TABLES_BYTES

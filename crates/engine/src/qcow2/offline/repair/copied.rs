@@ -1,7 +1,5 @@
 //! COPIED: set exactly where a count is 1. Only in the active tables, where it has a meaning.
 
-use futures_util::StreamExt;
-
 use super::plan::Plan;
 use super::step::{Change, Step};
 use super::survey::{Owner, put};
@@ -51,7 +49,7 @@ impl Plan<'_> {
             Walk::Clear | Walk::Set => moved(offset).unwrap_or(offset),
         };
         let offsets = tables.map(|table| place(table.offset)).collect();
-        let mut reads = std::pin::pin!(read_each(&file, offsets, cluster_bytes));
+        let mut reads = read_each(&file, offsets, cluster_bytes);
         while let Some(read) = reads.next().await {
             let (offset, mut bytes) = read?;
             if walk == Walk::Compare {

@@ -3,8 +3,6 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use futures_util::StreamExt;
-
 use super::copied::apply;
 use super::plan::{Plan, Scope};
 use super::step::{Change, Step};
@@ -405,7 +403,7 @@ impl Plan<'_> {
             .div_ceil(geometry.refcounts_per_block());
         let blocks = self.refcounts.blocks.iter().take(last as usize);
         let offsets: Vec<u64> = blocks.copied().filter(|&block| block != 0).collect();
-        let mut reads = std::pin::pin!(read_each(&file, offsets, cluster_bytes));
+        let mut reads = read_each(&file, offsets, cluster_bytes);
         for index in 0..last {
             let block = self.refcounts.blocks.get(index as usize).copied();
             let first = geometry.first_counted(index).0;
@@ -468,7 +466,7 @@ impl Plan<'_> {
         let blocks = self.refcounts.blocks.iter().skip(first as usize);
         let offsets: Vec<u64> = blocks.copied().filter(|&block| block != 0).collect();
         let file = self.file.clone();
-        let mut reads = std::pin::pin!(read_each(&file, offsets, geometry.cluster_bytes()));
+        let mut reads = read_each(&file, offsets, geometry.cluster_bytes());
         for index in first..self.refcounts.blocks.len() as u64 {
             if self.refcounts.blocks[index as usize] == 0 {
                 continue;

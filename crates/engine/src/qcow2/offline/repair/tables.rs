@@ -1,7 +1,6 @@
 //! L1 and L2 tables: every entry is looked at once, and decided.
 
-use futures_util::StreamExt;
-use futures_util::stream;
+use cowslip_block::joins::Ahead;
 
 use super::plan::{Event, Plan};
 use super::step::{Change, Step};
@@ -26,14 +25,13 @@ pub(super) fn read_each(
     file: &AlignedFile,
     offsets: Vec<u64>,
     len: u64,
-) -> impl futures_util::Stream<Item = Result<(u64, BufMut)>> + use<'_> {
+) -> Ahead<impl Iterator<Item: Future<Output = Result<(u64, BufMut)>> + Send>> {
     let ahead = (READ_AHEAD_BYTES / len).clamp(2, READ_AHEAD) as usize;
-    stream::iter(offsets)
-        .map(move |offset| async move {
-            let bytes = file.read_new(offset, len).await?;
-            Ok((offset, bytes))
-        })
-        .buffered(ahead)
+    let read = move |offset| async move {
+        let bytes = file.read_new(offset, len).await?;
+        Ok((offset, bytes))
+    };
+    Ahead::new(offsets.into_iter().map(read), ahead)
 }
 
 impl Plan<'_> {
