@@ -1,3 +1,4 @@
+//! Joins, sets, lines and shared futures: order, wakes, places, drops.
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
 use std::collections::BTreeMap;
