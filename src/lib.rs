@@ -159,7 +159,10 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
     let code = dispatch(personality, &args, &program);
     // Writing the buffered output may fail, too.
     output::flush();
-    ExitCode::from(output::exit_code(code))
+    let code = output::exit_code(code);
+    #[cfg(feature = "rbd")]
+    cowslip_rbd::end(code);
+    ExitCode::from(code)
 }
 
 /// The last word of `resize` is a size, and may begin with a minus.

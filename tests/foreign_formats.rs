@@ -138,6 +138,7 @@ fn protocols_are_named() {
     for (name, instead) in [
         ("ftp://localhost/a", "nbdkit -r curl"),
         ("ssh://localhost/a", "nbdkit ssh"),
+        #[cfg(not(feature = "rbd"))]
         ("rbd:pool/image", "rbd device map"),
         ("iscsi://localhost/target/0", "iscsiadm"),
         ("gluster://localhost/volume/a", "mount -t glusterfs"),

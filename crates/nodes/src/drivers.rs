@@ -15,6 +15,8 @@ mod null;
 pub mod published;
 mod qcow2;
 mod raw;
+#[cfg(feature = "rbd")]
+mod rbd;
 #[cfg(feature = "remote")]
 mod remote;
 
@@ -27,6 +29,8 @@ pub fn standard() -> Arc<Registry> {
                 &null::Null,
                 #[cfg(feature = "remote")]
                 &published::Published,
+                #[cfg(feature = "rbd")]
+                &rbd::Rbd,
                 #[cfg(feature = "remote")]
                 &remote::Remote,
             ],

@@ -31,6 +31,7 @@ const PROTOCOLS: &[(&[&str], &str)] = &[
         "let nbdkit serve it: nbdkit ssh host=HOST PATH, then nbd://localhost",
     ),
     (
+        // With the feature `rbd`, a driver has it.
         &["rbd"],
         "map it as a block device: rbd device map POOL/IMAGE",
     ),

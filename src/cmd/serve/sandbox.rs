@@ -76,6 +76,18 @@ impl Rights {
     }
 }
 
+#[cfg(feature = "rbd")]
+impl Rights {
+    /// Rights of a process with an image in Ceph: its threads, which were there before and which
+    /// Landlock does not reach, connect again where a connection is lost. They open no files.
+    pub fn of_ceph() -> Rights {
+        Rights {
+            calls: RECONNECTING.to_vec(),
+            ..Rights::default()
+        }
+    }
+}
+
 #[cfg(feature = "remote")]
 impl From<cowslip_remote::Reach> for Rights {
     /// Rights of a process that reads remote files: it connects again, looks names up, and uses a
@@ -487,6 +499,22 @@ const CONNECTING: &[i64] = &[
     libc::SYS_bind,
     libc::SYS_connect,
     libc::SYS_sendmmsg,
+    libc::SYS_eventfd2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_create,
+    libc::SYS_epoll_create1,
+];
+
+/// System calls of Ceph's threads when they connect again.
+#[cfg(feature = "rbd")]
+const RECONNECTING: &[i64] = &[
+    libc::SYS_socket,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_uname,
+    libc::SYS_getuid,
+    libc::SYS_prlimit64,
+    libc::SYS_pipe2,
     libc::SYS_eventfd2,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_epoll_create,

@@ -494,6 +494,10 @@ impl Service {
         if let Some(reach) = cowslip_remote::reach() {
             rights = [rights, reach.into()].into_iter().collect();
         }
+        #[cfg(feature = "rbd")]
+        if cowslip_rbd::is_in_use() {
+            rights = [rights, Rights::of_ceph()].into_iter().collect();
+        }
         let Some(report) = sandbox::enforce(self.sandbox, &rights)? else {
             return Ok(());
         };
