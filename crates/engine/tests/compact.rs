@@ -2,6 +2,7 @@
 //! crash, by the job's being cancelled, and by a full disk, and beside requests.
 
 mod defragment;
+mod full;
 mod shared;
 
 use std::io;

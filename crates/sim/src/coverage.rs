@@ -294,15 +294,16 @@ impl Sight {
         }
     }
 
-    /// Whether it counts for the matrix. Two of its impossible cells have exceptions, at which no
+    /// Whether it counts for the matrix. Three of its impossible cells have exceptions, at which no
     /// run aims. A change of snapshots has one barrier for counts, tables and flags, so a hole of
-    /// the cycle before it may still be at risk at the flags. A file that lies far out, for the
-    /// sake of another goal, may need entries of the refcount table while a hole is punched in
-    /// place.
+    /// the cycle before it may still be at risk at the flags. New refcount blocks and their entries
+    /// may be durable by themselves, so a hole that a compaction has punched before may be at risk
+    /// then. A file that lies far out, for the sake of another goal, may need entries of the
+    /// refcount table while a hole is punched in place.
     fn counts(&self, situation: Situation, feature: Feature) -> bool {
         let excepted = match (self.observed.stage, feature) {
             (Stage::Slices, Feature::Tiny) => self.observed.snapshots_change,
-            (Stage::CountTable, Feature::Extended) => true,
+            (Stage::CountTable, Feature::Extended | Feature::Tiny) => true,
             _ => false,
         };
         !(excepted && situation == Situation::Punch)

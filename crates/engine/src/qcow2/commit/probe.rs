@@ -88,7 +88,9 @@ impl Drop for During<'_> {
         match self.what {
             What::Stage { before } => self.probe.stage.store(before, Ordering::Relaxed),
             What::L1Growth => self.probe.l1_table_moves.store(0, Ordering::Relaxed),
-            What::Snapshots => self.probe.snapshots_change.store(0, Ordering::Relaxed),
+            What::Snapshots => {
+                self.probe.snapshots_change.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -123,7 +125,7 @@ impl Probe {
 
     /// Marks a change of snapshots as under way until dropped.
     pub(in crate::qcow2) fn snapshots_change(&self) -> During<'_> {
-        self.snapshots_change.store(1, Ordering::Relaxed);
+        self.snapshots_change.fetch_add(1, Ordering::Relaxed);
         During {
             probe: self,
             what: What::Snapshots,

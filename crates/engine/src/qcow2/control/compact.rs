@@ -26,6 +26,7 @@ mod leaks;
 pub mod order;
 #[doc(hidden)]
 pub mod pace;
+mod parts;
 #[doc(hidden)]
 pub mod plan;
 mod redundant;
@@ -52,7 +53,7 @@ use leaks::LOOKS_MAX;
 use order::is_close;
 use plan::{Move, Outline, Owners, Room, outline};
 use survey::{Kind, Survey, walk_behind};
-use units::{Unit, Units, moves_in_turn, moves_later};
+use units::{Unit, Units, moves_later};
 
 /// Additional space that a compaction may take, unless it is said otherwise.
 pub const BUDGET_BYTES: u64 = 64 << 20;
@@ -66,7 +67,8 @@ const FURTHER_ROUNDS_MAX: usize = 8;
 /// Times that the disk's clusters are put in order once more, if it was not enough.
 const ORDERS_AGAIN_MAX: usize = 2;
 
-/// Attempts after one that has found no space, each with half of the space at a time.
+/// Attempts after one that has found no space, but has moved something or given space back; each
+/// with half of the budget.
 const ATTEMPTS_MAX: usize = 16;
 
 /// Options of a compaction.
@@ -341,6 +343,7 @@ impl Qcow2 {
         let gives_back = GivesBack::begin(self);
         // One that is cancelled before it has changed anything has nothing to give back.
         let mut begun = false;
+        let mut moved_before = None;
         let outcome = async {
             let leaks = self.find_leaks("nothing was moved", job).await?;
             begun = true;
@@ -348,6 +351,7 @@ impl Qcow2 {
                 self.free_leaks(&leaks, job).await? << self.geometry().cluster_bits();
             done.redundant_bytes = self.drop_redundant(below, options, job).await?;
             done.subcluster_bytes = self.release_subclusters(options, job).await?;
+            moved_before = Some(done.moved_bytes);
             self.work((options, job), &mut done).await
         };
         let mut outcome = outcome.await;
@@ -360,11 +364,13 @@ impl Qcow2 {
             let Ok(has_given_back) = self.has_given_back().await else {
                 break;
             };
-            // Smaller batches need less space at a time.
-            let batch = self.clusters_at_a_time(&options) / 2;
-            if batch == 0 && !has_given_back {
+            if !has_given_back && moved_before == Some(done.moved_bytes) {
+                // Another attempt would find what this one has found.
                 break;
             }
+            moved_before = Some(done.moved_bytes);
+            // Less is kept for later.
+            let batch = self.clusters_at_a_time(&options) / 2;
             options.budget_bytes = batch.max(1) << self.geometry().cluster_bits();
             outcome = self.work((&options, job), &mut done).await;
         }
@@ -463,18 +469,12 @@ impl Qcow2 {
                     without_gaps: options.subclusters,
                 };
                 let counted = (job, &mut done.moved_bytes);
-                let moved = self.move_batch(&batch, destination, counted).await;
-                // What has moved is given up before the budget is spent again.
-                let released = self.release_moved(job).await;
-                moved.and(released)?;
+                self.move_runs(&batch, destination, counted).await?;
             }
             for batch in &round.later {
                 job.enter(Stage::Tables);
-                let end = round.outline.end;
-                done.moved_bytes += match moves_in_turn(batch) {
-                    true => self.move_roots(batch, end, job).await?,
-                    false => self.move_still(batch, end, job).await?,
-                };
+                let counted = (job, &mut done.moved_bytes);
+                self.move_units(batch, round.outline.end, counted).await?;
             }
             let moved = done.moved_bytes - before;
             let wanted = round.outline.moving << self.geometry().cluster_bits();

@@ -16,7 +16,7 @@ use super::order::{Front, Order, Places, Step, Todo, Window};
 use super::pace::Pace;
 use super::plan::Outline;
 use super::survey::{Kind, Survey, is_data, too_large, walk, walk_behind};
-use super::units::{Unit, Units, in_batches, moves_in_turn};
+use super::units::{Unit, Units, in_batches};
 use super::{CompactOptions, Compaction, Defragmentation, FURTHER_ROUNDS_MAX, ROUND_CLUSTERS_MAX};
 use crate::job::{Job, Stage};
 use crate::qcow2::Qcow2;
@@ -357,10 +357,8 @@ impl Qcow2 {
                 without_gaps: round.without_gaps,
             };
             let counted = (job, &mut done.moved_bytes);
-            let moved = self.move_batch(&step.moves, destination, counted).await;
             // What has moved is given up before anything takes its place.
-            let released = self.release_moved(job).await;
-            moved.and(released)?;
+            self.move_runs(&step.moves, destination, counted).await?;
         }
         if step.shared.is_empty() {
             return Ok(());
@@ -380,7 +378,8 @@ impl Qcow2 {
             }
         }
         for batch in in_batches(units, self.geometry(), round.batch) {
-            done.moved_bytes += self.move_still(&batch, 0, job).await?;
+            let counted = (job, &mut done.moved_bytes);
+            self.move_units(&batch, 0, counted).await?;
         }
         Ok(())
     }
@@ -401,10 +400,8 @@ impl Qcow2 {
         }
         for batch in &round.others {
             job.enter(Stage::Tables);
-            done.moved_bytes += match moves_in_turn(batch) {
-                true => self.move_roots(batch, front.end, job).await?,
-                false => self.move_still(batch, front.end, job).await?,
-            };
+            let counted = (job, &mut done.moved_bytes);
+            self.move_units(batch, front.end, counted).await?;
         }
         Ok(())
     }

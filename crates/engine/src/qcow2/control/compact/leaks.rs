@@ -344,6 +344,8 @@ impl Qcow2 {
             if wrong.peek().is_none() {
                 return Ok(0);
             }
+            // As a change of snapshots ends, which one was that has left this.
+            let _change = self.probe.snapshots_change();
             self.mark_dirty(true).await?;
             while wrong.peek().is_some() {
                 let some = wrong.by_ref().take(LOWERED_AT_ONCE);
