@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::install::{self, QEMU_LINKS, QEMU_NAMES, Tree};
-use crate::{run, source};
+use crate::{notices, run, source};
 
 /// Options of `cargo xtask deb`.
 #[derive(clap::Args)]
@@ -40,6 +40,8 @@ pub struct Package {
     /// It has the same files on all machines.
     pub is_for_all: bool,
     pub depends: &'static [&'static str],
+    /// The member of the workspace whose code is in it, with crates of others.
+    built_from: Option<&'static str>,
     /// One line.
     pub title: &'static str,
     /// Paragraphs, without indentation.
@@ -57,6 +59,7 @@ pub const PACKAGES: [Package; 5] = [
         section: "otherosfs",
         is_for_all: false,
         depends: &[],
+        built_from: Some("cowslip-cli"),
         title: "qcow2 storage engine that allocates well",
         description: "Makes, checks, copies, resizes, compacts and serves disk images for \
                       virtual machines: over NBD, vhost-user and FUSE, one at a time or many by \
@@ -69,6 +72,7 @@ pub const PACKAGES: [Package; 5] = [
         section: "otherosfs",
         is_for_all: true,
         depends: &["cowslip (>= VERSION)"],
+        built_from: None,
         title: "qcow2 storage engine that allocates well - names of QEMU",
         description: "Alternatives for qemu-img, qemu-io, qemu-nbd and qemu-storage-daemon, \
                       for scripts. Where QEMU's own programs are installed, they stay.",
@@ -80,6 +84,7 @@ pub const PACKAGES: [Package; 5] = [
         section: "libs",
         is_for_all: false,
         depends: &[],
+        built_from: Some("cowslip-capi"),
         title: "qcow2 storage engine that allocates well - library",
         description: "The engine behind a C interface, for virtual machine monitors and tools: \
                       blocking calls, queues with an eventfd, jobs with progress.",
@@ -91,6 +96,7 @@ pub const PACKAGES: [Package; 5] = [
         section: "libdevel",
         is_for_all: false,
         depends: &["libcowslip0 (= VERSION)"],
+        built_from: Some("cowslip-capi"),
         title: "qcow2 storage engine that allocates well - development files",
         description: "The header, the archive and what pkg-config needs for programs in C, with \
                       examples.",
@@ -102,6 +108,7 @@ pub const PACKAGES: [Package; 5] = [
         section: "python",
         is_for_all: false,
         depends: &["python3 (>= 3.11)"],
+        built_from: Some("cowslip-python"),
         title: "qcow2 storage engine that allocates well - Python",
         description: "Images as objects of Python, with buffers in place, asyncio, jobs with \
                       progress.",
@@ -362,15 +369,21 @@ fn script(text: &str) -> String {
     format!("#!/bin/sh\nset -e\n{text}")
 }
 
-/// The licence and the changelog, which every package has.
+/// The licences, those of others too, and the changelog, which every package has.
 fn documents(stage: &Stage<'_>, package: &Package, facts: &Facts) -> Result<(), String> {
     let usr = stage.usr();
     let place = format!("share/doc/{}", package.name);
-    usr.write(
-        &format!("{place}/copyright"),
-        0o644,
-        copyright()?.as_bytes(),
-    )?;
+    let mut text = copyright()?;
+    if let Some(member) = package.built_from {
+        let targets = notices::packaged();
+        let used = notices::crates(&targets, &[member], &[notices::Kind::Linked])?;
+        let where_texts_are = format!("The text is in /usr/{place}/{}.gz.", notices::FILE);
+        text += &notices::paragraphs(&used, &where_texts_are);
+        let path = format!("{place}/{}", notices::FILE);
+        let texts = notices::of(&[member], &targets)?;
+        compress(&usr.write(&path, 0o644, texts.as_bytes())?)?;
+    }
+    usr.write(&format!("{place}/copyright"), 0o644, text.as_bytes())?;
     let path = format!("{place}/changelog.Debian");
     compress(&usr.write(&path, 0o644, facts.changelog().as_bytes())?)
 }

@@ -1,13 +1,13 @@
 //! `cargo xtask install`: the command and the library with all that belongs to them, as packages
 //! have it: programs, links of QEMU's names, manual pages, completions, the unit for systemd, the
-//! header, pkg-config.
+//! header, pkg-config, licences.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::run;
+use crate::{notices, run};
 
 /// Options of `cargo xtask install`.
 #[derive(clap::Args)]
@@ -79,7 +79,8 @@ pub fn run(args: &Args) -> Result<(), String> {
     command(&tree, &built)?;
     links(&tree)?;
     shared_library(&tree, &built, &args.libdir)?;
-    development(&tree, &built, (&args.prefix, &args.libdir))
+    development(&tree, &built, (&args.prefix, &args.libdir))?;
+    licences(&tree, &["cowslip-cli", "cowslip-capi"], &notices::host())
 }
 
 /// Builds the command, the library and `more` packages; returns the directory that they are in.
@@ -123,6 +124,17 @@ pub fn command(tree: &Tree, built: &Path) -> Result<(), String> {
     let unit = run::root().join(unit);
     tree.copy(&unit, "lib/systemd/system/cowslip-daemon.service", 0o644)?;
     Ok(())
+}
+
+/// The licences, and those of the crates of others that members are linked with for a target.
+pub fn licences(tree: &Tree, members: &[&str], target: &str) -> Result<(), String> {
+    for name in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        let path = format!("share/doc/cowslip/{name}");
+        tree.copy(&run::root().join(name), &path, 0o644)?;
+    }
+    let path = format!("share/doc/cowslip/{}", notices::FILE);
+    let text = notices::of(members, &[target.to_string()])?;
+    tree.write(&path, 0o644, text.as_bytes()).map(drop)
 }
 
 /// Links of QEMU's names, in a directory of their own.

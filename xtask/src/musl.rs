@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::archive::Put;
 use crate::install::{self, Tree};
-use crate::{archive, deb, notices, run, tree};
+use crate::{archive, deb, run, tree};
 
 /// Options of `cargo xtask static`.
 #[derive(clap::Args)]
@@ -219,14 +219,11 @@ pub fn fill(tree: &Tree, built: &Path) -> Result<(), String> {
     install::command(tree, built)?;
     install::links(tree)?;
     deb::strip(&tree.0.join("bin/cowslip"), "--strip-all")?;
-    for name in ["LICENSE-MIT", "LICENSE-APACHE", "README.md", "CHANGELOG.md"] {
+    for name in ["README.md", "CHANGELOG.md"] {
         let path = format!("share/doc/cowslip/{name}");
         tree.copy(&run::root().join(name), &path, 0o644)?;
     }
-    let notices = notices::of_command(&target())?;
-    let path = "share/doc/cowslip/THIRD-PARTY";
-    tree.write(path, 0o644, notices.as_bytes())?;
-    Ok(())
+    install::licences(tree, &["cowslip-cli"], &target())
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! times. Of crates that are for tests alone, or for other systems, cargo reads the manifest, so
 //! that is there, and nothing else.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -69,17 +69,9 @@ fn vendor(directory: &Path) -> Result<Vec<Value>, String> {
     let mut vendor = run::cargo();
     vendor.args(["vendor", "--locked", "--versioned-dirs", "--quiet"]);
     run::output(vendor.arg(directory))?;
-    let mut used = Vec::new();
-    let mut names = BTreeSet::new();
-    for architecture in ["x86_64", "aarch64", "riscv64gc"] {
-        let target = format!("{architecture}-unknown-linux-gnu");
-        let kinds = [notices::Kind::Linked, notices::Kind::Building];
-        for package in notices::crates(&target, &BUILT, &kinds)? {
-            if names.insert(folder_of(&package)) {
-                used.push(package);
-            }
-        }
-    }
+    let kinds = [notices::Kind::Linked, notices::Kind::Building];
+    let used = notices::crates(&notices::packaged(), &BUILT, &kinds)?;
+    let names: BTreeSet<String> = used.iter().map(notices::folder_of).collect();
     let failed = |e: std::io::Error| format!("{}: {e}", directory.display());
     for entry in fs::read_dir(directory).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -87,14 +79,7 @@ fn vendor(directory: &Path) -> Result<Vec<Value>, String> {
             leave_the_manifest(&entry.path())?;
         }
     }
-    used.sort_by_key(folder_of);
     Ok(used)
-}
-
-/// The directory of a crate.
-fn folder_of(package: &Value) -> String {
-    let of = |field: &str| package[field].as_str().unwrap_or_default();
-    format!("{}-{}", of("name"), of("version"))
 }
 
 /// Takes the code out of a crate that is not built; cargo looks for a library in it.
@@ -120,7 +105,10 @@ fn debian(tree: &Tree, facts: &Facts, used: &[Value]) -> Result<(), String> {
     for (name, text) in [
         ("control", control(facts)),
         ("changelog", facts.changelog()),
-        ("copyright", copyright()? + &crates_of_others(used)),
+        (
+            "copyright",
+            copyright()? + &notices::paragraphs(used, "The text is in each crate's directory."),
+        ),
         ("source/format", "3.0 (quilt)\n".to_string()),
     ] {
         tree.write(name, 0o644, text.as_bytes())?;
@@ -157,36 +145,6 @@ fn control(facts: &Facts) -> String {
             },
             package.title,
             wrapped(package.description)
-        );
-    }
-    text
-}
-
-/// Paragraphs of the file `copyright` about crates of others: those with one licence together.
-fn crates_of_others(used: &[Value]) -> String {
-    let mut folders: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for package in used {
-        let licence = package["license"].as_str().unwrap_or("not-stated");
-        let licence = licence
-            .replace("/", " OR ")
-            .replace("-exception", " exception");
-        let words = licence.split_whitespace().map(|word| match word {
-            "OR" => "or",
-            "AND" => "and",
-            "WITH" => "with",
-            word => word,
-        });
-        let words: Vec<&str> = words.collect();
-        let folder = format!("vendor/{}/*", folder_of(package));
-        folders.entry(words.join(" ")).or_default().push(folder);
-    }
-    let mut text = String::new();
-    for (licence, folders) in &folders {
-        let _infallible = write!(
-            text,
-            "\nFiles: {}\nCopyright: the authors that each crate names\nLicense: {licence}\n \
-             The text is in each crate's directory.\n",
-            folders.join("\n       ")
         );
     }
     text

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::run;
+use crate::{notices, run};
 
 /// Options of `cargo xtask wheel`.
 #[derive(clap::Args)]
@@ -46,6 +46,10 @@ pub fn run(args: &Args) -> Result<(), String> {
         Some(maturin) => maturin.clone(),
         None => maturin(args, &scratch)?,
     };
+    // maturin takes it along, as pyproject.toml says.
+    let licences = notices::of(&["cowslip-python"], &[notices::host()])?;
+    let path = package().join(notices::FILE);
+    fs::write(&path, licences).map_err(|e| format!("{}: {e}", path.display()))?;
     let mut build = Command::new(&maturin);
     build.args(["build", "--locked", "--profile", &args.profile]);
     build.arg("--out").arg(&made).current_dir(package());

@@ -96,6 +96,9 @@ fn what_is_installed_is_complete_and_works_from_there() {
         ("share/bash-completion/completions/cowslip", 0o644),
         ("share/zsh/site-functions/_cowslip", 0o644),
         ("share/fish/vendor_completions.d/cowslip.fish", 0o644),
+        ("share/doc/cowslip/LICENSE-MIT", 0o644),
+        ("share/doc/cowslip/LICENSE-APACHE", 0o644),
+        ("share/doc/cowslip/THIRD-PARTY", 0o644),
     ] {
         let file = prefix
             .join(path)
@@ -169,6 +172,49 @@ fn packages(built: &Path, out: &Path) -> BTreeMap<String, PathBuf> {
         .collect()
 }
 
+/// Each crate that a package is linked with is named in the package, with the text of its licence.
+fn licences_go_along(root: &Path) {
+    let texts = [
+        ("cowslip", "rustls"),
+        ("libcowslip0", "io-uring"),
+        ("libcowslip-dev", "slab"),
+    ];
+    for (package, linked) in [&texts[..], &[("python3-cowslip", "pyo3")]].concat() {
+        let place = root.join("usr/share/doc").join(package);
+        let copyright = std::fs::read_to_string(place.join("copyright")).unwrap();
+        assert!(
+            copyright.contains(&format!("vendor/{linked}-")),
+            "{package}"
+        );
+        assert!(!copyright.contains("vendor/tempfile-"), "that is for tests");
+        let texts = run(Command::new("gzip")
+            .arg("-dc")
+            .arg(place.join("THIRD-PARTY.gz")));
+        let (list, texts) = texts
+            .split_once("\n\n")
+            .unwrap()
+            .1
+            .split_once("\n\n")
+            .unwrap();
+        for line in list.lines() {
+            let (name, _) = line.split_once(": ").unwrap();
+            let is_there = texts.lines().any(|line| {
+                line.strip_suffix(':')
+                    .is_some_and(|users| users.split(", ").any(|one| one == name))
+            });
+            assert!(is_there, "{package} has no licence of {name}");
+        }
+        let of_linked = |line: &str| line.starts_with(&format!("{linked} "));
+        assert!(list.lines().any(of_linked), "{package}: {list}");
+    }
+    // It has links, which take no code of others along.
+    assert!(
+        !root
+            .join("usr/share/doc/cowslip-qemu/THIRD-PARTY.gz")
+            .exists()
+    );
+}
+
 #[test]
 fn packages_are_complete_and_the_same_each_time() {
     let scratch = scratch("deb");
@@ -196,6 +242,7 @@ fn packages_are_complete_and_the_same_each_time() {
         run(Command::new("dpkg-deb").arg("-x").arg(file).arg(&root));
     }
     the_command_works(&root.join("usr"));
+    licences_go_along(&root);
     let depends = |name: &str| {
         let mut field = Command::new("dpkg-deb");
         run(field.arg("-f").arg(&made[name]).arg("Depends"))

@@ -10,12 +10,13 @@ use run::run;
 mod run;
 
 /// Files of a wheel that a checker of types, an editor and a lawyer look for.
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "cowslip/_cowslip.abi3.so",
     "cowslip/_cowslip.pyi",
     "cowslip/py.typed",
     "licenses/LICENSE-APACHE",
     "licenses/LICENSE-MIT",
+    "licenses/THIRD-PARTY",
 ];
 
 /// An environment without packages; its Python.
