@@ -18,6 +18,8 @@ pub enum Contestant {
     CowslipThreads(u16),
     /// As many processes of Cowslip, each with such a file of its own.
     CowslipProcesses(u16),
+    /// Cowslip, which puts the disk's clusters in the guest's order, too.
+    CowslipInOrder,
     /// Cowslip, as a vhost-user-blk device of a guest; the others are its NBD export there.
     CowslipVhostUser,
     /// qemu-img: of a load its `bench`, on an image that `qemu-img create` made.
@@ -95,6 +97,7 @@ impl Contestant {
             Contestant::Cowslip(policy) => format!("cowslip {policy}"),
             Contestant::CowslipZeroing(method) => format!("cowslip {method}"),
             Contestant::CowslipCached(budget) => format!("cowslip {}", budget.name()),
+            Contestant::CowslipInOrder => "cowslip --defragment".to_string(),
             Contestant::CowslipVhostUser => "cowslip vhost-user".to_string(),
             Contestant::CowslipThreads(1) => "cowslip 1 thread".to_string(),
             Contestant::CowslipThreads(count) => format!("cowslip {count} threads"),
@@ -127,7 +130,7 @@ impl Contestant {
     /// Whether it is we, on an image.
     pub fn is_cowslip(self) -> bool {
         use Contestant::{Cowslip, CowslipCached, CowslipProcesses, CowslipThreads};
-        use Contestant::{CowslipVhostUser, CowslipZeroing};
+        use Contestant::{CowslipInOrder, CowslipVhostUser, CowslipZeroing};
         matches!(
             self,
             Cowslip(_)
@@ -135,6 +138,7 @@ impl Contestant {
                 | CowslipCached(_)
                 | CowslipThreads(_)
                 | CowslipProcesses(_)
+                | CowslipInOrder
                 | CowslipVhostUser
         )
     }

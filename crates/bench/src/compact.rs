@@ -1,7 +1,8 @@
 //! `bench compact`: the space of dead clusters comes back, by `cowslip compact` in place and by
 //! `qemu-img convert` to a copy, which is what there is without it. Images are aged by QEMU: their
-//! data is written again under a snapshot, which is deleted then. A run finds none of the image in
-//! the page cache, and includes a flush of the file system.
+//! data is written again under a snapshot, which is deleted then, or written in no order, which
+//! `compact --defragment` and the copy put right. A run finds none of the image in the page cache,
+//! and its time includes a flush of the file system.
 //!
 //! Input and output are what the device of the file system counts from before the run until it is
 //! flushed; on a device that others use at the same time these columns are theirs, too. The
@@ -13,9 +14,11 @@ use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cowslip_console::error::{CommandError, failed};
+use cowslip_testbed::machine::Root;
+use cowslip_testbed::stack::Stack;
 use rustix::fs::{Advice, fadvise, syncfs};
 
 use crate::cell::{Cell, Contestant};
@@ -32,11 +35,16 @@ const WRITTEN: Column = column("written MiB", 0);
 const ADDED: Column = column("more MiB", 0);
 const BEFORE: Column = column("MiB before", 0);
 const AFTER: Column = column("MiB after", 0);
+/// Runs of clusters that follow on each other on the disk and in the file.
+const RUNS_BEFORE: Column = column("runs before", 0);
+const RUNS_AFTER: Column = column("runs after", 0);
 
 /// Time between two looks at the free space.
 const LOOK: Duration = Duration::from_millis(2);
 /// Bytes that are written at once.
 const WRITE_BYTES: u64 = 1 << 20;
+/// The same of a disk in no order.
+const SCATTERED_BYTES: u64 = 256 << 10;
 
 /// The table.
 pub const TABLE: Description = Description {
@@ -53,16 +61,32 @@ pub const TABLE: Description = Description {
     ..Description::usual("compact", cells)
 };
 
-/// How an image is aged: of each `stride` parts of its disk one is written again.
-const AGES: [(&str, u64); 3] = [
-    ("a half is dead", 1),
-    ("a third is dead", 2),
-    ("a ninth is dead", 8),
+/// How an image is aged.
+#[derive(Clone, Copy)]
+enum Age {
+    /// One of each group of this number of parts of its disk is written again.
+    Dead(u64),
+    /// Its disk is written in no order.
+    NoOrder,
+}
+
+const AGES: [(&str, Age); 4] = [
+    ("a half is dead", Age::Dead(1)),
+    ("a third is dead", Age::Dead(2)),
+    ("a ninth is dead", Age::Dead(8)),
+    ("in no order", Age::NoOrder),
 ];
 
 fn cells(_scale: &Scale) -> Vec<Cell> {
-    let contestants = [Contestant::Cowslip("auto"), Contestant::QemuImg];
-    let cell = |(name, _): &(&str, u64)| Cell::of_work((*name).to_string(), &contestants);
+    use Contestant::{Cowslip, CowslipInOrder, QemuImg};
+    let cell = |(name, age): &(&str, Age)| {
+        let contestants: &[Contestant] = match age {
+            Age::Dead(_) => &[Cowslip("auto"), CowslipInOrder, QemuImg],
+            // There is nothing that could come back.
+            Age::NoOrder => &[CowslipInOrder, QemuImg],
+        };
+        Cell::of_work((*name).to_string(), contestants)
+    };
     AGES.iter().map(cell).collect()
 }
 
@@ -72,14 +96,12 @@ fn cells(_scale: &Scale) -> Vec<Cell> {
 /// A program fails, or the disk is another one afterwards.
 fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let name = cell.name();
-    let (_, stride) = AGES
+    let (_, how) = AGES
         .iter()
         .find(|(age, _)| *age == name)
         .expect("it is one");
     let size = stage.disk_bytes();
-    let aged = stage.shared_files(&name, |directory| {
-        age(&directory.join("aged"), size, *stride)
-    })?;
+    let aged = stage.shared_files(&name, |directory| age(&directory.join("aged"), size, *how))?;
     let (image, copy) = (aged.join("image"), aged.join("copy"));
     let of_aged = aged.join("aged");
     copy_bytes(&of_aged, &image).map_err(|e| failed("copy", &of_aged, &e))?;
@@ -87,7 +109,11 @@ fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, Co
     let mut command = stage.program(turn.contestant);
     let result = match turn.contestant.is_cowslip() {
         true => {
-            command.args(["compact", "-q"]).arg(&image);
+            command.args(["compact", "-q"]);
+            if turn.contestant == Contestant::CowslipInOrder {
+                command.arg("--defragment");
+            }
+            command.arg(&image);
             &image
         }
         false => {
@@ -97,16 +123,19 @@ fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, Co
         }
     };
     let before = allocated(&image)?;
+    let runs_before = runs_of(stage, &of_aged)?;
     let used = Used::begin(&aged).map_err(|e| failed("look at", &aged, &e))?;
     let done = used.of(|| {
-        let done = run(&mut command)?;
+        let mut done = run(&mut command)?;
+        let begun = Instant::now();
         let flushed = File::open(&aged).and_then(|aged| Ok(syncfs(&aged)?));
         flushed.map_err(|e| failed("flush", &aged, &e))?;
+        done.seconds += begun.elapsed().as_secs_f64();
         Ok(done)
     });
     let (done, input, output, added) = done?;
     same_disk(&of_aged, result)?;
-    let after = allocated(result)?;
+    let (after, runs_after) = (allocated(result)?, runs_of(stage, result)?);
     for left in [&image, &copy] {
         drop(fs::remove_file(left));
     }
@@ -116,6 +145,8 @@ fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, Co
     measurement.add(ADDED, Some(mebibytes(added)));
     measurement.add(BEFORE, Some(mebibytes(before)));
     measurement.add(AFTER, Some(mebibytes(after)));
+    measurement.add(RUNS_BEFORE, runs_before);
+    measurement.add(RUNS_AFTER, runs_after);
     Ok(measurement)
 }
 
@@ -124,36 +155,75 @@ fn allocated(file: &Path) -> Result<u64, CommandError> {
     Ok(found.blocks() * 512)
 }
 
-/// Makes an image of which all is written, and of each `stride` parts one again, under a snapshot
-/// that is deleted then, whose space the host keeps.
-fn age(image: &Path, size: u64, stride: u64) -> Result<(), CommandError> {
+/// The runs of an image's disk in its file.
+fn runs_of(stage: &Stage<'_>, image: &Path) -> Result<Option<f64>, CommandError> {
+    let mut plan = stage.program(Contestant::Cowslip("auto"));
+    plan.args(["compact", "--plan", "--json"]).arg(image);
+    let plan: serde_json::Value = serde_json::from_str(&run(&mut plan)?.output)
+        .map_err(|e| CommandError::new(format!("The plan of a compaction is no JSON: {e}")))?;
+    Ok(plan["extents"].as_f64())
+}
+
+/// Makes an image of which all is written: in no order, or some of it again, under a snapshot that
+/// is deleted then, whose space the host keeps.
+fn age(image: &Path, size: u64, age: Age) -> Result<(), CommandError> {
     let name = image.display();
     let mut create = peer_path::command("qemu-img");
     create.args(["create", "-q", "-f", "qcow2"]).arg(image);
     run(create.arg(size.to_string()))?;
-    write(image, size, 1)?;
+    let in_order = |stride: u64| (0..size / WRITE_BYTES).step_by(stride as usize).collect();
+    let stride = match age {
+        Age::Dead(stride) => stride,
+        Age::NoOrder => {
+            write(
+                image,
+                (scattered(size / SCATTERED_BYTES), SCATTERED_BYTES),
+                1,
+            )?;
+            return flush(image);
+        }
+    };
+    write(image, (in_order(1), WRITE_BYTES), 1)?;
     let mut snapshot = peer_path::command("qemu-img");
     run(snapshot.args(["snapshot", "-c", "dead"]).arg(image))?;
-    write(image, size, stride)?;
+    write(image, (in_order(stride), WRITE_BYTES), stride)?;
     let options = "driver=qcow2,discard=ignore,pass-discard-snapshot=off,file.driver=file";
     let mut delete = peer_path::command("qemu-img");
     delete.args(["snapshot", "--image-opts", "-d", "dead"]);
     run(delete.arg(format!("{options},file.filename={name}")))?;
+    flush(image)
+}
+
+/// The numbers of this many parts, of which hardly two follow on each other.
+fn scattered(parts: u64) -> Vec<u64> {
+    let step = (parts * 3 / 5..).find(|step| is_coprime(*step, parts));
+    let step = step.unwrap_or(1);
+    (0..parts).map(|number| number * step % parts).collect()
+}
+
+fn is_coprime(one: u64, other: u64) -> bool {
+    let (mut one, mut other) = (one, other);
+    while other > 0 {
+        (one, other) = (other, one % other);
+    }
+    one == 1
+}
+
+fn flush(image: &Path) -> Result<(), CommandError> {
     File::open(image)
         .and_then(|image| image.sync_all())
         .map_err(|e| failed("flush", image, &e))
 }
 
-/// Writes one of each `stride` parts of a disk.
-fn write(image: &Path, size: u64, stride: u64) -> Result<(), CommandError> {
-    let parts: Vec<u64> = (0..size / WRITE_BYTES).step_by(stride as usize).collect();
+/// Writes parts of a disk, each of the same number of bytes, one after the other.
+fn write(image: &Path, (parts, bytes): (Vec<u64>, u64), turn: u64) -> Result<(), CommandError> {
     for parts in parts.chunks(256) {
         let mut write = peer_path::command("qemu-io");
         write.args(["-f", "qcow2", "-t", "unsafe"]);
         for part in parts {
-            let byte = 1 + (part * 7 + stride) % 250;
-            let at = part * WRITE_BYTES;
-            write.args(["-c", &format!("write -q -P {byte} {at} {WRITE_BYTES}")]);
+            let byte = 1 + (part * 7 + turn) % 250;
+            let at = part * bytes;
+            write.args(["-c", &format!("write -q -P {byte} {at} {bytes}")]);
         }
         run(write.arg(image))?;
     }
@@ -240,9 +310,9 @@ fn free_bytes(directory: &Path) -> std::io::Result<u64> {
 
 /// Bytes that the device of a file system has read and written; `None` if it has none of its own.
 fn moved_by_device(directory: &Path) -> Option<(u64, u64)> {
-    let device = fs::metadata(directory).ok()?.dev();
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
+    let stack = Stack::look(&Root::default(), directory).ok()?;
+    let device = &stack.devices.first()?.name;
+    let text = fs::read_to_string(format!("/sys/class/block/{device}/stat")).ok()?;
     sectors(&text).map(|(read, written)| (read * 512, written * 512))
 }
 
@@ -262,6 +332,16 @@ mod tests {
         let stat = "   25  0  200  13   7  1  56  40  0  52  53  0  0  0  0  0  0\n";
         assert_eq!(sectors(stat), Some((200, 56)));
         assert_eq!(sectors("nothing"), None);
+    }
+
+    #[test]
+    fn scattered_parts_are_all_there_and_apart() {
+        for parts in [1024, 1000, 7] {
+            let mut found = scattered(parts);
+            assert!(found.windows(2).all(|two| two[0] + 1 != two[1]), "{parts}");
+            found.sort_unstable();
+            assert!(found.into_iter().eq(0..parts));
+        }
     }
 
     #[test]

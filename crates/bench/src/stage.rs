@@ -269,6 +269,7 @@ impl<'a> Stage<'a> {
             Contestant::Raw(RawFile::Hinted(bytes)) => self.can_hint(bytes),
             Contestant::Raw(_)
             | Contestant::CowslipCached(_)
+            | Contestant::CowslipInOrder
             | Contestant::CowslipThreads(_)
             | Contestant::CowslipProcesses(_) => true,
             Contestant::Cowslip(_)
@@ -348,6 +349,7 @@ impl<'a> Stage<'a> {
             }
             // Theirs are laid out by the table that has them.
             Contestant::CowslipCached(_)
+            | Contestant::CowslipInOrder
             | Contestant::CowslipThreads(_)
             | Contestant::CowslipProcesses(_)
             | Contestant::QemuImgAnyOrder
