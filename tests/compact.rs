@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod aged;
+mod background;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -44,6 +44,25 @@ pub struct Compacting {
     turn: Rc<Turn<()>>,
 }
 
+/// A compaction that has ended.
+#[derive(Clone, Copy)]
+struct Ended {
+    at: Instant,
+    /// The number of the requests by which clients had changed something when it began.
+    changes: u64,
+    /// It found no space, which may come back though no client changes anything.
+    without_space: bool,
+}
+
+/// How a compaction ends.
+enum Outcome {
+    Done,
+    /// Space may come back, and the guest goes on as well.
+    WithoutSpace,
+    /// There will not be another one.
+    End,
+}
+
 /// Lets clients go first, then keeps the pace.
 struct Behind {
     quiet: Quiet,
@@ -83,19 +102,28 @@ impl Compacting {
             ..CompactOptions::default()
         };
         cowslip_queue::spawn(async move {
-            let mut before: Option<(u64, Instant)> = None;
+            let mut before: Option<Ended> = None;
             loop {
                 let guard = turn.take().await;
                 let changes = changes_of(&disk);
-                let is_due = before.is_none_or(|(changes_then, ended)| {
-                    changes != changes_then && ended.elapsed() >= background.pause
+                let is_due = before.is_none_or(|ended| {
+                    let has_work = ended.without_space || changes != ended.changes;
+                    has_work && ended.at.elapsed() >= background.pause
                 });
-                if job.is_cancelled() || (is_due && !compact(&image, (&options, &job), &log).await)
-                {
+                if job.is_cancelled() {
                     return;
                 }
                 if is_due {
-                    before = Some((changes, Instant::now()));
+                    let without_space = match compact(&image, (&options, &job), &log).await {
+                        Outcome::Done => false,
+                        Outcome::WithoutSpace => true,
+                        Outcome::End => return,
+                    };
+                    before = Some(Ended {
+                        at: Instant::now(),
+                        changes,
+                        without_space,
+                    });
                 }
                 drop(guard);
                 cowslip_queue::sleep(LOOK).await;
@@ -117,10 +145,14 @@ fn changes_of(disk: &LiveDisk) -> u64 {
     statistics.writes.requests + statistics.discards.requests
 }
 
-/// Compacts an image once. Returns whether it can be done again.
-async fn compact(image: &Weak<Image>, (options, job): (&CompactOptions, &Job), log: &Log) -> bool {
+/// Compacts an image once.
+async fn compact(
+    image: &Weak<Image>,
+    (options, job): (&CompactOptions, &Job),
+    log: &Log,
+) -> Outcome {
     let Some(image) = image.upgrade() else {
-        return false;
+        return Outcome::End;
     };
     match image.compact(options, job).await {
         Ok(done) => {
@@ -136,15 +168,19 @@ async fn compact(image: &Weak<Image>, (options, job): (&CompactOptions, &Job), l
                     size::human(done.moved_bytes),
                 )
             });
-            true
+            Outcome::Done
         }
-        Err(Error::Cancelled) => false,
+        Err(Error::Cancelled) => Outcome::End,
         Err(error) => {
             log.report(Severity::Failure, || {
                 format!("cannot be compacted: {error}")
             });
-            // Space may come back, and the guest goes on as well.
-            matches!(&error, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull)
+            match &error {
+                Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull => {
+                    Outcome::WithoutSpace
+                }
+                _ => Outcome::End,
+            }
         }
     }
 }

@@ -1,0 +1,86 @@
+//! Compaction in the background on a file system without any space: it goes on when there is some.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Mounted, free_bytes, length, qemu, qemu_io, succeeds};
+use crate::support::{cowslip, peers_are_installed, run, scratch};
+
+/// Longest wait for something that is to happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn without_space_it_tries_again_after_a_pause() {
+    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
+        return;
+    }
+    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q", "-m", "0"], 64 << 20) else {
+        return;
+    };
+    let dir = mounted.at.as_path();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 16M");
+    let write = |at: u64| format!("write -P {} {at}M 1M", at + 1);
+    let all: Vec<String> = (0..16).map(write).collect();
+    qemu_io(dir, "a.qcow2", &all);
+    // What is free is a hole, at the beginning of the file.
+    qemu_io(dir, "a.qcow2", &["discard 0 8M".to_string()]);
+    let holder = scratch();
+    let raw = holder.path().join("a.raw");
+    let raw = raw.to_str().unwrap();
+    qemu(dir, "qemu-img", &format!("convert -O raw a.qcow2 {raw}"));
+    let mut filler = std::fs::File::create(dir.join("filler")).unwrap();
+    for bytes in [1 << 20, 4096] {
+        let zeroes = vec![1; bytes];
+        while filler.write_all(&zeroes).is_ok() {}
+    }
+    filler.sync_all().unwrap();
+    drop(filler);
+    assert!(free_bytes(dir) < 4096, "{}", free_bytes(dir));
+
+    let before = length(dir, "a.qcow2");
+    let socket = holder.path().join("s.sock");
+    let mut server = cowslip();
+    server
+        .current_dir(dir)
+        .args(["serve", "-v", "--socket"])
+        .arg(&socket);
+    server.args("--compact-background 64M/s --compact-idle-ms 50".split(' '));
+    server.args(["--compact-pause", "1", "a.qcow2"]);
+    let mut server = server.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let (sender, said) = mpsc::channel();
+    let errors = BufReader::new(server.stderr.take().unwrap());
+    std::thread::spawn(move || {
+        for line in errors.lines().map_while(Result::ok) {
+            drop(sender.send(line));
+        }
+    });
+    // The guest changes nothing, and space may come back at any time.
+    for _ in 0..2 {
+        let line = loop {
+            let line = said.recv_timeout(PATIENCE).unwrap();
+            if line.contains("compacted") {
+                break line;
+            }
+        };
+        assert!(line.contains("cannot be compacted"), "{line}");
+        assert!(line.contains("No space left"), "{line}");
+    }
+    assert_eq!(length(dir, "a.qcow2"), before);
+    std::fs::remove_file(dir.join("filler")).unwrap();
+    let begun = Instant::now();
+    while length(dir, "a.qcow2") + (7 << 20) > before {
+        assert!(begun.elapsed() < PATIENCE, "nothing comes back");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut read = Command::new("qemu-io");
+    read.args(["-f", "raw", "-c", "read -P 16 15M 1M"]);
+    run(read.arg(format!("nbd+unix:///?socket={}", socket.display())));
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    qemu(dir, "qemu-img", "check a.qcow2");
+    qemu(dir, "qemu-img", &format!("compare {raw} a.qcow2"));
+}
