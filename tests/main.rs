@@ -76,6 +76,7 @@ mod serve;
 mod serve_sandbox;
 mod snapshot;
 mod support;
+mod told_to_end;
 mod top;
 mod users_calls;
 mod vhost_user;

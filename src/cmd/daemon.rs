@@ -412,6 +412,8 @@ async fn serve(
     daemon.nodes.passed.replace(Some(sets));
     let supervisor = Rc::new(Supervisor::of_environment()?);
     let detached = Detached::prepare(role).map_err(|error| io(&error))?;
+    // From the beginning: a daemon whose images do not come is asked to end, too.
+    watch_signals(signals, Rc::clone(daemon));
     let Doors {
         listeners,
         names,
@@ -421,7 +423,6 @@ async fn serve(
         ..
     } = line::follow(daemon, line).await?;
     write_process(line, pidfile)?;
-    watch_signals(signals, Rc::clone(daemon));
     detached.report_ready().map_err(|error| io(&error))?;
     supervisor.watch();
     supervisor.is_ready();
@@ -471,6 +472,7 @@ fn watch_signals(signals: Signals, daemon: Rc<Daemon>) {
             let figures = daemon.query_blockstats(true);
             daemon.log.write_data("figures", &figures);
         }
+        crate::end_requests();
         daemon.quits.set();
     });
 }

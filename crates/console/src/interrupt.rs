@@ -39,6 +39,8 @@ static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// The action to run before the process ends.
 static ACT: Mutex<Option<Act>> = Mutex::new(None);
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
+/// Called after a signal has cancelled the job.
+static CANCELLED: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
 /// The signal that has cancelled the job; 0 if there is none.
 static CANCELLED_BY: AtomicI32 = AtomicI32::new(0);
 /// Signals within this time of the first one count as the same interruption.
@@ -87,6 +89,17 @@ fn words() -> MutexGuard<'static, Vec<String>> {
 
 fn job() -> MutexGuard<'static, Option<Job>> {
     JOB.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn cancelled_calls() -> MutexGuard<'static, Vec<fn()>> {
+    let calls = CANCELLED.lock();
+    calls.unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Has `call` made whenever a signal has cancelled the job: what the job waits for may take longer
+/// than its user will wait now.
+pub fn when_cancelled(call: fn()) {
+    cancelled_calls().push(call);
 }
 
 /// While this value lives, an interruption cancels a job instead of ending the process.
@@ -330,6 +343,7 @@ fn watch() {
                 cancelled = Some(Instant::now());
                 CANCELLED_BY.store(signal, Ordering::Release);
                 job.cancel();
+                cancelled_calls().iter().for_each(|call| call());
                 continue;
             }
             end_by(signal);

@@ -6,6 +6,7 @@ use std::fmt;
 use http::StatusCode;
 use object_store::client::{HttpError, HttpErrorKind};
 
+use crate::ending;
 use crate::guard::{Refusal, code_in};
 use crate::registry::Unfit;
 
@@ -66,6 +67,11 @@ impl Failure {
             why: why.into(),
             remedy,
         }
+    }
+
+    /// The failure of a request that was not answered before the process was to end.
+    pub(crate) fn of_ending<T>() -> Result<T, Failure> {
+        Err(Failure::new(ending::WHY, Remedy::None))
     }
 
     /// The failure that a store reports.

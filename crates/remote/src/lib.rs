@@ -14,7 +14,8 @@
 //! - Its version is fixed then ([`Version`]); an object that changes afterwards is an error.
 //! - It is read in blocks. Those that are wanted together are fetched together (`blocks.rs`), and
 //!   those that follow in a sequence ahead of it (`ahead.rs`).
-//! - A request that fails is repeated for as long as [`Patience`] says.
+//! - A request that fails is repeated for as long as [`Patience`] says, unless the process was
+//!   asked to end ([`end_soon`]).
 //! - Blocks stay in memory, or in a directory for all processes of the host ([`CacheDirectory`]).
 //!
 //! [`Upload`] stores a new object in parts, and looks at it then.
@@ -26,6 +27,7 @@ mod blocks;
 mod cache;
 mod credentials;
 mod defaults;
+mod ending;
 mod environment;
 mod failure;
 mod file;
@@ -47,6 +49,7 @@ mod version;
 
 pub use cache::{CacheDirectory, Cached, Verified};
 pub use defaults::{CACHE_BYTES, Defaulted, Defaults};
+pub use ending::end_soon;
 pub use environment::Environment;
 pub use failure::reason;
 pub use file::{RemoteFile, open};
@@ -57,7 +60,7 @@ pub use object_store;
 pub use options::{Certificates, Login, Retries, StoreOptions};
 pub use prefetch::{hold, release};
 pub use reach::{Reach, Registered, reach};
-pub use runtime::{retire, run};
+pub use runtime::{retire, run, run_until_the_end};
 pub use store::{Location, locate};
 pub use upload::{Multipart, PART_BYTES_MIN, Upload, Uploaded, Verification, part_bytes_for};
 pub use url::{ObjectUrl, SCHEMES, Scheme};

@@ -13,6 +13,7 @@ use cowslip_block::{Error, Result};
 use futures_util::StreamExt;
 use object_store::{GetOptions, GetRange, GetResult};
 
+use crate::ending;
 use crate::environment::Environment;
 use crate::failure::{Failure, Remedy};
 use crate::notice::{Notice, Notify};
@@ -98,7 +99,8 @@ impl Object {
         let location = locate(&way.url, &way.options, &way.environment)?;
         let mut waiting = Waiting::new(&way, Moment::Opening);
         let (version, bytes) = loop {
-            match describe(&location, first).await {
+            let described = ending::within(describe(&location, first)).await;
+            match described.unwrap_or_else(Failure::of_ending) {
                 Ok(described) => break described,
                 Err(failure) => waiting.after(failure).await.map_err(Error::invalid)?,
             }
@@ -165,7 +167,8 @@ impl Object {
                 return Err(change);
             }
             let before = at;
-            let outcome = self.attempt((&mut at, range.end), unit, take).await;
+            let outcome = ending::within(self.attempt((&mut at, range.end), unit, take)).await;
+            let outcome = outcome.unwrap_or_else(Failure::of_ending);
             if at > before {
                 waiting.end();
             }
@@ -253,13 +256,14 @@ impl Object {
         loop {
             match describe(&self.location(), 1).await {
                 Ok((now, _)) => return Ok(now),
-                Err(failure) => match failure.remedy {
-                    Remedy::Wait | Remedy::Reach if pause < DESCRIBED_WITHIN => {
-                        tokio::time::sleep(pause).await;
-                        pause *= 2;
+                Err(failure) => {
+                    let passes = matches!(failure.remedy, Remedy::Wait | Remedy::Reach);
+                    let is_over = !passes || pause >= DESCRIBED_WITHIN;
+                    if is_over || !ending::pause(pause).await {
+                        return Err(failure);
                     }
-                    _ => return Err(failure),
-                },
+                    pause *= 2;
+                }
             }
         }
     }
@@ -413,7 +417,9 @@ impl<'a> Waiting<'a> {
         }
         // Clients that failed together do not come back together.
         let spread = self.pause.mul_f64(chance() / 2.0);
-        tokio::time::sleep(self.pause + spread).await;
+        if !ending::pause(self.pause + spread).await {
+            return Err(format!("{}, {}", failure.why, ending::WHY));
+        }
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         Ok(())
     }

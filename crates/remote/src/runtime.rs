@@ -15,6 +15,8 @@ use cowslip_queue::{Pending, pending};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
+use crate::ending;
+
 /// Threads for calls that wait: names that are looked up, files of a cache.
 const BLOCKING_THREADS: usize = 8;
 /// Time for which such a thread waits for more.
@@ -84,6 +86,17 @@ pub fn run<T: Send + 'static>(
     let (completer, result) = pending();
     enter()?.spawn(async move { completer.complete(future.await) });
     Ok(result)
+}
+
+/// Runs a future as [`run`] does. It is given up, with the reason, a moment after the process was
+/// asked to end ([`crate::end_soon`]).
+///
+/// # Errors
+/// There is no thread.
+pub fn run_until_the_end<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> io::Result<Pending<Result<T, &'static str>>> {
+    run(async { ending::within(future).await.ok_or(ending::WHY) })
 }
 
 /// Runs a future on the thread, from a future that runs there.

@@ -32,6 +32,7 @@ use object_store::{
 };
 use sha2::{Digest, Sha256};
 
+use crate::ending;
 use crate::failure::reason;
 use crate::runtime::run;
 use crate::store::Location;
@@ -146,8 +147,9 @@ impl Target {
         verb: &str,
         request: impl Future<Output = object_store::Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let begun = run(request).map_err(|error| self.failed(verb, error))?;
-        begun.await.map_err(|error| match error {
+        let begun = run(ending::within(request)).map_err(|error| self.failed(verb, error))?;
+        let ended = begun.await.ok_or_else(|| self.failed(verb, ending::WHY))?;
+        ended.map_err(|error| match error {
             object_store::Error::AlreadyExists { .. }
             | object_store::Error::Precondition { .. } => self.exists(),
             error => self.failed(verb, reason(&error)),

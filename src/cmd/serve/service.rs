@@ -145,6 +145,9 @@ impl Service {
         log: Log,
         (role, signals): (Role, Signals),
     ) -> Result<(), CommandError> {
+        // From the beginning: a server whose image does not come is asked to end, too.
+        let control = Rc::new(Control::default());
+        watch_signals(signals, Rc::clone(&control), log.clone());
         let mut taken = self.take_over(transports).await?;
         let prepared = self.prepare((transports, role), &log, taken.as_mut()).await;
         let prepared = match (prepared, &taken) {
@@ -166,7 +169,7 @@ impl Service {
             let text = format!("{}\n", std::process::id());
             text_file::write_later(file, &text).map_err(|error| failed(&error))?;
         }
-        self.serve_prepared(prepared, log, signals).await
+        self.serve_prepared(prepared, log, control).await
     }
 
     /// The state of a running server that this one takes over from, if it does.
@@ -303,7 +306,7 @@ impl Service {
         &self,
         prepared: Prepared,
         log: Log,
-        signals: Signals,
+        control: Rc<Control>,
     ) -> Result<(), CommandError> {
         let Prepared {
             mut image,
@@ -317,8 +320,6 @@ impl Service {
             settings,
             ..
         } = prepared;
-        let control = Rc::new(Control::default());
-        watch_signals(signals, Rc::clone(&control), log.clone());
         watch_size(resized.clone(), Rc::clone(&control));
         if let Some(door) = &door {
             desk.watch(door);
@@ -601,6 +602,7 @@ fn watch_signals(signals: Signals, control: Rc<Control>, log: Log) {
             }
         }
         // If the signals cannot be waited for, ending early is better than never.
+        crate::end_requests();
         control.stop();
     });
 }

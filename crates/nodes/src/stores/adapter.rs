@@ -75,14 +75,18 @@ fn failed(error: object_store::Error) -> ObjectError {
     }
 }
 
-/// Runs requests on the thread for them. They run to their end even if nobody waits.
+/// Runs requests on the thread for them. They run to their end even if nobody waits, unless the
+/// process is asked to end.
 fn run<'a, T: Send + 'static>(
     requests: impl Future<Output = Result<T, ObjectError>> + Send + 'static,
 ) -> ObjectFuture<'a, T> {
-    let begun = cowslip_remote::run(requests);
+    let begun = cowslip_remote::run_until_the_end(requests);
     Box::pin(async move {
         match begun {
-            Ok(outcome) => outcome.await,
+            Ok(outcome) => match outcome.await {
+                Ok(outcome) => outcome,
+                Err(why) => Err(ObjectError::Failed(why.to_string())),
+            },
             Err(error) => Err(ObjectError::Failed(system_words(&error).to_string())),
         }
     })
