@@ -65,6 +65,7 @@ mod publish;
 mod publish_plain;
 mod publish_track;
 mod qemu_nbd_lines;
+mod rbd;
 mod record;
 mod remote_guest;
 mod remote_images;

@@ -7,6 +7,7 @@
 //! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
 //! - `features` checks packages with none of their features, with each alone, and with all;
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
+//! - `ceph` starts a Ceph of one node, and tries the command on images in it;
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
 //! - `install` installs the command and the library for C, for packages too;
 //! - `deb` makes Debian packages of them, and of the module for Python, or the source package;
@@ -30,6 +31,7 @@ mod apt;
 mod archive;
 mod bench;
 mod beside;
+mod ceph;
 mod deb;
 mod features;
 mod fuzz;
@@ -87,6 +89,8 @@ enum Command {
     Features(features::Args),
     /// Fuzzes hostile images, NBD peers, tables and command lines
     Fuzz(fuzz::Args),
+    /// Starts a Ceph of one node, and tries the command on images in it
+    Ceph(ceph::Args),
     /// Runs QEMU's own acceptance tests under the names of its programs
     Iotests(iotests::Args),
     /// Installs the command and the library for C, with manual pages, completions and units
@@ -122,6 +126,7 @@ fn main() -> ExitCode {
         Command::Miri => threads::miri(),
         Command::Features(args) => features::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Ceph(args) => ceph::run(&args),
         Command::Iotests(args) => iotests::run(&args),
         Command::Install(args) => install::run(&args),
         Command::Deb(args) => deb::run(&args),
