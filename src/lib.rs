@@ -19,6 +19,7 @@ use signal_hook::consts::SIGXFSZ;
 
 mod cmd;
 mod encryption;
+mod ending;
 mod getopt;
 mod job;
 mod layer;
@@ -156,7 +157,7 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
     // Also under the names of QEMU's programs, which have no options for it.
     #[cfg(feature = "remote")]
     drop(remote_args::RemoteArgs::default().set());
-    interrupt::when_cancelled(end_requests);
+    interrupt::when_cancelled(ending::end_requests);
     let code = dispatch(personality, &args, &program);
     // Writing the buffered output may fail, too.
     output::flush();
@@ -164,14 +165,6 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
     #[cfg(feature = "rbd")]
     cowslip_rbd::end(code);
     ExitCode::from(code)
-}
-
-/// Has requests to servers of images end soon, whatever they wait for: the program was asked to end.
-pub(crate) fn end_requests() {
-    #[cfg(feature = "remote")]
-    cowslip_remote::end_soon();
-    #[cfg(feature = "rbd")]
-    cowslip_rbd::end_soon();
 }
 
 /// The last word of `resize` is a size, and may begin with a minus.

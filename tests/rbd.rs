@@ -1,5 +1,5 @@
-//! Images in Ceph RBD, by all commands that open or make images, through Ceph's libraries over plain
-//! files. With a cluster: `cargo xtask ceph`.
+//! Images in Ceph RBD, by all commands that open or make images, through Ceph's libraries over
+//! plain files. With a cluster: `cargo xtask ceph`.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 #![cfg(feature = "rbd")]
 

@@ -472,7 +472,7 @@ fn watch_signals(signals: Signals, daemon: Rc<Daemon>) {
             let figures = daemon.query_blockstats(true);
             daemon.log.write_data("figures", &figures);
         }
-        crate::end_requests();
+        crate::ending::end_requests();
         daemon.quits.set();
     });
 }

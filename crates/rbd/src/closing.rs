@@ -75,8 +75,8 @@ fn wait_for_all() -> bool {
 }
 
 /// The last call of a program, whose output is written: waits until the images that were open are
-/// closed. If one is not within five seconds, since its cluster does not answer, or within one after
-/// [`crate::end_soon`], the process ends here with this code.
+/// closed. If one is not within five seconds, since its cluster does not answer, or within one
+/// after [`crate::end_soon`], the process ends here with this code.
 pub fn end(code: u8) {
     if !wait_for_all() {
         ffi::end_process(code);

@@ -452,7 +452,7 @@ impl Image {
 /// An image for requests. It is closed on a thread of its own, after the last one.
 pub(crate) struct OpenImage(Option<(Image, Counted)>);
 
-/// What a request answers: bytes that were read, or 0.
+/// The answer of a request: bytes that were read, or 0.
 pub(crate) type Answer = Result<usize, Code>;
 
 /// Memory of a request.

@@ -17,19 +17,19 @@ use cowslip_queue::{Buf, BufMut, Completer, IoVec, IoVecMut, Pending, pending};
 use crate::ffi::{self, Answer, Code, Memory, OpenImage, Operation, Shape};
 use crate::under_way::Finish;
 
-/// Parts of a range at most for which holes are told apart from data: the rest is data.
+/// Parts of a range at most that are holes or data: the rest counts as data.
 const EXTENTS_MAX: usize = 1 << 20;
 
 /// A call that waits.
 type Job = Box<dyn FnOnce(&State) + Send>;
 
-/// What requests share with the thread of the calls that wait.
+/// State that requests share with the thread of the calls that wait.
 struct State {
     image: Arc<OpenImage>,
     /// Length of the image.
     bytes: AtomicU64,
     object_bytes: u64,
-    /// Length after which objects begin anew, however they are striped.
+    /// Length of a row of stripes, after which other objects follow.
     period_bytes: u64,
     overlap_bytes: u64,
 }
@@ -190,7 +190,7 @@ impl State {
             end,
         };
         let image_end = end.min(self.bytes());
-        // What an image below shows may be told wrongly by the versions that are in use.
+        // Of what an image below shows, versions that are in use may answer wrongly.
         let own = self.overlap_bytes.clamp(offset, image_end.max(offset));
         found.data(offset, own);
         if own < image_end {

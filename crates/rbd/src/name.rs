@@ -281,7 +281,7 @@ fn servers(options: Pairs) -> Result<Vec<String>> {
     found.into_iter().map(address).collect()
 }
 
-/// What is before the first of this character that no backslash precedes, and what is after it.
+/// The text before the first of this character that no backslash precedes, and that after it.
 fn cut(text: &str, end: char) -> (&str, Option<&str>) {
     let mut is_escaped = false;
     for (at, character) in text.char_indices() {

@@ -166,7 +166,7 @@ fn within<T: Send + 'static>(
     Ok(())
 }
 
-/// What comes within a time; when the program was asked to end, within a shorter one.
+/// The message that comes within a time; when the program was asked to end, within a shorter one.
 fn receive<T>(from: &Receiver<T>, limit: Duration) -> Option<T> {
     let (begun, mut ending) = (Instant::now(), None);
     loop {
@@ -205,7 +205,7 @@ impl Way {
     }
 
     fn open(self, ceph: Option<Arc<Ceph>>) -> std::result::Result<(Arc<OpenImage>, Shape), String> {
-        // Until the end, whoever still waits for it then.
+        // Until the end, also if nobody waits for it any more.
         let counted = Counted::new();
         let (pool, image) = self.name.place();
         let ceph = match ceph {

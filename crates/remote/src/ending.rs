@@ -1,5 +1,5 @@
-//! A process that was asked to end: requests that fail are not repeated any more, and those that are
-//! not answered are given up after a moment.
+//! A process that was asked to end: requests that fail are not repeated any more, and those that
+//! are not answered are given up after a moment.
 
 use std::future::Future;
 use std::pin::pin;

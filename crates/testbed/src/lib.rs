@@ -1,7 +1,7 @@
 //! Where measurements are made, and what is made of their figures: file systems of a known kind on
 //! fully written files, images with their metadata laid out as wanted, what machine and what
-//! devices these are, medians with their spread, and tables of text. A web server with faults, an S3
-//! server of others, and Ceph's libraries over plain files.
+//! devices these are, medians with their spread, and tables of text. A web server with faults, an
+//! S3 server of others, and Ceph's libraries over plain files.
 //!
 //! May not know: the engine, any program that is measured. It writes qcow2 by the format's
 //! description, so that what is measured is not what wrote it.

@@ -602,7 +602,7 @@ fn watch_signals(signals: Signals, control: Rc<Control>, log: Log) {
             }
         }
         // If the signals cannot be waited for, ending early is better than never.
-        crate::end_requests();
+        crate::ending::end_requests();
         control.stop();
     });
 }
