@@ -81,8 +81,8 @@ enum Command {
     Models(threads::Models),
     /// Runs several queue threads on one image for a while
     Threads(threads::Threads),
-    /// Runs them under ThreadSanitizer (nightly, with rust-src)
-    Tsan(threads::Threads),
+    /// Runs them, and programs in C with the library, under ThreadSanitizer (nightly, rust-src)
+    Tsan(threads::Tsan),
     /// Runs the tests of buffers and completions under Miri (nightly, with miri)
     Miri,
     /// Checks packages with none of their features, with each alone, and with all

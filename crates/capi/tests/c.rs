@@ -235,6 +235,8 @@ fn programs_in_c_work() {
         None => &[],
     };
     within(&program(at, "tests/misuse.c", sanitizers), &[], at);
+    // Under ThreadSanitizer, and for longer: `cargo xtask tsan`.
+    within(&program(at, "tests/threads.c", sanitizers), &["2"], at);
     within(
         &program(at, "examples/toy_vmm.c", sanitizers),
         &["top.qcow2"],
