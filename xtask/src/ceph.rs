@@ -402,6 +402,9 @@ impl Cluster {
     }
 }
 
+/// A part of a trial.
+type Step<'a> = fn(&Trial<'a>) -> Result<(), String>;
+
 /// The command on images of a cluster.
 struct Trial<'a> {
     cluster: &'a Cluster,
@@ -462,7 +465,7 @@ impl Trial<'_> {
     }
 
     fn run(&self) -> Result<(), String> {
-        let steps: [(&str, fn(&Self) -> Result<(), String>); 7] = [
+        let steps: [(&str, Step<'_>); 7] = [
             (
                 "a golden image, converted, exported and compared",
                 Self::golden,

@@ -22,8 +22,13 @@ static TABLE: Mutex<Table> = Mutex::new(Table {
 
 struct Table {
     next: u64,
-    /// Since when each is under way, and what gives it up.
-    requests: BTreeMap<u64, (Instant, Box<dyn FnOnce() + Send>)>,
+    requests: BTreeMap<u64, UnderWay>,
+}
+
+/// A request.
+struct UnderWay {
+    since: Instant,
+    give_up: Box<dyn FnOnce() + Send>,
 }
 
 fn table() -> MutexGuard<'static, Table> {
@@ -55,11 +60,11 @@ impl<T: 'static> Finish<T> {
         let mut table = table();
         let number = table.next;
         table.next += 1;
-        let entry = (
-            Instant::now(),
-            Box::new(give_up) as Box<dyn FnOnce() + Send>,
-        );
-        table.requests.insert(number, entry);
+        let request = UnderWay {
+            since: Instant::now(),
+            give_up: Box::new(give_up),
+        };
+        table.requests.insert(number, request);
         Finish { number, end }
     }
 
@@ -96,12 +101,15 @@ pub fn end_soon() {
 }
 
 fn give_up_old() {
-    let old: Vec<_> = {
+    let old: Vec<UnderWay> = {
         let mut table = table();
-        let is_old = |_: &u64, (since, _): &mut (Instant, _)| since.elapsed() >= GRACE;
-        table.requests.extract_if(.., is_old).collect()
+        let (old, young) = std::mem::take(&mut table.requests)
+            .into_iter()
+            .partition(|(_, request)| request.since.elapsed() >= GRACE);
+        table.requests = young;
+        BTreeMap::into_values(old).collect()
     };
-    for (_, (_, give_up)) in old {
-        give_up();
+    for request in old {
+        (request.give_up)();
     }
 }
