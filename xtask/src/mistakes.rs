@@ -119,7 +119,7 @@ pub fn gate() -> Result<(), String> {
         return Err(format!("{} is in the way of another patch", left.name));
     }
     let program = planted.build(true)?;
-    let noticed = run::run(&mut suite(&program, "quick", (400, 2)));
+    let noticed = run::run(&mut suite(&program, "quick", (420, 2)));
     noticed.and(planted.try_threads())
 }
 
