@@ -141,15 +141,8 @@ const WAYS: [Way; 8] = [
         let at = bench.dir.path().join("n");
         command.args(["-f", "-r", "-U"]).arg(&at);
         let server = Server::start(command.args(["curl", &url]), &at);
-        bench.overlay(&url);
-        let base = format!(
-            "backing.driver=qcow2,backing.file.driver=nbd,backing.file.server.type=unix,\
-             backing.file.server.path={}",
-            socket(&server)
-        );
-        bench.boot(&format!(
-            "driver=qcow2,file.driver=file,file.filename=vm.qcow2,{base}"
-        ));
+        bench.overlay(&format!("nbd+unix:///?socket={}", socket(&server)));
+        bench.boot("driver=qcow2,file.driver=file,file.filename=vm.qcow2");
     }),
 ];
 
