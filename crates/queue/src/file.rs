@@ -286,13 +286,7 @@ impl File {
         end: u64,
         convert: impl Fn(Run) -> T + Send + 'static,
     ) -> Pending<io::Result<Vec<T>>> {
-        let file = Arc::clone(self);
-        blocking(move || {
-            Ok(find_runs(&file.fd, start, end)?
-                .into_iter()
-                .map(convert)
-                .collect())
-        })
+        self.found(find_runs, (start, end), convert)
     }
 
     /// The same, where what a write may need new space for is a hole: extents that copies of the
@@ -303,9 +297,18 @@ impl File {
         end: u64,
         convert: impl Fn(Run) -> T + Send + 'static,
     ) -> Pending<io::Result<Vec<T>>> {
+        self.found(find_own, (start, end), convert)
+    }
+
+    fn found<T: Send + 'static>(
+        self: &Arc<Self>,
+        find: fn(&OwnedFd, u64, u64) -> io::Result<Vec<Run>>,
+        (start, end): (u64, u64),
+        convert: impl Fn(Run) -> T + Send + 'static,
+    ) -> Pending<io::Result<Vec<T>>> {
         let file = Arc::clone(self);
         blocking(move || {
-            let runs = find_own(&file.fd, start, end)?;
+            let runs = find(&file.fd, start, end)?;
             Ok(runs.into_iter().map(convert).collect())
         })
     }
