@@ -269,10 +269,23 @@ fn job(daemon: &mut Measured, kind: &str) {
 #[test]
 #[ignore = "a measurement"]
 fn guests_beside_jobs() {
+    println!("a guest that has its next request at once:");
+    beside_jobs(Rhythm::Steady);
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn even_guests_beside_jobs() {
+    println!("a guest of 3000 requests a second:");
+    beside_jobs(Rhythm::Even(3000));
+}
+
+fn beside_jobs(rhythm: Rhythm) {
     println!(
         "a guest of 4 KiB at depth 4, half writes, alone and beside a job of 1 GiB: requests a \
          second, median, p99, the longest"
     );
+    let way = (2 * COPIED, rhythm);
     for kind in ["mirror", "backup", "commit"] {
         for name in contestants() {
             let dir = scratch();
@@ -284,11 +297,11 @@ fn guests_beside_jobs() {
             daemon.add("t", "t.qcow2");
             daemon.export("a");
             let socket: PathBuf = dir.join("nbd");
-            let alone = Load::start(&socket, "a", 2 * COPIED);
+            let alone = Load::start(&socket, "a", way);
             std::thread::sleep(Duration::from_secs(4));
             let alone = alone.stop();
             run(Command::new("sync").arg("-f").arg(dir));
-            let beside = Load::start(&socket, "a", 2 * COPIED);
+            let beside = Load::start(&socket, "a", way);
             std::thread::sleep(Duration::from_millis(200));
             let begun = Instant::now();
             job(&mut daemon, kind);
@@ -352,7 +365,7 @@ fn guests_beside_compactions() {
         daemon.export("a");
         let socket: PathBuf = dir.join("nbd");
         let beside = |daemon: &mut Measured, options: Option<&Value>| {
-            let load = Load::with(&socket, "a", (COPIED, rhythm));
+            let load = Load::start(&socket, "a", (COPIED, rhythm));
             if let Some(options) = options {
                 let mut arguments = options.clone();
                 arguments["job-id"] = "j".into();

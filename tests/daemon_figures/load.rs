@@ -25,6 +25,31 @@ const PERIOD: Duration = Duration::from_millis(700);
 pub enum Rhythm {
     Steady,
     InBursts,
+    /// Requests a second that are due whether earlier ones are late or not.
+    Even(u32),
+}
+
+impl Rhythm {
+    /// Waits until the guest has its next request, which is number `index` of one of its `DEPTH`
+    /// tasks.
+    async fn wait(self, started: Instant, index: u32) {
+        match self {
+            Rhythm::Steady => {}
+            Rhythm::InBursts => {
+                let millis = started.elapsed().as_millis() % PERIOD.as_millis();
+                if millis >= BURST.as_millis() {
+                    let left = (PERIOD.as_millis() - millis) as u64;
+                    cowslip_queue::sleep(Duration::from_millis(left)).await;
+                }
+            }
+            Rhythm::Even(rate) => {
+                let due = Duration::from_secs(1) * DEPTH as u32 / rate * index;
+                if let Some(left) = due.checked_sub(started.elapsed()) {
+                    cowslip_queue::sleep(left).await;
+                }
+            }
+        }
+    }
 }
 
 async fn connect(socket: &Path, export: &str) -> Client {
@@ -80,13 +105,8 @@ impl fmt::Display for Latencies {
 }
 
 impl Load {
-    /// Starts one.
-    pub fn start(socket: &Path, export: &'static str, bytes: u64) -> Load {
-        Load::with(socket, export, (bytes, Rhythm::Steady))
-    }
-
-    /// Starts one with a rhythm.
-    pub fn with(socket: &Path, export: &'static str, way: (u64, Rhythm)) -> Load {
+    /// Starts one, on that many bytes of a disk.
+    pub fn start(socket: &Path, export: &'static str, way: (u64, Rhythm)) -> Load {
         let stops = Arc::new(AtomicBool::new(false));
         let (socket, stopped) = (socket.to_path_buf(), Arc::clone(&stops));
         let thread = std::thread::spawn(move || load(socket, export, way, &stopped));
@@ -127,11 +147,7 @@ fn load(
             let mut rng = Rng::new(seed);
             let mut times = Vec::new();
             while !stopped.load(Ordering::Acquire) {
-                let millis = started.elapsed().as_millis() % PERIOD.as_millis();
-                if rhythm == Rhythm::InBursts && millis >= BURST.as_millis() {
-                    let left = (PERIOD.as_millis() - millis) as u64;
-                    cowslip_queue::sleep(Duration::from_millis(left)).await;
-                }
+                rhythm.wait(started, times.len() as u32).await;
                 let offset = rng.below(bytes / BLOCK) * BLOCK;
                 let begun = Instant::now();
                 match rng.below(2) {
