@@ -235,13 +235,18 @@ fn chains_of_300_layers() {
 /// Bytes of data that a job copies.
 const COPIED: u64 = 1 << 30;
 
-/// Images for a job: `base` with data, `a` over it with data, and an empty `t`.
-fn images(dir: &Path) {
+/// Images for a job: `base` with data, `a` over it, with data if the job copies its own, and an
+/// empty `t`.
+fn images(dir: &Path, kind: &str) {
     let size = (2 * COPIED).to_string();
     create(dir, &["base.qcow2", &size]);
     create(dir, &["-b", "base.qcow2", "-F", "qcow2", "a.qcow2"]);
     create(dir, &["t.qcow2", &size]);
-    for name in ["base.qcow2", "a.qcow2"] {
+    let filled = match kind {
+        "stream" => 1,
+        _ => 2,
+    };
+    for name in ["base.qcow2", "a.qcow2"].into_iter().take(filled) {
         let write = format!("write -q -P 5 0 {COPIED}");
         run(cowslip()
             .current_dir(dir)
@@ -249,11 +254,12 @@ fn images(dir: &Path) {
     }
 }
 
-/// A job that copies the data of `a`, and its end without a change of the graph.
+/// A job that copies the data of `a`, or of `base`, until a further command would end it.
 fn job(daemon: &mut Measured, kind: &str) {
     let (command, arguments) = match kind {
         "mirror" => ("blockdev-mirror", json!({"target": "t", "sync": "top"})),
         "backup" => ("blockdev-backup", json!({"target": "t", "sync": "top"})),
+        "stream" => ("block-stream", json!({"auto-dismiss": false})),
         _ => ("block-commit", json!({})),
     };
     let mut arguments = arguments;
@@ -261,7 +267,7 @@ fn job(daemon: &mut Measured, kind: &str) {
     arguments["device"] = "a".into();
     daemon.ask(command, arguments);
     match kind {
-        "backup" => daemon.wait("j", "concluded"),
+        "backup" | "stream" => daemon.wait("j", "concluded"),
         _ => daemon.wait("j", "ready"),
     }
 }
@@ -270,27 +276,31 @@ fn job(daemon: &mut Measured, kind: &str) {
 #[ignore = "a measurement"]
 fn guests_beside_jobs() {
     println!("a guest that has its next request at once:");
-    beside_jobs(Rhythm::Steady);
+    // It writes all that a stream would copy before that begins.
+    beside_jobs(Rhythm::Steady, &["mirror", "backup", "commit"]);
 }
 
 #[test]
 #[ignore = "a measurement"]
 fn even_guests_beside_jobs() {
     println!("a guest of 3000 requests a second:");
-    beside_jobs(Rhythm::Even(3000));
+    beside_jobs(
+        Rhythm::Even(3000),
+        &["mirror", "backup", "commit", "stream"],
+    );
 }
 
-fn beside_jobs(rhythm: Rhythm) {
+fn beside_jobs(rhythm: Rhythm, kinds: &[&str]) {
     println!(
         "a guest of 4 KiB at depth 4, half writes, alone and beside a job of 1 GiB: requests a \
          second, median, p99, the longest"
     );
     let way = (2 * COPIED, rhythm);
-    for kind in ["mirror", "backup", "commit"] {
+    for kind in kinds {
         for name in contestants() {
             let dir = scratch();
             let dir = dir.path();
-            images(dir);
+            images(dir, kind);
             run(Command::new("sync").arg("-f").arg(dir));
             let mut daemon = Measured::start(name, dir);
             daemon.add("a", "a.qcow2");

@@ -79,7 +79,8 @@ pub trait Host {
         size: u64,
     ) -> impl Future<Output = cowslip_block::Result<()>>;
 
-    /// Copies into the image what this number of layers below it show of a range, beside requests.
+    /// Copies into the image what this number of layers below it show of a range, beside requests,
+    /// on any thread.
     ///
     /// # Errors
     /// Of the images.
@@ -88,7 +89,7 @@ pub trait Host {
         node: &Self::Node,
         range: Range<u64>,
         layers: u32,
-    ) -> impl Future<Output = cowslip_block::Result<()>>;
+    ) -> impl Future<Output = cowslip_block::Result<()>> + Send + 'static;
 
     /// Makes durable what the image has, and ends its session; it stays open for those above it.
     ///

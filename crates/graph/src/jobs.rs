@@ -69,7 +69,7 @@ pub async fn stream<H: Host>(
             layers,
         };
         let pieces = job.run_each(&mut left, |range| async move {
-            while let Err(error) = host.populate(node, range.clone(), layers).await {
+            while let Err(error) = job.aside(host.populate(node, range.clone(), layers)).await {
                 match job.verdict(Side::Source, &error) {
                     Verdict::Report => return Err(error),
                     Verdict::Ignore => {

@@ -87,14 +87,14 @@ impl Host for Changing<'_> {
         node.image().resize(size).await
     }
 
-    async fn populate(
+    fn populate(
         &self,
         node: &Rc<Node>,
         range: Range<u64>,
         layers: u32,
-    ) -> cowslip::Result<()> {
+    ) -> impl Future<Output = cowslip::Result<()>> + Send + 'static {
         let image = node.image();
-        image.populate(range, CopyOnRead::DownTo(layers)).await
+        async move { image.populate(range, CopyOnRead::DownTo(layers)).await }
     }
 
     async fn freeze(&self, node: &Rc<Node>) -> cowslip::Result<()> {

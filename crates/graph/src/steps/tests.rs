@@ -109,8 +109,13 @@ impl Host for Noting {
     async fn resize(&self, node: &usize, size: u64) -> Result<()> {
         self.step(format!("resize {node} {size}"))
     }
-    async fn populate(&self, _: &usize, _: Range<u64>, _: u32) -> Result<()> {
-        Ok(())
+    fn populate(
+        &self,
+        _: &usize,
+        _: Range<u64>,
+        _: u32,
+    ) -> impl Future<Output = Result<()>> + Send + 'static {
+        std::future::ready(Ok(()))
     }
     async fn freeze(&self, node: &usize) -> Result<()> {
         self.step(format!("freeze {node}"))

@@ -325,9 +325,14 @@ impl Host for World {
         node.image().resize(size).await
     }
 
-    async fn populate(&self, node: &Rc<Node>, range: Range<u64>, layers: u32) -> Result<()> {
+    fn populate(
+        &self,
+        node: &Rc<Node>,
+        range: Range<u64>,
+        layers: u32,
+    ) -> impl Future<Output = Result<()>> + Send + 'static {
         let image = node.image();
-        image.populate(range, CopyOnRead::DownTo(layers)).await
+        async move { image.populate(range, CopyOnRead::DownTo(layers)).await }
     }
 
     async fn freeze(&self, node: &Rc<Node>) -> Result<()> {
