@@ -20,7 +20,8 @@ pub struct PlaceOptions {
     /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4,
     /// xfs, btrfs, ext2, ext3; with conditions after colons: xfs:log=8M has a log of that size,
     /// xfs:allocsize=64k is mounted with that option, ext4:extents=off finds blocks as ext3 does,
-    /// ext4:full=95 is 95 percent full with the files of the table
+    /// ext4:full=95 is 95 percent full with the files of the table, ext4:memory is on a device in
+    /// memory, where programs set the pace and not a disk
     #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
     pub loops: Vec<String>,
     /// How directories are called in rows, if not by their names

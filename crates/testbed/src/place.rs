@@ -54,13 +54,15 @@ fn output(command: &mut Command) -> Result<String, String> {
 const XFS_LOG_BYTES_MIN: u64 = 64 << 20;
 
 /// A kind of file system and its conditions:
-/// `KIND[:log=SIZE][:allocsize=SIZE][:extents=off][:full=PERCENT]`.
+/// `KIND[:memory][:log=SIZE][:allocsize=SIZE][:extents=off][:full=PERCENT]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// As it was given.
     pub name: String,
     /// ext2, ext3, ext4, xfs or btrfs.
     pub kind: String,
+    /// On a device in memory, where programs set the pace and not a disk.
+    pub in_memory: bool,
     /// ext4 that finds blocks as ext3 does.
     pub without_extents: bool,
     /// Size of the log in bytes (XFS); `mkfs` decides otherwise.
@@ -87,6 +89,7 @@ impl Recipe {
         let mut recipe = Recipe {
             name: text.to_string(),
             kind: kind.to_string(),
+            in_memory: false,
             without_extents: false,
             log_bytes: None,
             allocsize: None,
@@ -110,6 +113,10 @@ impl Recipe {
                     recipe.without_extents = true;
                     true
                 }
+                "memory" if value.is_empty() => {
+                    recipe.in_memory = true;
+                    true
+                }
                 "full" => {
                     recipe.full_percent = number(value).filter(|percent| *percent < 100);
                     recipe.full_percent.is_some()
@@ -118,8 +125,8 @@ impl Recipe {
             };
             if !is_known {
                 return Err(format!(
-                    "--loop: '{part}' is not log=SIZE or allocsize=SIZE of xfs, such as log=64M or allocsize=64k, \
-                     extents=off of ext4, or full=PERCENT"
+                    "--loop: '{part}' is not memory, log=SIZE or allocsize=SIZE of xfs, such as \
+                     log=64M or allocsize=64k, extents=off of ext4, or full=PERCENT"
                 ));
             }
         }
@@ -188,13 +195,31 @@ impl Place {
             kept: false,
             device: None,
         };
-        let made = match below {
-            Below::Written => populate(&file, size),
-            Below::Sparse => make_sparse(&file, size),
-        };
+        if recipe.in_memory {
+            place.mount_in_memory(recipe, (size, below))?;
+            return Ok(place);
+        }
+        let made = write_below(&file, size, below);
         let outcome = made.and_then(|()| place.mount(recipe, &file, below));
         fs::remove_file(&file).map_err(|e| e.to_string())?;
         outcome.map(|()| place)
+    }
+
+    /// Mounts this place on a file of a tmpfs, which goes with the loop device.
+    fn mount_in_memory(
+        &mut self,
+        recipe: &Recipe,
+        (size, below): (u64, Below),
+    ) -> Result<(), String> {
+        let options = format!("size={}", size.saturating_add(1 << 20));
+        let mut tmpfs = Command::new("mount");
+        tmpfs.args(["-t", "tmpfs", "-o", &options, "none"]);
+        output(tmpfs.arg(&self.directory))?;
+        let file = self.directory.join("filesystem");
+        let attached = write_below(&file, size, below).and_then(|()| attach(&file, false));
+        // The device has the file open, whose file system stays until it is closed.
+        output(Command::new("umount").arg("--lazy").arg(&self.directory))?;
+        self.mount_device(recipe, attached?, below)
     }
 
     /// Recreates the file system of this place, on the same device: all of its files are lost.
@@ -255,15 +280,19 @@ impl Place {
     }
 
     fn mount(&mut self, recipe: &Recipe, file: &Path, below: Below) -> Result<(), String> {
-        let mut losetup = Command::new("losetup");
-        losetup
-            .args(["--find", "--show", "--direct-io=on"])
-            .arg(file);
-        let device = output(&mut losetup)?.trim().to_string();
+        self.mount_device(recipe, attach(file, true)?, below)
+    }
+
+    fn mount_device(
+        &mut self,
+        recipe: &Recipe,
+        device: String,
+        below: Below,
+    ) -> Result<(), String> {
         let outcome = self.make_and_mount(recipe, &device, below);
-        self.device = Some((device.clone(), below));
         // Detaches now if the mount failed, else together with the mount.
         output(Command::new("losetup").args(["--detach", &device]))?;
+        self.device = Some((device, below));
         outcome
     }
 
@@ -340,6 +369,24 @@ fn create(directory: &Path) -> Result<(), String> {
         .map_err(|e| format!("Could not create '{}': {e}", directory.display()))
 }
 
+/// Attaches a loop device to a file, and returns its path.
+fn attach(file: &Path, direct: bool) -> Result<String, String> {
+    let mut losetup = Command::new("losetup");
+    losetup.args(["--find", "--show"]);
+    if direct {
+        losetup.arg("--direct-io=on");
+    }
+    Ok(output(losetup.arg(file))?.trim().to_string())
+}
+
+/// Makes the file that a file system is on.
+fn write_below(path: &Path, size: u64, below: Below) -> Result<(), String> {
+    match below {
+        Below::Written => populate(path, size),
+        Below::Sparse => make_sparse(path, size),
+    }
+}
+
 fn make_sparse(path: &Path, size: u64) -> Result<(), String> {
     let made = File::create(path).and_then(|file| file.set_len(size));
     made.map_err(|e| format!("cannot make {}: {e}", path.display()))
@@ -414,8 +461,11 @@ mod tests {
         assert_eq!(indirect, Ok(("ext4".to_string(), true)));
         let allocsize = Recipe::parse("xfs:allocsize=64k").map(|r| r.allocsize);
         assert_eq!(allocsize, Ok(Some("64k".to_string())));
+        let memory = Recipe::parse("xfs:memory:log=64M").map(|r| (r.in_memory, r.log_bytes));
+        assert_eq!(memory, Ok((true, Some(64 << 20))));
         for wrong in [
             "zfs",
+            "ext4:memory=1",
             "ext4:extents=on",
             "xfs:extents=off",
             "ext4:log=8M",
