@@ -380,6 +380,7 @@ fn start(line: Line, program: &Program, role: Role) -> Result<(), CommandError> 
     // For the threads of the kernel, too, that write files for the ring: they inherit it. Where it
     // is refused, guests wait a little longer.
     drop(cowslip_queue::take_short_turns(TURN));
+    cowslip_queue::fix_buffers();
     let queue = Queue::new(Backend::Auto).map_err(|error| io(&error))?;
     queue.poll_before_sleep(default_poll());
     let daemon = Daemon::new(Log::new(program, line.verbosity).in_format(line.log_format));

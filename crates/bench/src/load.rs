@@ -141,7 +141,7 @@ impl Load {
         let data = match self.direction {
             Direction::Read => Buf::zeroed(0),
             Direction::Write(pattern) => {
-                let mut data = BufMut::zeroed(self.request_bytes);
+                let mut data = BufMut::for_overwrite(self.request_bytes);
                 data.fill(pattern);
                 data.freeze()
             }
@@ -184,7 +184,7 @@ impl Run<'_> {
 
     /// Performs one request after the other, until none is left. Reads go into one buffer.
     async fn work(&self) -> cowslip::Result<()> {
-        let mut target = BufMut::zeroed(match self.load.direction {
+        let mut target = BufMut::for_overwrite(match self.load.direction {
             Direction::Read => self.load.request_bytes,
             Direction::Write(_) => 0,
         });

@@ -26,10 +26,15 @@ const CLASSES: usize = (CLASS_BYTES_MAX / CLASS_BYTES_MIN).ilog2() as usize + 1;
 /// copies of 64 KiB, or eight of the largest.
 const SPARE_BYTES_MAX: usize = 16 << 20;
 
+/// Sizes of the pieces of fixed memory, which share it in equal parts.
+const FIXED_PIECES: [usize; 2] = [4 << 10, 64 << 10];
+
 /// An aligned, initialised allocation.
 struct Allocation {
     start: NonNull<u8>,
     layout: Layout,
+    /// A piece of memory that rings know, which is never freed.
+    is_fixed: bool,
 }
 
 // SAFETY: `Allocation` owns its memory; access is governed by `Buf` (shared, read-only) and
@@ -45,7 +50,11 @@ impl Allocation {
         // SAFETY: the layout has a size of at least one byte.
         let start = unsafe { alloc_zeroed(layout) };
         match NonNull::new(start) {
-            Some(start) => Allocation { start, layout },
+            Some(start) => Allocation {
+                start,
+                layout,
+                is_fixed: false,
+            },
             None => handle_alloc_error(layout),
         }
     }
@@ -53,6 +62,9 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
+        if self.is_fixed {
+            return;
+        }
         // SAFETY: allocated by `zeroed` with this layout, and nobody else holds it any more.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
@@ -143,6 +155,34 @@ impl Drop for Memory {
     }
 }
 
+/// Makes memory for the life of the process, whose pieces are handed out before others; returns its
+/// start.
+pub(crate) fn reserve(len: usize) -> NonNull<u8> {
+    // Of a huge page's alignment, so that it can be one.
+    let layout = Layout::from_size_align(len, len).expect("a power of two");
+    // SAFETY: the layout has a size.
+    let start = unsafe { alloc_zeroed(layout) };
+    let Some(start) = NonNull::new(start) else {
+        handle_alloc_error(layout);
+    };
+    let part = len / FIXED_PIECES.len();
+    for (index, size) in FIXED_PIECES.into_iter().enumerate() {
+        let layout = Layout::from_size_align(size, ALIGNMENT_BYTES).expect("a class's size");
+        let offsets = (index * part..(index + 1) * part).step_by(size);
+        for offset in offsets {
+            // SAFETY: the piece lies within the allocation, and pieces do not overlap.
+            let start = unsafe { start.add(offset) };
+            let piece = Allocation {
+                start,
+                layout,
+                is_fixed: true,
+            };
+            drop(spares().keep(piece));
+        }
+    }
+    start
+}
+
 /// The class whose memory holds `len` bytes.
 fn class_of(len: usize) -> Option<usize> {
     if !(CLASS_BYTES_MIN..=CLASS_BYTES_MAX).contains(&len) {
@@ -157,6 +197,8 @@ fn class_bytes(class: usize) -> usize {
 
 /// Memory of one size that nobody uses.
 struct Class {
+    /// Pieces that rings know: they go first, and stay.
+    fixed: Vec<Allocation>,
     spares: Vec<Allocation>,
     /// When it was last asked or given, as a count of both.
     touched: u64,
@@ -181,6 +223,7 @@ impl Spares {
     const fn new() -> Spares {
         let classes = [const {
             Class {
+                fixed: Vec::new(),
                 spares: Vec::new(),
                 touched: 0,
             }
@@ -200,7 +243,11 @@ impl Spares {
 
     /// The one that was kept last, which the processor's caches may still hold.
     fn take(&mut self, class: usize) -> Option<Allocation> {
-        let spare = self.touch(class).spares.pop()?;
+        let unused = self.touch(class);
+        if let Some(piece) = unused.fixed.pop() {
+            return Some(piece);
+        }
+        let spare = unused.spares.pop()?;
         self.bytes -= class_bytes(class);
         Some(spare)
     }
@@ -208,7 +255,12 @@ impl Spares {
     /// Keeps an allocation of a class, and returns what there is no room for.
     fn keep(&mut self, allocation: Allocation) -> Vec<Allocation> {
         let class = class_of(allocation.layout.size()).expect("it was allocated for a class");
-        self.touch(class).spares.push(allocation);
+        let unused = self.touch(class);
+        if allocation.is_fixed {
+            unused.fixed.push(allocation);
+            return Vec::new();
+        }
+        unused.spares.push(allocation);
         self.bytes += class_bytes(class);
         let mut displaced = Vec::new();
         while self.bytes > SPARE_BYTES_MAX {

@@ -8,6 +8,8 @@ use io_uring::register::Restriction;
 use io_uring::squeue::{Entry, Entry128, EntryMarker};
 use io_uring::{CompletionQueue, IoUring, Parameters, Probe, Submitter, opcode};
 
+use crate::fixed::{self, Fixed};
+
 /// Submissions that fit before a turn needs a second system call.
 const SUBMISSIONS: u32 = 256;
 /// Completions that fit before the kernel has to keep them aside.
@@ -39,8 +41,14 @@ impl Submission {
 }
 
 /// A ring.
+pub(crate) struct Ring {
+    kind: Kind,
+    /// Memory of buffers that it knows.
+    fixed: Fixed,
+}
+
 #[allow(clippy::large_enum_variant)] // One per queue, and both are of a size.
-pub(crate) enum Ring {
+enum Kind {
     Narrow(IoUring),
     Wide(IoUring<Entry128>),
 }
@@ -48,51 +56,61 @@ pub(crate) enum Ring {
 impl Ring {
     /// Makes a ring that does not work yet, on any thread.
     pub(crate) fn prepare(width: Width) -> io::Result<Ring> {
-        let ring = match width {
-            Width::Narrow => Ring::Narrow(build()?),
-            Width::Wide => Ring::Wide(build()?),
+        let kind = match width {
+            Width::Narrow => Kind::Narrow(build()?),
+            Width::Wide => Kind::Wide(build()?),
+        };
+        let mut ring = Ring {
+            kind,
+            fixed: Fixed::default(),
         };
         ring.check_operations()?;
+        // Its restrictions forbid that.
+        ring.fixed = fixed::register(&ring.submitter());
         ring.restrict()?;
         Ok(ring)
     }
 
+    pub(crate) fn fixed(&self) -> Fixed {
+        self.fixed
+    }
+
     pub(crate) fn width(&self) -> Width {
-        match self {
-            Ring::Narrow(_) => Width::Narrow,
-            Ring::Wide(_) => Width::Wide,
+        match &self.kind {
+            Kind::Narrow(_) => Width::Narrow,
+            Kind::Wide(_) => Width::Wide,
         }
     }
 
     pub(crate) fn submitter(&self) -> Submitter<'_> {
-        match self {
-            Ring::Narrow(ring) => ring.submitter(),
-            Ring::Wide(ring) => ring.submitter(),
+        match &self.kind {
+            Kind::Narrow(ring) => ring.submitter(),
+            Kind::Wide(ring) => ring.submitter(),
         }
     }
 
     pub(crate) fn params(&self) -> &Parameters {
-        match self {
-            Ring::Narrow(ring) => ring.params(),
-            Ring::Wide(ring) => ring.params(),
+        match &self.kind {
+            Kind::Narrow(ring) => ring.params(),
+            Kind::Wide(ring) => ring.params(),
         }
     }
 
     pub(crate) fn completion(&mut self) -> CompletionQueue<'_> {
-        match self {
-            Ring::Narrow(ring) => ring.completion(),
-            Ring::Wide(ring) => ring.completion(),
+        match &mut self.kind {
+            Kind::Narrow(ring) => ring.completion(),
+            Kind::Wide(ring) => ring.completion(),
         }
     }
 
     /// Entries that are prepared, and whether the kernel has work to finish.
     pub(crate) fn prepared(&mut self) -> (usize, bool) {
-        match self {
-            Ring::Narrow(ring) => {
+        match &mut self.kind {
+            Kind::Narrow(ring) => {
                 let submission = ring.submission();
                 (submission.len(), submission.taskrun())
             }
-            Ring::Wide(ring) => {
+            Kind::Wide(ring) => {
                 let submission = ring.submission();
                 (submission.len(), submission.taskrun())
             }
@@ -104,21 +122,21 @@ impl Ring {
     /// # Safety
     /// What the entry points to stays where it is until the operation has completed.
     pub(crate) unsafe fn push(&mut self, submission: &Submission) -> bool {
-        match (self, submission) {
-            (Ring::Narrow(ring), Submission::Narrow(entry)) => {
+        match (&mut self.kind, submission) {
+            (Kind::Narrow(ring), Submission::Narrow(entry)) => {
                 // SAFETY: the caller's promise.
                 unsafe { ring.submission().push(entry) }.is_ok()
             }
-            (Ring::Wide(ring), Submission::Narrow(entry)) => {
+            (Kind::Wide(ring), Submission::Narrow(entry)) => {
                 let entry = Entry128::from(entry.clone());
                 // SAFETY: as above.
                 unsafe { ring.submission().push(&entry) }.is_ok()
             }
-            (Ring::Wide(ring), Submission::Wide(entry)) => {
+            (Kind::Wide(ring), Submission::Wide(entry)) => {
                 // SAFETY: as above.
                 unsafe { ring.submission().push(entry) }.is_ok()
             }
-            (Ring::Narrow(_), Submission::Wide(_)) => {
+            (Kind::Narrow(_), Submission::Wide(_)) => {
                 panic!("commands of devices go to rings that take them")
             }
         }
@@ -174,12 +192,14 @@ where
 
 /// All that is used on a ring.
 fn operations(width: Width) -> impl Iterator<Item = u8> {
-    const ALWAYS: [u8; 10] = [
+    const ALWAYS: [u8; 12] = [
         opcode::Nop::CODE,
         opcode::Read::CODE,
         opcode::Readv::CODE,
+        opcode::ReadFixed::CODE,
         opcode::Write::CODE,
         opcode::Writev::CODE,
+        opcode::WriteFixed::CODE,
         opcode::Fsync::CODE,
         opcode::Fallocate::CODE,
         opcode::PollAdd::CODE,

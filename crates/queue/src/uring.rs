@@ -25,6 +25,7 @@ use crate::buf::BufMut;
 use crate::driver::Waking;
 use crate::epoll::Interest;
 use crate::file::{Call, Next, Read, Write};
+use crate::fixed::Fixed;
 use crate::fuse_slot::FuseSlot;
 use crate::iovec::Segments;
 use crate::patience::Patience;
@@ -80,11 +81,11 @@ enum Op {
 impl Op {
     /// The submission entry. Its pointers go into `self`'s heap memory, which does not move with
     /// it.
-    fn submission(&mut self, event: &OwnedFd) -> Submission {
+    fn submission(&mut self, event: &OwnedFd, fixed: Fixed) -> Submission {
         Submission::Narrow(match self {
             Op::Exchange { device, slot, .. } => return Submission::Wide(slot.entry(device)),
-            Op::Read(read, iovecs) => read_entry(read, iovecs),
-            Op::Write(write, iovecs) => write_entry(write, iovecs),
+            Op::Read(read, iovecs) => read_entry(read, iovecs, fixed),
+            Op::Write(write, iovecs) => write_entry(write, iovecs, fixed),
             Op::Call(call) => {
                 let fd = Fd(call.fd().as_raw_fd());
                 match call.shape() {
@@ -198,9 +199,14 @@ impl Op {
     }
 }
 
-fn read_entry(read: &Read, iovecs: &mut Vec<libc::iovec>) -> Entry {
+fn read_entry(read: &Read, iovecs: &mut Vec<libc::iovec>, fixed: Fixed) -> Entry {
     let fd = Fd(read.fd().as_raw_fd());
     if let Some((start, len)) = single(read.target()) {
+        if fixed.has(start, len) {
+            return opcode::ReadFixed::new(fd, start, len, Fixed::INDEX)
+                .offset(read.offset())
+                .build();
+        }
         return opcode::Read::new(fd, start, len)
             .offset(read.offset())
             .build();
@@ -212,10 +218,16 @@ fn read_entry(read: &Read, iovecs: &mut Vec<libc::iovec>) -> Entry {
         .build()
 }
 
-fn write_entry(write: &Write, iovecs: &mut Vec<libc::iovec>) -> Entry {
+fn write_entry(write: &Write, iovecs: &mut Vec<libc::iovec>, fixed: Fixed) -> Entry {
     let fd = Fd(write.fd().as_raw_fd());
     let flags = write.flags().bits() as i32;
     if let Some((start, len)) = single(write.data()) {
+        if fixed.has(start, len) {
+            return opcode::WriteFixed::new(fd, start, len, Fixed::INDEX)
+                .offset(write.offset())
+                .rw_flags(flags)
+                .build();
+        }
         return opcode::Write::new(fd, start, len)
             .offset(write.offset())
             .rw_flags(flags)
@@ -321,13 +333,14 @@ impl Uring {
         let state = &mut *state;
         state.generation = state.generation.wrapping_add(1);
         state.transfers += usize::from(op.is_transfer());
+        let fixed = state.ring.fixed();
         let vacant = state.ops.vacant_entry();
         let tag = Tag::new(vacant.key(), state.generation);
         if let Op::Watch { watched, .. } = &op {
             watched.tag.set(Some(tag));
         }
         let (_, op) = vacant.insert((tag, op));
-        let submission = op.submission(&self.event).user_data(tag.0);
+        let submission = op.submission(&self.event, fixed).user_data(tag.0);
         state.push(submission);
         tag
     }

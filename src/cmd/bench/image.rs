@@ -162,6 +162,7 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
     args.refuse_native_without_direct(&spec)?;
     // An image that is written has to be closed.
     output::outlasts_its_output();
+    cowslip_queue::fix_buffers();
     block_on(settings.aio, async {
         let opening = Instant::now();
         let image = Arc::new(open_image(&spec, &settings).await?);

@@ -131,6 +131,7 @@ impl Service {
     ) -> Result<(), CommandError> {
         // Before any thread exists, so that none is ended by the signals.
         let signals = Signals::take_over().map_err(|error| failed(&error))?;
+        cowslip_queue::fix_buffers();
         let queue = Queue::new(Backend::Auto).map_err(|error| failed(&error))?;
         queue.poll_before_sleep(self.poll);
         let log = Log::new(program, self.verbosity);

@@ -23,6 +23,8 @@ pub mod fibmap;
 pub mod fiemap;
 #[path = "../../../../queue/src/file.rs"]
 pub mod file;
+#[path = "../../../../queue/src/fixed.rs"]
+mod fixed;
 #[path = "../../../../queue/src/fuse_device.rs"]
 mod fuse_device;
 #[path = "../../../../queue/src/fuse_slot.rs"]
