@@ -259,7 +259,7 @@ async fn check_file(
     header: &Header,
     reporter: &mut Reporter,
 ) -> Result<CheckResult, CommandError> {
-    check::check(file, header, &CheckOptions::default(), reporter)
+    check::check_with_header(file, header, &CheckOptions::default(), reporter)
         .await
         .map_err(|error| CommandError::new(format!("Check failed: {error}")))
 }

@@ -446,7 +446,7 @@ impl<'a> Request<'a> {
         if self.args.parallel.is_none() && is_far(&sources).await {
             options.in_flight = IN_FLIGHT_FAR;
         }
-        let plan = Plan::new(&disks, options, (job, &warn)).await;
+        let plan = Plan::new(&disks, options, job, &warn).await;
         let mut plan = plan.map_err(failed)?;
         self.begun = true;
         let target = match existing {
@@ -458,7 +458,7 @@ impl<'a> Request<'a> {
             if options.unwritten == TargetContent::Zeroes && !target.is_zero(self) {
                 // A data file that was there before keeps its bytes.
                 options.unwritten = TargetContent::Unknown;
-                plan = Plan::new(&disks, options, (job, &warn))
+                plan = Plan::new(&disks, options, job, &warn)
                     .await
                     .map_err(failed)?;
             }

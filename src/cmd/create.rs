@@ -834,9 +834,9 @@ pub(super) async fn make_files(
     }
     if request.format == Format::Luks {
         let volume = keys_of_luks(&request.options)?.make()?;
-        let made = (&volume, preallocation(request)?);
+        let (size, preallocation) = (request.size.unwrap_or(0), preallocation(request)?);
         let (new, file) = open(&read, Claim::qcow2(true)).await?;
-        let made = create_luks(file, request.size.unwrap_or(0), made, job).await;
+        let made = create_luks(file, size, &volume, preallocation, job).await;
         return filled(vec![new], made, job);
     }
     let options = qcow2_options(request)?;

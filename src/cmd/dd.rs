@@ -218,7 +218,7 @@ async fn copy(
         other => CommandError::new(other.to_string()),
     };
     target.mark_unfinished().await?;
-    let plan = Plan::new(sources, options, (job, &|_| {})).await;
+    let plan = Plan::new(sources, options, job, &|_| {}).await;
     let done = match plan {
         Ok(plan) => plan.run(&target, job).await,
         Err(failure) => Err(failure),

@@ -6,11 +6,11 @@
 //! which permits it.
 
 use cowslip::Error;
+use cowslip::convert::Form;
 use cowslip::file::host::{Aio, resolve_name};
 use cowslip::file::{ReadAs, Sharing};
 use cowslip::image::{BackingChoice, Format, Image};
 use cowslip::qcow2::amend::{Amendment, BackingFile};
-use cowslip::rebase::Storage;
 use serde_json::json;
 
 use super::change::ChangeArgs;
@@ -200,14 +200,14 @@ async fn change(
         }
     };
     let storage = match args.compress {
-        true => Storage::Compressed,
-        false => Storage::Plain,
+        true => Form::Compressed,
+        false => Form::Plain,
     };
     let backing = args.header(format)?;
     if is_raw {
         return Err(args.could_not_change("Operation not supported"));
     }
-    let rebased = image.rebase(new.as_ref(), (backing, storage), job).await;
+    let rebased = image.rebase(new.as_ref(), backing, storage, job).await;
     if let Some(new) = new {
         new.close().await?;
     }

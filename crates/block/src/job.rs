@@ -163,6 +163,7 @@ impl fmt::Debug for Job {
 
 impl Job {
     /// A job with an attendant. [`Job::default`] is a job without one.
+    #[doc(hidden)]
     pub fn attended(attendant: impl Attendant + 'static) -> Job {
         Job(Arc::new(Shared {
             attendant: Some(Box::new(attendant)),
@@ -197,17 +198,20 @@ impl Job {
     }
 
     /// For the operation: adds `bytes` to the total.
+    #[doc(hidden)]
     pub fn expect(&self, bytes: u64) {
         self.0.total_bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
     /// For an operation that starts over by another method: resets the total and the bytes done.
+    #[doc(hidden)]
     pub fn forget(&self) {
         self.0.total_bytes.store(0, Ordering::Release);
         self.0.done_bytes.store(0, Ordering::Release);
     }
 
     /// For the operation: enters a stage.
+    #[doc(hidden)]
     pub fn enter(&self, stage: Stage) {
         self.0.stage.store(stage as u8, Ordering::Release);
     }
@@ -216,6 +220,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::Cancelled`].
+    #[doc(hidden)]
     pub async fn begin(&self, bytes: u64) -> Result<()> {
         self.check()?;
         while let Some(moment) = self.0.attendant.as_ref().and_then(|a| a.pace(bytes)) {
@@ -227,6 +232,7 @@ impl Job {
 
     /// For the operation: runs a part of its work where the attendant has a place for that, else
     /// here. The part goes on to its end if this future is dropped meanwhile.
+    #[doc(hidden)]
     pub async fn aside<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -244,6 +250,7 @@ impl Job {
 
     /// For the operation: what an error of a disk means. Without an attendant, and after a
     /// cancellation, the operation fails.
+    #[doc(hidden)]
     pub fn verdict(&self, side: Side, error: &Error) -> Verdict {
         match &self.0.attendant {
             Some(attendant) if !self.is_cancelled() => attendant.failed(side, error),
@@ -255,6 +262,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::Cancelled`].
+    #[doc(hidden)]
     pub fn check(&self) -> Result<()> {
         match self.is_cancelled() {
             true => Err(Error::Cancelled),
@@ -263,6 +271,7 @@ impl Job {
     }
 
     /// For the operation: reports `bytes` more bytes as done.
+    #[doc(hidden)]
     pub fn done(&self, bytes: u64) {
         let done = self.0.done_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
         // The total was an estimate: it never falls below the bytes done.
@@ -275,6 +284,7 @@ impl Job {
     ///
     /// # Errors
     /// The first error of a piece or of finding one; [`Error::Cancelled`].
+    #[doc(hidden)]
     pub async fn run_each<P: Pieces, F: Future<Output = Result<()>>>(
         &self,
         pieces: &mut P,
@@ -338,6 +348,7 @@ impl Job {
     ///
     /// # Errors
     /// The first error of a piece; [`Error::Cancelled`].
+    #[doc(hidden)]
     pub async fn run_pieces<F: Future<Output = Result<()>>>(
         &self,
         range: Range<u64>,

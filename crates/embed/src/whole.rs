@@ -1,22 +1,17 @@
 //! Operations on whole images: check, convert, close, and descriptions of snapshots.
 
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::convert::{Converted, Form, Options, Plan, Sources, TargetContent};
-use cowslip::file::{BlockFile, Sharing};
+use cowslip::file::Sharing;
 use cowslip::image::{DiscardPolicy, Format, OpenOptions};
 use cowslip::qcow2::check::{self, CheckOptions, CheckResult, Finding, Observer};
-use cowslip::qcow2::header::Header;
 use cowslip::qcow2::snapshot::NewSnapshot;
-use cowslip::{BufMut, Error, Image, Job, Result};
+use cowslip::{Error, Image, Job, Result};
 use cowslip_nodes::{ImageSpec, open_alone, open_image};
 
 use crate::open::OpenRequest;
-
-/// Bytes of a file that are read first: most headers.
-const FIRST_READ_BYTES: u64 = 4096;
 
 /// How [`convert`] copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,7 +55,7 @@ pub async fn convert(
     };
     // Failures of reads end the copy, so there is none to be shown.
     let watch = |_: &cowslip::convert::Failure| {};
-    let plan = Plan::new(&sources, options, (job, &watch)).await;
+    let plan = Plan::new(&sources, options, job, &watch).await;
     let plan = plan.map_err(cowslip::convert::Failure::into_error)?;
     let done = plan.run(target, job).await;
     let done = done.map_err(cowslip::convert::Failure::into_error)?;
@@ -121,13 +116,9 @@ pub async fn check(
             feature: "checks of this image format".into(),
         });
     }
-    let start = read_start(&file, FIRST_READ_BYTES).await?;
-    let wanted = Header::wanted_bytes(&start, u64::MAX);
-    let start = read_start(&file, wanted).await?;
-    let header = Header::parse_damaged(&start, name)?;
     let mut observer = Reporter { report, job };
     let options = CheckOptions::default();
-    let checking = check::check(&file, &header, &options, &mut observer);
+    let checking = check::check(&file, &options, &mut observer);
     cancellable(checking, job).await
 }
 
@@ -157,15 +148,6 @@ impl Observer for Reporter<'_> {
             .expect(total_bytes.saturating_sub(known.total_bytes));
         self.job.done(done_bytes.saturating_sub(known.done_bytes));
     }
-}
-
-async fn read_start(file: &Arc<dyn BlockFile>, len: u64) -> Result<BufMut> {
-    let len = len.next_multiple_of(u64::from(file.capabilities().alignment_bytes));
-    let len = usize::try_from(len).map_err(|_| Error::Invalid("a header is short".to_string()))?;
-    let (result, buf) = file.read(0, BufMut::zeroed(len).into()).await;
-    let context = || format!("Could not read the header of '{}'", file.name());
-    result.map_err(|error| Error::io(context(), error))?;
-    Ok(buf.into())
 }
 
 /// Flushes, if the image is writable, and closes it.

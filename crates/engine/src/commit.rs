@@ -1,5 +1,43 @@
 //! Writing what an image holds into a file below it, and emptying the image.
 //!
+//! ```
+//! # use std::fs;
+//! # use cowslip::file::host::{CreateMode, HostGate, HostOptions, open_host_file};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, Image, Job};
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::commit::{Afterwards, Commit};
+//!
+//! # let dir = tempfile::tempdir().expect("a scratch directory");
+//! # let (base, top) = (dir.path().join("base.qcow2"), dir.path().join("top.qcow2"));
+//! # let create_new = CreateMode::CreateNew;
+//! # let new = HostOptions { writable: true, create: create_new, ..HostOptions::default() };
+//! # create(open_host_file(&base, &new)?, None, &CreateOptions::new(1 << 20)).await?;
+//! # let overlay = CreateOptions {
+//! #     backing_file: Some("base.qcow2".to_string()),
+//! #     backing_format: Some("qcow2".to_string()),
+//! #     ..CreateOptions::new(1 << 20)
+//! # };
+//! # create(open_host_file(&top, &new)?, None, &overlay).await?;
+//! # let host = HostOptions { create: CreateMode::OpenExisting, ..new };
+//! # let gate = HostGate { options: host, ..HostGate::default() };
+//! # let writable = || OpenOptions { writable: true, ..OpenOptions::default() };
+//! # let image = Image::open(open_host_file(&top, &host)?, writable(), &gate).await?;
+//! image.write(0, Buf::copy_of(b"a guest's bytes"), Durability::Cached).await?;
+//! let commit = Commit {
+//!     depth: 1, // into the backing file
+//!     afterwards: Afterwards::Empty,
+//!     base: OpenOptions::default(),
+//! };
+//! image.commit(&commit, &gate, &Job::default()).await?;
+//! image.close().await?;
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! | step | the power fails, or the job is cancelled, after it |
 //! | --- | --- |
 //! | the base is opened for writing, and made longer if it is shorter than the disk | the disk is as it was: the image holds all that it held |

@@ -1,5 +1,30 @@
 //! Compares two disks, as a job that reads as little as possible.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{host::NoFiles, memory::MemoryFile};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, BufMut, Image, Job};
+//! # async fn image(bytes: u64) -> cowslip::Result<Image> {
+//! #     let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! #     create(file.clone(), None, &CreateOptions::new(bytes)).await?;
+//! #     let options = OpenOptions { writable: true, ..OpenOptions::default() };
+//! #     Image::open(file, options, &NoFiles).await
+//! # }
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::compare::{Strictness, Verdict, compare};
+//!
+//! # let (one, other) = (image(1 << 20).await?, image(1 << 20).await?);
+//! other.write(8192, Buf::copy_of(b"a difference"), Durability::Cached).await?;
+//! let compared = compare([&one, &other], Strictness::Content, &Job::default()).await;
+//! assert_eq!(compared.expect("both can be read").verdict, Verdict::ContentDiffers(8192));
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! The tables come first: a range that is zero on both disks, or that both take from one image, is
 //! not read (`pairs.rs`). The rest is read in pieces, of both disks at once and several pieces
 //! ahead, and compared in order, so that the difference reported is the first one. Memory is 1 MiB

@@ -1,6 +1,37 @@
 //! Converting: the disk of an image, or of several one after the other, copied into another image,
 //! as a [`Job`].
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{host::NoFiles, memory::MemoryFile};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, BufMut, Image, Job};
+//! # async fn image(bytes: u64) -> cowslip::Result<Image> {
+//! #     let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! #     create(file.clone(), None, &CreateOptions::new(bytes)).await?;
+//! #     let options = OpenOptions { writable: true, ..OpenOptions::default() };
+//! #     Image::open(file, options, &NoFiles).await
+//! # }
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::convert::{Form, Options, Plan, Sources};
+//!
+//! # let (source, target) = (image(1 << 20).await?, image(1 << 20).await?);
+//! # source.write(0, Buf::copy_of(&[7; 4096]), Durability::Cached).await?;
+//! let options = Options { form: Form::Compressed, ..Options::default() };
+//! let (sources, job) = ([source], Job::default());
+//! let sources = Sources::new(&sources);
+//! let plan = Plan::new(&sources, options, &job, &|_| {}).await;
+//! let plan = plan.map_err(|failure| failure.into_error())?;
+//! let converted = plan.run(&target, &job).await.map_err(|failure| failure.into_error())?;
+//! assert_eq!(converted.written_bytes, 64 << 10); // in whole clusters
+//! target.flush().await?;
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! The extents of the sources are listed ahead (`survey`), the work is planned from them alone
 //! (`pieces`, pure), and it is done in guest order (`run`): a bounded number of pieces is read at
 //! once, and they are written in their order. Holes and ranges that the tables call zero are never
@@ -28,9 +59,8 @@ mod run;
 mod survey;
 mod zeroes;
 
-pub use survey::Totals;
 #[doc(hidden)]
-pub use survey::touched_bytes;
+pub use survey::{Totals, touched_bytes};
 
 /// Bytes of the disk that are read and written together: a cluster of the largest size, and enough
 /// for a device to be busy with.
@@ -47,6 +77,7 @@ pub const IN_FLIGHT_FAR: usize = 16;
 const SECTOR_BYTES: u64 = 512;
 
 /// In what order the target is written.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Order {
     /// In that of the guest, so that the target's clusters lie in it.
@@ -85,11 +116,12 @@ pub enum OnReadError {
     /// The conversion fails at the first sector that cannot be read.
     #[default]
     Fails,
-    /// Those sectors become zeroes, and are reported to [`Watch`].
+    /// Those sectors become zeroes, and are reported to the watch of [`Plan::new`].
     BecomesZero,
 }
 
 /// How the target ends where the sources end within a sector.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LastSector {
     /// All of the sector: zeroes follow the data.
@@ -100,6 +132,7 @@ pub enum LastSector {
 }
 
 /// By what means data moves.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CopyMethod {
     /// It is read, looked at and written.
@@ -116,6 +149,7 @@ pub struct Options {
     /// Pieces that are under way together.
     pub in_flight: usize,
     /// In what order the target is written.
+    #[doc(hidden)]
     pub order: Order,
     /// How clusters are stored.
     pub form: Form,
@@ -127,8 +161,10 @@ pub struct Options {
     /// The reaction to a range of the source that cannot be read.
     pub unreadable: OnReadError,
     /// How data is copied.
+    #[doc(hidden)]
     pub means: CopyMethod,
     /// How the target ends where the sources end within a sector.
+    #[doc(hidden)]
     pub last_sector: LastSector,
 }
 
@@ -189,6 +225,7 @@ impl fmt::Display for Failure {
 }
 
 /// Called with what could not be read and became zeroes.
+#[doc(hidden)]
 pub type Watch<'a> = dyn Fn(&Failure) + Send + Sync + 'a;
 
 /// The result of a conversion.
@@ -284,14 +321,16 @@ pub struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Surveys the sources, and announces the work to the job.
+    /// Surveys the sources, and announces the work to the job. `watch` is called with each range
+    /// that could not be read and becomes zeroes ([`OnReadError::BecomesZero`]).
     ///
     /// # Errors
     /// The tables of a source cannot be read; cancelled.
     pub async fn new(
         sources: &'a Sources<'a>,
         options: Options,
-        (job, watch): (&Job, &'a Watch<'a>),
+        job: &Job,
+        watch: &'a Watch<'a>,
     ) -> Outcome<Plan<'a>> {
         assert!(options.in_flight > 0, "nothing would be done");
         let (found, feed) = survey::survey(sources, options, (job, watch)).await?;
@@ -307,6 +346,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns how much there is.
+    #[doc(hidden)]
     pub fn found(&self) -> Totals {
         self.found
     }
@@ -360,6 +400,7 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 /// The outcome of a conversion, or of a part of one.
+#[doc(hidden)]
 pub type Outcome<T> = std::result::Result<T, Failure>;
 
 /// Returns whether a job goes on.

@@ -77,6 +77,7 @@ pub struct OpenRequest<'a> {
 }
 
 /// The way to open an image of a format.
+#[doc(hidden)]
 pub type Open = for<'a> fn(OpenRequest<'a>) -> DiskFuture<'a, Opened>;
 
 /// An added format: its name, how its images begin, and how they are opened.

@@ -1,4 +1,49 @@
 //! [`Image`]: a disk, whatever its format; the verbs and their validation.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{host::NoFiles, memory::MemoryFile};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, BufMut, Image, Job};
+//! # async fn image(bytes: u64) -> cowslip::Result<Image> {
+//! #     let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! #     create(file.clone(), None, &CreateOptions::new(bytes)).await?;
+//! #     let options = OpenOptions { writable: true, ..OpenOptions::default() };
+//! #     Image::open(file, options, &NoFiles).await
+//! # }
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::image::{DiscardPolicy, Space, ZeroOptions};
+//! # use cowslip::file::BlockFile;
+//! # let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! # create(file.clone(), None, &CreateOptions::new(1 << 30)).await?;
+//!
+//! let options = OpenOptions {
+//!     writable: true,
+//!     discard: DiscardPolicy::Unmap, // a guest's discards give space back
+//!     ..OpenOptions::default()
+//! };
+//! let image = Image::open(file, options, &NoFiles).await?; // no backing file, no data file
+//! image.write(1 << 20, Buf::copy_of(b"a guest's bytes"), Durability::Cached).await?;
+//! let zeroes = ZeroOptions {
+//!     space: Space::Release,
+//!     durability: Durability::Cached,
+//!     fast_only: false,
+//! };
+//! image.write_zeroes(0, 1 << 20, zeroes).await?;
+//! image.discard(1 << 20, 1 << 20).await?;
+//! image.flush().await?; // durable, also when the power fails
+//!
+//! for extent in image.extents(0, image.size(), 1000).await? {
+//!     println!("{} bytes from {} on", extent.len, extent.start);
+//! }
+//! image.resize(2 << 30).await?;
+//! image.close().await?;
+//! # Ok(())
+//! # })
+//! # }
+//! ```
 
 use cowslip_boxed::boxed;
 use std::ops::Range;
@@ -11,9 +56,8 @@ use cowslip_queue::{Buf, IoVec, IoVecMut};
 use crate::backing::Backing;
 use crate::chain::{self, Below, Files, Layer, Namings};
 use crate::file::{AlignedFile, BlockFile, Claim, ContentId, Event, FileId, Gate, Sharing};
-use crate::job::{self, Job};
+use crate::job::Job;
 use crate::limits::Limits;
-use crate::luks::{self, KeyChange, KeyMaterial};
 use crate::policy::Preallocation;
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::header::Header;
@@ -28,6 +72,7 @@ mod compact;
 mod cut;
 mod disk;
 mod identity;
+mod keys;
 mod options;
 mod snapshots;
 mod stack;
@@ -37,15 +82,19 @@ mod whole_clusters;
 
 use whole_clusters::{WholeClusters, WriteContent};
 
-pub use crate::statistics::{CacheStatistics, SpaceStatistics, WriteStatistics};
+pub use crate::statistics::CacheStatistics;
+#[doc(hidden)]
+pub use crate::statistics::{SpaceStatistics, WriteStatistics};
 #[doc(no_inline)]
 pub use cowslip_block::disk::{Extent, ZeroOptions};
-#[doc(no_inline)]
 pub use cowslip_block::file::{Durability, Space};
 pub use options::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DirtyImage, DiscardPolicy, Format,
-    OpenOptions, RepairAtOpen, RepairWatch, WritePolicy, ZeroMethod,
+    OpenOptions, RepairAtOpen, WritePolicy,
 };
+#[doc(hidden)]
+pub use options::{RepairWatch, ZeroMethod};
+#[doc(hidden)]
 pub use stack::Stack;
 
 /// A layer of the chain, for reports.
@@ -251,17 +300,20 @@ impl Image {
     }
 
     /// Returns what the top layer is doing at this moment, if it is qcow2: for tests and tools.
+    #[doc(hidden)]
     pub fn observe(&self) -> Option<Observation> {
         self.top.qcow2().map(Qcow2::observe)
     }
 
     /// The part of [`Image::observe`] that takes no lock.
+    #[doc(hidden)]
     pub fn stage(&self) -> Option<Stage> {
         self.top.qcow2().map(Qcow2::stage)
     }
 
     /// Whether the top layer, if it is qcow2 and open for writing, protects this byte of its file
     /// from guest data: it is part of a cluster that holds metadata.
+    #[doc(hidden)]
     pub fn is_protected(&self, host_offset: u64) -> Option<bool> {
         let image = self.top.qcow2()?;
         Some(image.is_protected(host_offset))
@@ -278,6 +330,7 @@ impl Image {
     }
 
     /// Returns the statistics of the top layer's metadata cache.
+    #[doc(hidden)]
     pub fn own_cache_statistics(&self) -> CacheStatistics {
         let image = self.top.qcow2();
         image.map_or_else(Default::default, Qcow2::cache_statistics)
@@ -285,11 +338,13 @@ impl Image {
 
     /// Returns the statistics of writes to the top layer, if it is qcow2; writes of compressed
     /// clusters are not counted.
+    #[doc(hidden)]
     pub fn write_statistics(&self) -> Option<WriteStatistics> {
         self.top.qcow2().map(Qcow2::write_statistics)
     }
 
     /// Returns the statistics of the space in the top layer's file, if it is qcow2.
+    #[doc(hidden)]
     pub fn space_statistics(&self) -> Option<SpaceStatistics> {
         self.top.qcow2().map(Qcow2::space_statistics)
     }
@@ -735,58 +790,11 @@ impl Image {
     ///
     /// # Errors
     /// As `amend`.
+    #[doc(hidden)]
     pub async fn may_amend(&self, amendment: &Amendment, size: u64) -> Result<()> {
         match self.top.qcow2() {
             None => Ok(()),
             Some(image) => image.may_amend(amendment, size).await,
-        }
-    }
-
-    /// The LUKS header of the image's keys, as it is in the file; `None` if it has none.
-    ///
-    /// # Errors
-    /// I/O, or a header that is none.
-    pub async fn keys(&self) -> Result<Option<luks::Header>> {
-        match self.place_of_keys().await? {
-            Some((file, place)) => luks::inspect(file.block_file(), place).await.map(Some),
-            None => Ok(None),
-        }
-    }
-
-    async fn place_of_keys(&self) -> Result<Option<(AlignedFile, Range<u64>)>> {
-        match &*self.top {
-            Layer::Raw(raw) => raw.keys().await,
-            Layer::Qcow2(image) => image.keys().await,
-            Layer::Other(..) => Ok(None),
-        }
-    }
-
-    /// Changes which passphrases open an encrypted image, durably. The data stays as it is, under
-    /// the same master key; the image stays open, and requests go on.
-    ///
-    /// # Errors
-    /// `Invalid` for a refused change, in QEMU's words, `Key` if the current passphrase opens
-    /// nothing, [`Error::Cancelled`]: then nothing is changed. I/O: then, as after a crash, what
-    /// opened the image before still does, or the new passphrase does.
-    pub async fn change_keys(
-        &self,
-        change: &KeyChange,
-        means: &KeyMaterial,
-        job: &Job,
-    ) -> Result<()> {
-        self.validate_write(0, 0)?;
-        let _turn = self.keys.take().await;
-        let Some((file, place)) = self.place_of_keys().await? else {
-            return Err(Error::Invalid(
-                "the image is not encrypted with LUKS".to_string(),
-            ));
-        };
-        let stages = luks::stages(&file, place, (change, means), job).await?;
-        job.enter(job::Stage::Flush);
-        match &*self.top {
-            Layer::Raw(raw) => raw.write_keys(stages).await,
-            Layer::Qcow2(image) => image.write_keys(stages).await,
-            Layer::Other(..) => unreachable!("it has no keys"),
         }
     }
 
@@ -808,6 +816,7 @@ impl Image {
     ///
     /// # Errors
     /// I/O. The session has ended in any case.
+    #[doc(hidden)]
     pub async fn end_session(&self) -> Result<Vec<(FileId, Claim)>> {
         self.finish().await?;
         let files = self.files();
@@ -821,6 +830,7 @@ impl Image {
     ///
     /// # Errors
     /// [`Error::Locked`]: it has not, and may still go on with the image.
+    #[doc(hidden)]
     pub fn ask_others(&self) -> Result<()> {
         for file in self.files() {
             // Where there are no locks, opening has said so.
@@ -830,6 +840,7 @@ impl Image {
     }
 
     /// Whether each file that is written has an identity that another process finds, too.
+    #[doc(hidden)]
     pub fn is_on_host_files(&self) -> bool {
         !self.writable || self.top.files().all(|file| file.id().is_some())
     }

@@ -44,64 +44,38 @@
 //!
 //! Memory that a guest or an embedder owns is passed as it is, by [`IoVec`] and [`IoVecMut`].
 //!
-//! # Three faces
+//! # Chapters
 //!
-//! Beside futures, which any executor polls, there are requests with tokens and an eventfd for
-//! event loops ([`requests`]), and calls that block ([`blocking`]). None starts a thread that the
-//! caller has not asked for. Executors whose tasks move between threads have [`threaded`] disks.
+//! | task | chapter |
+//! | --- | --- |
+//! | make an image | [`qcow2::create`]: qcow2 and raw |
+//! | open one, read, write, zero, discard, resize, close | [`image`] |
+//! | files: of the host, in memory, of one's own; which ones an image may name | [`mod@file`] |
+//! | requests of an event loop, by *submit and complete* | [`requests`] |
+//! | calls that block | [`blocking`] |
+//! | executors whose tasks move between threads | [`threaded`] |
+//! | long operations: progress, cancellation | [`job`] |
+//! | copy a disk into another image | [`convert`] |
+//! | compute how much space an image will need | [`measure`](mod@measure) |
+//! | chains: merge an image into its backing file, give it another one | [`commit`], [`rebase`] |
+//! | compare two disks | [`compare`](mod@compare) |
+//! | internal snapshots | [`qcow2::snapshot`] |
+//! | dirty bitmaps, for incremental backups | [`qcow2::bitmap`] |
+//! | write an image to a pipe or an object store | [`qcow2::stream`](mod@qcow2::stream) |
+//! | describe an image without opening it for requests | [`qcow2::inspect`](mod@qcow2::inspect) |
+//! | check and repair | [`qcow2::check`](mod@qcow2::check), [`qcow2::repair`](mod@qcow2::repair) |
+//! | make a file shorter, change a header | [`qcow2::compact`], [`qcow2::amend`] |
+//! | passphrases of encrypted images | [`luks`] |
+//! | serve a disk, or put something between a guest and an image | [`disk`] |
+//! | a further image format | [`formats`] |
 //!
-//! # Long operations
+//! The three ways to call the engine, by futures, by *submit and complete* and by calls that block,
+//! work on one [`Image`] at the same time. None starts a thread that the caller has not asked for.
 //!
-//! [`convert`], [`commit`], [`rebase`], [`compare`], resizing, snapshots and changes of the header
-//! take a [`Job`], which has a stage, progress and a way to cancel; cancelling takes back what was
-//! done. [`measure`] says before a copy how much space it needs.
-//!
-//! # Snapshots, bitmaps, keys
-//!
-//! [`Image::create_snapshot`], [`Image::apply_snapshot`] and [`Image::delete_snapshot`];
-//! [`Image::bitmaps`] and [`Image::change_bitmap`]; [`Image::change_keys`] of encrypted images.
-//!
-//! ```
-//! # fn main() -> cowslip::Result<()> {
-//! # use std::sync::Arc;
-//! # use cowslip::file::memory::MemoryFile;
-//! # use cowslip::file::host::HostGate;
-//! # use cowslip::image::{Durability, OpenOptions};
-//! # use cowslip::qcow2::create::{CreateOptions, create};
-//! # use cowslip::{Buf, BufMut, Image, Job};
-//! # use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
-//! # cowslip_queue::Queue::new(cowslip_queue::Backend::Threads).expect("threads").block_on(async {
-//! # let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
-//! # create(file.clone(), None, &CreateOptions::new(1 << 20)).await?;
-//! # let options = OpenOptions { writable: true, ..OpenOptions::default() };
-//! # let image = Image::open(file, options, &HostGate::default()).await?;
-//! let job = Job::default();
-//! let new = NewSnapshot { name: "before".to_string(), ..NewSnapshot::default() };
-//! let id = image.create_snapshot(&new, &job).await?;
-//! image.write(0, Buf::copy_of(b"a mistake"), Durability::Cached).await?;
-//! image.apply_snapshot(&SnapshotChoice::Id(id), &job).await?;
-//! assert_eq!(image.read(0, BufMut::zeroed(9)).await?[..], [0; 9]);
-//! image.close().await
-//! # })
-//! # }
-//! ```
-//!
-//! # Check and repair
-//!
-//! [`qcow2::check::check`] reports findings to an observer and changes nothing;
-//! [`qcow2::repair::repair`] repairs as much as possible, may stop after any write, and may be run
-//! again. [`qcow2::inspect`] shows what an image says of itself.
-//!
-//! # Serve a disk, or put something between
-//!
-//! [`Image`] is a [`Disk`]: object-safe, with one vocabulary for extents, zeroes and durability.
-//! The crate `cowslip-nbd` serves any of them; [`disk::DiskPart`] is one over another.
-//!
-//! # Files and formats of your own
-//!
-//! Bytes may come from anywhere: implement [`file::BlockFile`]. A further format is a
-//! [`formats::FormatDriver`], passed in [`image::OpenOptions::formats`]; chains, conversion,
-//! comparison and servers take its images like others, for writing too if it says so.
+//! These names are what programs need. The crates `cowslip-block`, `cowslip-hostfile` and
+//! `cowslip-queue` document the vocabulary below them, for those who implement disks, files or
+//! formats. Names that no page shows are shared among Cowslip's own crates, and may change at any
+//! time.
 //!
 //! May not know: NBD, command lines, printing, sockets, time.
 
@@ -128,39 +102,140 @@ mod statistics;
 pub mod threaded;
 
 pub use cowslip_block::{
-    Buf, BufMut, Disk, Error, IoVec, IoVecMut, Job, Result, SharedMemory, Workers, disk, error,
-    job, limits, run,
+    Buf, BufMut, Disk, Error, IoVec, IoVecMut, Job, Result, SharedMemory, Workers,
 };
+// Errors are matched at the root; limits of requests are for tests of callers; runs are the
+// vocabulary of formats (documented in `cowslip-block`).
 #[doc(hidden)]
-pub use cowslip_block::{errno, foreign, workers};
+pub use cowslip_block::{errno, error, foreign, limits, run, workers};
 #[doc(hidden)]
 pub use cowslip_hostfile::{allocate, growth, space};
-#[cfg(feature = "luks")]
-pub use cowslip_luks as luks;
+#[doc(no_inline)]
 pub use image::Image;
 
 #[cfg(test)]
 use cowslip_block::random;
 use cowslip_block::{policy, sync, units, zero};
 
-/// Files: the trait [`BlockFile`](file::BlockFile) and those of the host.
+/// Disks: the trait [`Disk`], its vocabulary, and a disk in memory.
+///
+/// [`Image`] is a [`Disk`]: object-safe, with one vocabulary for extents, zeroes and durability.
+/// The crates `cowslip-nbd`, `cowslip-vhost-user` and `cowslip-fuse` serve any of them; what comes
+/// between a guest and an image is another one over it.
+///
+/// ```
+/// use std::sync::Arc;
+/// use cowslip::disk::MemoryDisk;
+/// use cowslip::image::Durability;
+/// use cowslip::{BufMut, Buf, Disk};
+///
+/// async fn first_sector(disk: &dyn Disk) -> cowslip::Result<Vec<u8>> {
+///     Ok(disk.read(0, BufMut::zeroed(512).into()).await?.to_vec())
+/// }
+/// # fn main() -> cowslip::Result<()> {
+/// let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("disk", 1 << 20));
+/// # cowslip::blocking::wait(async {
+/// disk.write(0, Buf::copy_of(&[7; 512]).into(), Durability::Cached).await?;
+/// assert_eq!(first_sector(&*disk).await?, [7; 512]);
+/// # Ok(())
+/// # })
+/// # }
+/// ```
+pub mod disk {
+    #[doc(no_inline)]
+    pub use cowslip_block::disk::Disk;
+    pub use cowslip_block::disk::{Extent, MemoryDisk, ZeroOptions};
+    // For those who implement disks, documented in `cowslip-block`.
+    #[doc(hidden)]
+    pub use cowslip_block::disk::{DiskFuture, DiskPart, Features, ReadOnlyDisk, within};
+}
+
+/// Files: the trait [`BlockFile`](file::BlockFile), those of the host, and files in memory.
+///
+/// All bytes of an image come through a `BlockFile`, which may be implemented over anything, and
+/// every file that an image names through a [`Gate`](file::Gate), which may refuse.
+/// [`HostGate`](file::host::HostGate) opens files of the host within a policy;
+/// [`NoFiles`](file::host::NoFiles) refuses all. A gate of one's own:
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::sync::Arc;
+/// use cowslip::file::{BlockFile, FileRequest, Gate};
+/// use cowslip::{Error, Result};
+///
+/// /// The files that a program has opened, or has been passed, beforehand.
+/// struct Prepared(HashMap<String, Arc<dyn BlockFile>>);
+///
+/// impl Gate for Prepared {
+///     fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
+///         let file = self.0.get(request.name).filter(|_| !request.writable);
+///         file.cloned().ok_or_else(|| Error::invalid(format!("no file '{}'", request.name)))
+///     }
+/// }
+/// ```
 pub mod file {
-    pub use cowslip_block::file::{
-        AlignedFile, BlockFile, Capabilities, ContentId, FileExtent, FileId, FileRequest,
-        OpenFuture, OpenedFile, Storage, memory,
-    };
+    pub use cowslip_block::file::{BlockFile, FileRequest, Gate, Sharing, memory};
+    // For those who implement files and formats, documented in `cowslip-block`; claims are between
+    // Cowslip's own crates.
     #[doc(hidden)]
     pub use cowslip_block::file::{
-        Brake, Calls, Cipher, Claim, Conflict, Event, FillMethod, Holes, HolesBy, Numbering,
-        Observer, Permission, Permissions, PreparedWrite, Protection, ReadAs, ReadSet, Sharing,
-        Side,
+        AlignedFile, Brake, Calls, Capabilities, ChosenBy, Cipher, Claim, Conflict, ContentId,
+        Event, FileExtent, FileId, FillMethod, Holes, HolesBy, Numbering, Observer, OpenFuture,
+        OpenedFile, Permission, Permissions, PreparedWrite, Protection, ReadAs, ReadSet, Role,
+        Side, Storage,
     };
-    pub use cowslip_block::file::{ChosenBy, Gate, Role};
     #[doc(no_inline)]
     pub use cowslip_block::file::{Durability, Space};
-    pub use cowslip_hostfile::host;
     #[cfg(feature = "portable")]
     pub use cowslip_hostfile::portable;
+
+    /// Files and block devices of the host, by io_uring or by threads.
+    pub mod host {
+        pub use cowslip_hostfile::host::{
+            Aio, BackingPolicy, CreateMode, FlushPolicy, HostGate, HostOptions, NoFiles, PageCache,
+            host_file_of, open_host_file,
+        };
+        // Which driver serves a file and how it is locked is for tools.
+        #[doc(hidden)]
+        pub use cowslip_hostfile::host::*;
+    }
+}
+
+/// Long operations: a [`Job`] has a stage, progress and a way to cancel.
+///
+/// The caller keeps a clone; cancelling takes back what was done, or leaves what the
+/// operation's documentation says.
+///
+/// ```
+/// use cowslip::Job;
+///
+/// let job = Job::default();
+/// let shown = job.clone(); // for another thread: `shown.progress()`, `shown.cancel()`
+/// assert_eq!(shown.progress().done_bytes, 0);
+/// shown.cancel();
+/// assert!(job.is_cancelled());
+/// ```
+pub mod job {
+    #[doc(no_inline)]
+    pub use cowslip_block::job::Job;
+    pub use cowslip_block::job::{Progress, Stage};
+    // The side of those who carry out a job, or pace it.
+    #[doc(hidden)]
+    pub use cowslip_block::job::*;
+}
+
+/// Encrypted images: the passphrase that opens one
+/// ([`OpenOptions::passphrase`](image::OpenOptions::passphrase)).
+///
+/// The crate `cowslip-luks` documents new volumes, which
+/// [`Encryption`](qcow2::create::Encryption) takes, and changes of keys
+/// ([`Image::change_keys`]).
+#[cfg(feature = "luks")]
+pub mod luks {
+    pub use cowslip_luks::Passphrase;
+    // Volumes, key slots and ciphers, documented in `cowslip-luks`.
+    #[doc(hidden)]
+    pub use cowslip_luks::*;
 }
 
 /// The README's example compiles.

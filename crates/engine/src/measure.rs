@@ -1,5 +1,30 @@
 //! Computes how large the file of a qcow2 image will be, to the byte, like `qemu-img measure`.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{host::NoFiles, memory::MemoryFile};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, BufMut, Image, Job};
+//! # async fn image(bytes: u64) -> cowslip::Result<Image> {
+//! #     let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! #     create(file.clone(), None, &CreateOptions::new(bytes)).await?;
+//! #     let options = OpenOptions { writable: true, ..OpenOptions::default() };
+//! #     Image::open(file, options, &NoFiles).await
+//! # }
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::measure::measure;
+//!
+//! let options = CreateOptions::new(1 << 30);
+//! let sizes = measure(&options, &options.validate()?, 0, None).await;
+//! let sizes = sizes.map_err(|failure| failure.into_error())?;
+//! assert!(sizes.required < 1 << 20 && sizes.fully_allocated > 1 << 30);
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! That is a promise of room, made before a volume is cut for the image: metadata as it is for a
 //! disk whose clusters are all there, and as many clusters as hold data. The promise is kept: a
 //! copy takes no more than that where there is no more, but for `preallocation=metadata`, which

@@ -1,5 +1,39 @@
 //! Giving an image another backing file, so that its disk stays what it is.
 //!
+//! ```
+//! # use std::fs;
+//! # use cowslip::file::host::{CreateMode, HostGate, HostOptions, open_host_file};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, Image, Job};
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::convert::Form;
+//! use cowslip::qcow2::amend::BackingFile;
+//!
+//! # let dir = tempfile::tempdir().expect("a scratch directory");
+//! # let (base, top) = (dir.path().join("base.qcow2"), dir.path().join("top.qcow2"));
+//! # let create_new = CreateMode::CreateNew;
+//! # let new = HostOptions { writable: true, create: create_new, ..HostOptions::default() };
+//! # create(open_host_file(&base, &new)?, None, &CreateOptions::new(1 << 20)).await?;
+//! # let overlay = CreateOptions {
+//! #     backing_file: Some("base.qcow2".to_string()),
+//! #     backing_format: Some("qcow2".to_string()),
+//! #     ..CreateOptions::new(1 << 20)
+//! # };
+//! # create(open_host_file(&top, &new)?, None, &overlay).await?;
+//! # let host = HostOptions { create: CreateMode::OpenExisting, ..new };
+//! # let gate = HostGate { options: host, ..HostGate::default() };
+//! # let writable = || OpenOptions { writable: true, ..OpenOptions::default() };
+//! # let image = Image::open(open_host_file(&top, &host)?, writable(), &gate).await?;
+//! // The image shall stand alone: what the backing file holds is written into it.
+//! image.rebase(None, BackingFile::None, Form::Plain, &Job::default()).await?;
+//! image.close().await?;
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! Where the image holds nothing of its own, what the disk shows comes from below. What the new
 //! backing file shows differently there is written into the image first, subcluster by subcluster,
 //! zeroes as zeroes; then one crash-safe change of the header makes the new file the backing file
@@ -19,6 +53,7 @@ use std::pin::pin;
 use cowslip_block::joins::{try_join, try_join_all};
 use cowslip_queue::{Buf, BufMut};
 
+use crate::convert::Form;
 use crate::image::{Image, Space, ZeroOptions};
 use crate::job::{Cost, Job, PIECE_BYTES, Pieces, Stage};
 use crate::pairs::{Known, Spans};
@@ -27,15 +62,6 @@ use crate::qcow2::amend::{Amendment, BackingFile};
 use crate::units::{round_down, round_up};
 use crate::zero::is_zero;
 use crate::{Error, Result};
-
-/// How what differs is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Storage {
-    /// As data.
-    Plain,
-    /// Compressed, in whole clusters.
-    Compressed,
-}
 
 /// The action for a unit of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +76,8 @@ enum Deed {
 
 impl Image {
     /// Makes `new` the image's backing file, as `backing` says in the header; `None` is none. The
-    /// disk reads as it did. The session ends with it, well or not: only [`Image::close`] may
+    /// disk reads as it did; what differs between the chains is written into the image first, as
+    /// `storage` says. The session ends with it, well or not: only [`Image::close`] may
     /// follow.
     ///
     /// # Errors
@@ -60,13 +87,14 @@ impl Image {
     pub async fn rebase(
         &self,
         new: Option<&Image>,
-        (backing, storage): (BackingFile, Storage),
+        backing: BackingFile,
+        storage: Form,
         job: &Job,
     ) -> Result<()> {
         let amendment = Amendment::of_backing(backing);
         let image = self.rebased_layer()?;
         image.may_amend(&amendment, image.size()).await?;
-        if storage == Storage::Compressed && image.header().has_data_file() {
+        if storage == Form::Compressed && image.header().has_data_file() {
             return Err(Error::Unsupported {
                 file: image.name().to_string(),
                 feature: "compression in an image with an external data file".into(),
@@ -98,15 +126,15 @@ struct Rebase<'a> {
     image: &'a Image,
     layer: &'a Qcow2,
     new: Option<&'a Image>,
-    storage: Storage,
+    storage: Form,
 }
 
 impl Rebase<'_> {
     /// Returns the bytes that are copied into the image as a whole or not at all.
     fn unit_bytes(&self) -> u64 {
         match self.storage {
-            Storage::Plain => self.layer.subcluster_bytes(),
-            Storage::Compressed => 1 << self.layer.header().cluster_bits,
+            Form::Plain => self.layer.subcluster_bytes(),
+            Form::Compressed => 1 << self.layer.header().cluster_bits,
         }
     }
 
@@ -188,11 +216,11 @@ impl Rebase<'_> {
                 let data = old.slice(run.start, len);
                 match self.storage {
                     // Zeroes too, where version 2 has no other way to say them.
-                    Storage::Plain => {
+                    Form::Plain => {
                         let written = self.layer.write(at, data, &self.image.below);
                         self.layer.mark_corrupt_on_error(written.await).await
                     }
-                    Storage::Compressed => self.image.write_compressed(at, data).await,
+                    Form::Compressed => self.image.write_compressed(at, data).await,
                 }
             }
         }
@@ -242,12 +270,12 @@ impl Pieces for Suspects<'_> {
 fn runs(
     deeds: impl Iterator<Item = Deed>,
     (unit, len): (usize, usize),
-    storage: Storage,
+    storage: Form,
 ) -> Vec<(Deed, Range<usize>)> {
     let mut runs: Vec<(Deed, Range<usize>)> = Vec::new();
     for (index, deed) in deeds.enumerate() {
         let part = index * unit..len.min((index + 1) * unit);
-        let single = storage == Storage::Compressed && deed == Deed::Write;
+        let single = storage == Form::Compressed && deed == Deed::Write;
         match runs.last_mut() {
             Some((last, run)) if *last == deed && !single => run.end = part.end,
             _ => runs.push((deed, part)),
@@ -271,7 +299,7 @@ mod tests {
             (Nothing, 30..50),
             (Write, 50..55),
         ];
-        assert_eq!(of(Storage::Plain), plain);
-        assert_eq!(of(Storage::Compressed).len(), plain.len() + 1);
+        assert_eq!(of(Form::Plain), plain);
+        assert_eq!(of(Form::Compressed).len(), plain.len() + 1);
     }
 }

@@ -16,18 +16,22 @@ use crate::{Error, Job, Result};
 pub enum Passphrase {}
 
 /// A change of keys: of the feature `luks`.
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub enum KeyChange {}
 
 /// The means of a change of keys: of the feature `luks`.
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub enum KeyMaterial {}
 
 /// A new volume: of the feature `luks`.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NewVolume {}
 
 /// The header of a volume: of the feature `luks`.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Offset of the encrypted data in the volume, in bytes.
@@ -36,6 +40,7 @@ pub struct Header {
 }
 
 /// The cipher of an image: of the feature `luks`.
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub enum SectorCipher {}
 

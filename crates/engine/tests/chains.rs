@@ -4,13 +4,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::compare::{Strictness, Verdict, compare};
+use cowslip::convert::Form;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{BackingChoice, OpenOptions, ZeroOptions};
 use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::amend::BackingFile;
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::rebase::Storage;
 use cowslip::{Buf, BufMut, Error, Image, Job, Result};
 
 use crate::support::block_on;
@@ -152,8 +152,7 @@ fn a_cancelled_rebase_leaves_the_disk_and_the_header() {
         name: "other".to_string(),
         format: "qcow2".to_string(),
     };
-    let how = (backing, Storage::Plain);
-    let outcome = block_on(image.rebase(Some(&new), how, &cancelled_after(0)));
+    let outcome = block_on(image.rebase(Some(&new), backing, Form::Plain, &cancelled_after(0)));
     assert!(matches!(outcome, Err(Error::Cancelled)), "{outcome:?}");
     block_on(image.close()).unwrap();
     assert_eq!(files.open("top", false).layers()[1].name, "mid");

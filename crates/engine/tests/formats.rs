@@ -217,7 +217,7 @@ fn it_is_converted() {
     let target = open_image(&target, options, &Files(Vec::new())).unwrap();
     let images = [source];
     let (sources, job) = (Sources::new(&images), Job::default());
-    let plan = block_on(Plan::new(&sources, Options::default(), (&job, &|_| ()))).unwrap();
+    let plan = block_on(Plan::new(&sources, Options::default(), &job, &|_| ())).unwrap();
     block_on(plan.run(&target, &job)).unwrap();
     assert_eq!(read(&target), expected(0));
 }

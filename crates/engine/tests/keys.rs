@@ -62,8 +62,8 @@ fn made(format: Format) -> Vec<u8> {
     let volume = volume();
     let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
     if format == Format::Luks {
-        let made = (&volume, Preallocation::Off);
-        block_on(create_luks(file.clone(), DISK_BYTES, made, &Job::default())).unwrap();
+        let (off, job) = (Preallocation::Off, Job::default());
+        block_on(create_luks(file.clone(), DISK_BYTES, &volume, off, &job)).unwrap();
     } else {
         let mut options = CreateOptions::new(DISK_BYTES);
         options.cluster_size = 4096;

@@ -269,7 +269,7 @@ async fn fill(
     create(file.clone(), None, shape).await?;
     let target = open(file.clone(), Format::Qcow2).await;
     let job = Job::default();
-    let plan = Plan::new(sources, options, (&job, &|_| ())).await;
+    let plan = Plan::new(sources, options, &job, &|_| ()).await;
     let done = match plan {
         Ok(plan) => plan.run(&target, &job).await,
         Err(failure) => Err(failure),

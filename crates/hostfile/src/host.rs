@@ -675,7 +675,6 @@ fn split_at_end(start: u64, end: u64, size: u64) -> Vec<FileExtent> {
 
 /// The ordinary gate: opens the files that images name on the host, all with the same options but
 /// for whether they are written, as far as the policy allows.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostGate {
     /// How to open them; `writable` and `create` are overridden by each request.

@@ -11,7 +11,7 @@ use cowslip::image::{
     BackingChoice, DiscardPolicy, Durability, Format, OpenOptions, Space, ZeroOptions,
 };
 use cowslip::qcow2::bitmap::BitmapChange;
-use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, Observer, check};
+use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, Observer, check_with_header};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{inspect, read_start};
 use cowslip::qcow2::layout;
@@ -253,7 +253,7 @@ pub fn run_check_into(
         memory_bytes_max: CHECK_BYTES_MAX,
     };
     let file = file.clone() as Arc<dyn BlockFile>;
-    block_on(check(&file, &header, &options, observer))
+    block_on(check_with_header(&file, &header, &options, observer))
 }
 
 /// Writes, resizes, closes and opens again; what is metadata before must be metadata after.

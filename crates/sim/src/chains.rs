@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use cowslip::commit::{Afterwards, Commit};
+use cowslip::convert::Form;
 use cowslip::image::{BackingChoice, Durability, Format, OpenOptions, ZeroOptions};
 use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
-use cowslip::rebase::Storage;
 use cowslip::{Buf, BufMut, Error, Image, Job};
 
 use crate::bitmaps::What;
@@ -62,7 +62,7 @@ enum Deed {
     /// An operation on the bitmaps of an image.
     Bitmap(File, What),
     /// Change to another backing file, or none.
-    Rebase(Option<File>, Storage),
+    Rebase(Option<File>, Form),
     /// The same in the header alone.
     Unsafe(File),
     /// Change to another width of refcounts.
@@ -396,14 +396,11 @@ impl Run {
             0 | 1 => Deed::Write,
             12.. => self.draw_bitmap_deed(),
             2 => Deed::Unsafe(file),
-            3 => Deed::Rebase(None, Storage::Plain),
-            4 | 5 => Deed::Rebase(
-                Some(file),
-                self.rng.pick(&[Storage::Plain, Storage::Compressed]),
-            ),
+            3 => Deed::Rebase(None, Form::Plain),
+            4 | 5 => Deed::Rebase(Some(file), self.rng.pick(&[Form::Plain, Form::Compressed])),
             6 if !self.is_extended => Deed::Version2,
             6 | 7 => Deed::Width(1 << self.rng.below(7)),
-            _ if depths == 0 => Deed::Rebase(Some(file), Storage::Plain),
+            _ if depths == 0 => Deed::Rebase(Some(file), Form::Plain),
             8 => Deed::Commit(self.rng.between(1, depths) as usize, Afterwards::Kept),
             _ => Deed::Commit(1, Afterwards::Empty),
         })
@@ -659,7 +656,7 @@ impl Run {
                         None => None,
                     };
                     let backing = file.as_ref().map_or(BackingFile::None, named);
-                    image.rebase(new.as_ref(), (backing, storage), &job).await
+                    image.rebase(new.as_ref(), backing, storage, &job).await
                 }
                 Deed::Commit(depth, afterwards) => {
                     let commit = Commit {

@@ -252,7 +252,7 @@ fn make_volume(
     let file = disk.open(TOP, true).expect("it was added");
     let (size, job) = (config.size, Job::default());
     let making = async move {
-        create::create_luks(file, size, (&volume, create::Preallocation::Off), &job).await
+        create::create_luks(file, size, &volume, create::Preallocation::Off, &job).await
     };
     let made = block_on(disk, rng, "create", making)?;
     made.map_err(|error| format!("creating a LUKS volume: {error}"))?;
@@ -673,7 +673,8 @@ pub(crate) fn examine(
     let header = header.map_err(|error| format!("the header is refused: {error}"))?;
     let checking = async move {
         let mut findings: Vec<Finding> = Vec::new();
-        let checked = check::check(&file, &header, &CheckOptions::default(), &mut findings).await;
+        let checked =
+            check::check_with_header(&file, &header, &CheckOptions::default(), &mut findings).await;
         checked.map(|result| (result, findings))
     };
     let checked = block_on(disk, rng, "check", checking)?;

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 impl Image {
     /// Whether [`Image::open_beside`] can open it again: it is only read, and no repair is due that
     /// would change what this one knows of the file.
+    #[doc(hidden)]
     pub fn can_be_opened_beside(&self) -> bool {
         let header = self.own_layer().header;
         !self.writable && header.is_none_or(|header| !header.is_dirty())
@@ -23,6 +24,7 @@ impl Image {
     /// # Errors
     /// As [`Image::open`]: this one may have greater claims then, until it is reopened. It cannot
     /// be opened beside.
+    #[doc(hidden)]
     pub async fn open_beside(
         &self,
         file: Arc<dyn BlockFile>,
@@ -41,6 +43,7 @@ impl Image {
     ///
     /// # Errors
     /// A file could not be closed.
+    #[doc(hidden)]
     pub async fn give_way(&self) -> Result<()> {
         self.finish().await?;
         self.end_files().await?;

@@ -40,6 +40,7 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::bitmaps`].
+    #[doc(hidden)]
     pub async fn find_bitmap(&self, name: &str) -> Result<Option<(usize, BitmapInfo)>> {
         let below = self.below.layers().iter().map(|layer| &**layer);
         for (depth, layer) in std::iter::once(&*self.top).chain(below).enumerate() {
@@ -59,6 +60,7 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::dirty_bits`].
+    #[doc(hidden)]
     pub async fn dirty_bits_below(&self, depth: usize, name: &str) -> Result<DirtyBits> {
         let layer = match depth.checked_sub(1) {
             None => &self.top,
@@ -73,6 +75,7 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::dirty_bits`]; `ReadOnly` if it is not open for writing.
+    #[doc(hidden)]
     pub async fn dirty_runs(
         &self,
         name: &str,

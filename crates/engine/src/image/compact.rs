@@ -13,6 +13,7 @@ impl Image {
     /// # Errors
     /// `Unsupported` where the format cannot; `Corrupt` if a check finds more than leaks and wrong
     /// COPIED bits; I/O, [`Error::Cancelled`](crate::Error::Cancelled).
+    #[doc(hidden)]
     pub async fn compaction_plan(
         &self,
         options: &CompactOptions,

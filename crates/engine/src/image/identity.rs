@@ -46,6 +46,7 @@ impl Image {
     }
 
     /// Adds the files of all layers to those that must not be overwritten.
+    #[doc(hidden)]
     pub fn add_to(&self, set: &mut ReadSet, read_as: ReadAs) {
         for file in self.files() {
             set.add(file.as_ref(), read_as);
@@ -56,6 +57,7 @@ impl Image {
     ///
     /// # Errors
     /// [`crate::Error::Overwrites`]
+    #[doc(hidden)]
     pub fn check_overwrites(&self, set: &ReadSet) -> Result<()> {
         self.top
             .files()
@@ -63,6 +65,7 @@ impl Image {
     }
 
     /// Returns where the files of all layers are stored.
+    #[doc(hidden)]
     pub fn storage(&self) -> Storage {
         let mut storage = Storage::default();
         self.files().for_each(|file| storage.extend(file.storage()));

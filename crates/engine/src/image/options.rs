@@ -62,6 +62,7 @@ pub struct RepairAtOpen {
     /// [`repair::RepairOptions::memory_bytes_max`].
     pub memory_bytes_max: u64,
     /// Observer that the repair reports to.
+    #[doc(hidden)]
     pub watch: Option<RepairWatch>,
 }
 
@@ -93,6 +94,7 @@ pub struct OpenOptions {
     pub formats: Formats,
     /// The format was guessed when the image was opened before. As where it is guessed now, nothing
     /// may make the first sector of a raw image look like that of an image of another format.
+    #[doc(hidden)]
     pub guessed: bool,
     /// The image will be written.
     pub writable: bool,
@@ -106,6 +108,7 @@ pub struct OpenOptions {
     /// The effect of a write of nothing but zeroes.
     pub detect_zeroes: DetectZeroes,
     /// How space that a write does not fill comes to read as zeroes.
+    #[doc(hidden)]
     pub zero_method: ZeroMethod,
     /// How space on the host is allocated.
     pub alloc_policy: AllocPolicy,
@@ -117,6 +120,7 @@ pub struct OpenOptions {
     pub compress: bool,
     /// Reads, writes, zeroes and discards of the disk are cut by these, one part after the other:
     /// for tests of the callers, since an image takes requests of any size.
+    #[doc(hidden)]
     pub limits: Limits,
     /// Where unallocated data comes from.
     pub backing: BackingChoice,
@@ -134,14 +138,17 @@ pub struct OpenOptions {
     /// Bytes of a bitmap's table that are read at a time, and a quarter of the bits that are
     /// written at a time; 0 is 256 KiB. For tests, which cannot have bitmaps of many pieces
     /// otherwise.
+    #[doc(hidden)]
     pub bitmap_piece_bytes: u64,
     /// Sharing mode: what other processes may do with the image meanwhile.
     pub sharing: Sharing,
     /// Claims that another process holds for this one until it has its own: it has ended its
     /// session with the image, and no third one can have the files in between.
+    #[doc(hidden)]
     pub handed_over: Vec<(FileId, Claim)>,
     /// Files that the caller reads besides those of the image: an image is refused for writing if
     /// it is stored in one of them.
+    #[doc(hidden)]
     pub read_besides: ReadSet,
     /// Threads that compress and decompress clusters.
     pub workers: Workers,

@@ -73,6 +73,7 @@ impl Stack {
 
 impl Image {
     /// The layers of the image, its own first.
+    #[doc(hidden)]
     pub fn stack(&self) -> Stack {
         let layers = std::iter::once(&self.top).chain(self.below.layers());
         Stack {
@@ -87,6 +88,7 @@ impl Image {
     ///
     /// # Errors
     /// `Invalid` if the image itself is among the layers, or is no qcow2 image and there are any.
+    #[doc(hidden)]
     pub fn above(&self, stack: &Stack) -> Result<Image> {
         if stack.depth() > 0 {
             self.qcow2_for("a backing file of")?;
@@ -137,6 +139,7 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::write`].
+    #[doc(hidden)]
     pub async fn populate(&self, range: Range<u64>, what: CopyOnRead) -> Result<()> {
         self.validate_write(range.start, range.end.saturating_sub(range.start))?;
         let image = self.qcow2_for("copying backing data into")?;
@@ -149,6 +152,7 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::commit`]. After each, as after a crash, the image is full or empty.
+    #[doc(hidden)]
     pub async fn empty(&self) -> Result<()> {
         self.validate_write(0, 0)?;
         self.qcow2_for("emptying")?.make_empty().await
@@ -160,6 +164,7 @@ impl Image {
     ///
     /// # Errors
     /// I/O: the session has ended in any case.
+    #[doc(hidden)]
     pub async fn freeze(&self) -> Result<()> {
         self.is_frozen.store(true, Ordering::Release);
         let finished = self.finish().await;

@@ -137,6 +137,7 @@ pub struct Header {
     /// Version of the format: 2 or 3.
     pub version: u32,
     /// Where the backing file's name is; [`Header::encode`] puts it behind the extensions.
+    #[doc(hidden)]
     pub backing_file_offset: u64,
     /// The backing file's name, as it stands in the image.
     pub backing_file: Option<String>,
@@ -145,34 +146,46 @@ pub struct Header {
     /// Size of the disk in bytes.
     pub size: u64,
     /// Encryption of guest data.
+    #[doc(hidden)]
     pub crypt_method: CryptMethod,
     /// Entries of the active L1 table.
+    #[doc(hidden)]
     pub l1_size: u32,
     /// Offset of the active L1 table.
+    #[doc(hidden)]
     pub l1_table_offset: u64,
     /// Offset of the refcount table.
+    #[doc(hidden)]
     pub refcount_table_offset: u64,
     /// Clusters of the refcount table.
+    #[doc(hidden)]
     pub refcount_table_clusters: u32,
     /// Number of internal snapshots.
     pub nb_snapshots: u32,
     /// Offset of the snapshot table.
+    #[doc(hidden)]
     pub snapshots_offset: u64,
     /// See [`incompatible`]; only known bits.
+    #[doc(hidden)]
     pub incompatible_features: u64,
     /// See [`compatible`]; unknown bits are kept.
+    #[doc(hidden)]
     pub compatible_features: u64,
     /// See [`autoclear`]; unknown bits are kept until the first write to the image.
+    #[doc(hidden)]
     pub autoclear_features: u64,
     /// log2 of the width of a refcount in bits.
     pub refcount_order: u32,
     /// Length of the fields on disk: 72 in version 2, 104 or more in version 3.
+    #[doc(hidden)]
     pub header_length: u32,
     /// Compression of compressed clusters.
     pub compression_type: CompressionType,
     /// Bytes 105 to `header_length`: padding today, and fields that are not known yet.
+    #[doc(hidden)]
     pub unknown_fields: Vec<u8>,
     /// Header extensions, unknown ones included.
+    #[doc(hidden)]
     pub extensions: Extensions,
 }
 
@@ -184,6 +197,7 @@ impl Header {
     /// more) and has `file_len` bytes: up to the end of the extensions and of the backing file's
     /// name, if `prefix` shows where that is ([`FIRST_READ_BYTES`] nearly always do), else the
     /// first cluster; or what there is of it.
+    #[doc(hidden)]
     pub fn wanted_bytes(prefix: &[u8], file_len: u64) -> u64 {
         let cluster_bits = match prefix.get(20..24) {
             Some(field) => u32::from_be_bytes([field[0], field[1], field[2], field[3]]),
@@ -203,6 +217,7 @@ impl Header {
     /// # Errors
     /// `Corrupt` where the specification is broken, `Unsupported` for unknown incompatible features
     /// and ways to encrypt.
+    #[doc(hidden)]
     pub fn parse(bytes: &[u8], file_len: u64, file_name: &str) -> Result<Header> {
         Header::parsed(&validate::Parser::new(bytes, file_len, file_name))
     }
@@ -212,6 +227,7 @@ impl Header {
     ///
     /// # Errors
     /// As `parse`, if the meaning of the header cannot be determined.
+    #[doc(hidden)]
     pub fn parse_damaged(bytes: &[u8], file_name: &str) -> Result<Header> {
         Header::parsed(&validate::Parser::lenient(bytes, file_name))
     }
@@ -230,6 +246,7 @@ impl Header {
     ///
     /// # Errors
     /// `Invalid` if they do not fit in a cluster.
+    #[doc(hidden)]
     pub fn encode(&mut self) -> Result<Vec<u8>> {
         let extensions = self.extensions.encode();
         let name_at = self.header_length as usize + extensions.len();
@@ -251,6 +268,7 @@ impl Header {
 
     /// The fields alone, `header_length` bytes, for updates in place: extensions and backing name
     /// stay where they are on disk.
+    #[doc(hidden)]
     pub fn fixed_part(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.header_length as usize);
         out.extend_from_slice(&MAGIC);
@@ -284,6 +302,7 @@ impl Header {
     }
 
     /// Sizes of the image's structures, computed from the header.
+    #[doc(hidden)]
     pub fn geometry(&self) -> Geometry {
         Geometry::new(
             self.cluster_bits,
@@ -294,6 +313,7 @@ impl Header {
     }
 
     /// Returns the properties that decoding of table entries depends on.
+    #[doc(hidden)]
     pub fn entry_format(&self) -> EntryFormat {
         EntryFormat {
             geometry: self.geometry(),
@@ -348,17 +368,20 @@ impl Header {
     }
 
     /// The bitmaps, if there are any and they are consistent.
+    #[doc(hidden)]
     pub fn consistent_bitmaps(&self) -> Option<&BitmapsExtension> {
         let consistent = self.autoclear_features & autoclear::BITMAPS != 0;
         self.extensions.bitmaps.as_ref().filter(|_| consistent)
     }
 
     /// Bytes of the active L1 table.
+    #[doc(hidden)]
     pub fn l1_bytes(&self) -> u64 {
         u64::from(self.l1_size) * 8
     }
 
     /// Bytes of the refcount table.
+    #[doc(hidden)]
     pub fn refcount_table_bytes(&self) -> u64 {
         u64::from(self.refcount_table_clusters) << self.cluster_bits
     }

@@ -43,13 +43,16 @@ mod state;
 #[doc(hidden)]
 pub use self::commit::probe;
 pub use self::control::{amend, bitmap, compact, snapshot};
+#[doc(hidden)]
+pub use self::header::CryptMethod;
 #[doc(inline)]
-pub use self::header::{CompressionType, CryptMethod, Header};
+pub use self::header::{CompressionType, Header};
 pub(crate) use self::mapping::inflight;
 pub(crate) use self::mapping::lookup::EpochGuard;
 #[doc(hidden)]
 pub use self::offline::layout;
 pub use self::offline::{check, create, inspect, repair, stream};
+#[doc(hidden)]
 pub use self::open::{OpenParameters, open};
 #[doc(hidden)]
 pub use self::path::compress;
@@ -58,6 +61,7 @@ pub(crate) use self::path::compressed_write::Packed;
 pub(crate) use self::path::read;
 pub(crate) use self::path::write::OnAllocated;
 pub(crate) use self::space::count_growth;
+#[doc(hidden)]
 pub use self::state::Qcow2;
 
 use self::state::{Counts, InlineVec, State};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cowslip::commit::{Afterwards, Commit};
+use cowslip::convert::Form;
 use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
 use cowslip::image::{AllocPolicy, Durability, Format, OpenOptions, ZeroOptions};
@@ -13,7 +14,6 @@ use cowslip::qcow2::create::{
     CreateOptions, Encryption, Preallocation, Version, create, create_luks,
 };
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
-use cowslip::rebase::Storage;
 use cowslip::{Buf, Image, Job, Result};
 
 use super::{Case, each_failure, open, plain, seen};
@@ -344,8 +344,7 @@ fn a_chain_shows_its_disk_whatever_fails_of_a_rebase_or_commit() {
             name: "other".to_string(),
             format: "qcow2".to_string(),
         };
-        let how = (backing, Storage::Plain);
-        block_on(image.rebase(Some(&new), how, &Job::default()))
+        block_on(image.rebase(Some(&new), backing, Form::Plain, &Job::default()))
     };
     each_failure(&case("rebase", chain(), rebase));
     let commit = |image: &Image, medium: &Medium| {
@@ -393,8 +392,8 @@ fn encrypted(format: Format) -> Contents {
     let contents = match format {
         Format::Luks => {
             let file = Arc::new(MemoryFile::new("top", Vec::new(), 1));
-            let made = (&volume, Preallocation::Off);
-            block_on(create_luks(file.clone(), SIZE, made, &Job::default())).unwrap();
+            let (off, job) = (Preallocation::Off, Job::default());
+            block_on(create_luks(file.clone(), SIZE, &volume, off, &job)).unwrap();
             vec![("top".to_string(), file.contents())]
         }
         _ => {

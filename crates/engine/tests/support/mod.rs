@@ -14,7 +14,6 @@ use cowslip::Buf;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability};
 use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, check};
-use cowslip::qcow2::header::Header;
 
 /// Whether the peers are installed; says so loudly if not.
 pub fn peers_are_installed() -> bool {
@@ -237,11 +236,8 @@ impl Image {
 
 /// Runs our check on the bytes of an image.
 pub fn our_check(bytes: Vec<u8>, findings: &mut Vec<Finding>) -> cowslip::Result<CheckResult> {
-    // Pointers of the header beyond the end of the file are left to the check.
-    let start = &bytes[..bytes.len().min(1 << 21)];
-    let header = Header::parse_damaged(start, "image")?;
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes, 4096));
-    block_on(check(&file, &header, &CheckOptions::default(), findings))
+    block_on(check(&file, &CheckOptions::default(), findings))
 }
 
 /// The outcome of a check, comparable.

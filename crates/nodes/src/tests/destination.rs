@@ -167,7 +167,7 @@ async fn copied_into(target: &Image, unwritten: TargetContent, settings: &OpenSe
         unwritten,
         ..ConvertOptions::default()
     };
-    let plan = Plan::new(&sources, options, (&job, &|_| {})).await.unwrap();
+    let plan = Plan::new(&sources, options, &job, &|_| {}).await.unwrap();
     plan.run(target, &job).await.unwrap();
     target.flush().await.unwrap();
     let read = target.read(0, BufMut::zeroed(1 << 20)).await.unwrap();

@@ -1,6 +1,31 @@
 //! Changing what the header of an existing image says: version, flags, the names of the data file
 //! and of the backing file, the hint on allocation.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{host::NoFiles, memory::MemoryFile};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, BufMut, Image, Job};
+//! # async fn image(bytes: u64) -> cowslip::Result<Image> {
+//! #     let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! #     create(file.clone(), None, &CreateOptions::new(bytes)).await?;
+//! #     let options = OpenOptions { writable: true, ..OpenOptions::default() };
+//! #     Image::open(file, options, &NoFiles).await
+//! # }
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::qcow2::amend::Amendment;
+//!
+//! # let image = image(1 << 30).await?;
+//! let amendment = Amendment { lazy_refcounts: Some(true), ..Amendment::default() };
+//! image.amend(&amendment, &Job::default()).await?;
+//! image.close().await?; // to be opened again for requests
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! One write of sector 0 is the moment of change, whatever the length of the header. Extensions and
 //! the backing file's name may lie beyond that sector, so where they do the new ones are first
 //! written elsewhere in the header's cluster, and sector 0 then skips to them over a padding

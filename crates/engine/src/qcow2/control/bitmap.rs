@@ -1,6 +1,35 @@
 //! Persistent dirty bitmaps: which parts of the disk have changed since each of them was added or
 //! cleared.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{host::NoFiles, memory::MemoryFile};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, BufMut, Image, Job};
+//! # async fn image(bytes: u64) -> cowslip::Result<Image> {
+//! #     let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! #     create(file.clone(), None, &CreateOptions::new(bytes)).await?;
+//! #     let options = OpenOptions { writable: true, ..OpenOptions::default() };
+//! #     Image::open(file, options, &NoFiles).await
+//! # }
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::qcow2::bitmap::BitmapChange;
+//!
+//! # let image = image(1 << 30).await?;
+//! image.change_bitmap("backup", &BitmapChange::Add { granularity: None }).await?;
+//! image.write(1 << 20, Buf::copy_of(&[7; 512]), Durability::Cached).await?;
+//!
+//! let dirty = image.dirty_bits("backup").await?;
+//! let changed: Vec<_> = dirty.dirty_ranges().collect(); // what a backup copies now
+//! assert_eq!(changed, [1 << 20..(1 << 20) + (64 << 10)]);
+//! image.change_bitmap("backup", &BitmapChange::Clear).await?;
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! In a session they are in memory (`list.rs`, `bits.rs`): those that follow writes from the first
 //! write on, others when they are asked for. On disk, meanwhile, they say what the last session
 //! left. So there are three moments:
@@ -32,7 +61,9 @@ use crate::qcow2::offline::inspect::{self, BitmapInfo};
 use crate::qcow2::{Qcow2, State};
 use crate::{Buf, Error, Result};
 
-pub use bits::{DirtyBits, DirtyRun};
+pub use bits::DirtyBits;
+#[doc(hidden)]
+pub use bits::DirtyRun;
 pub use list::BitmapChange;
 pub(in crate::qcow2) use list::Bitmaps;
 

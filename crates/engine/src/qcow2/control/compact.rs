@@ -1,6 +1,31 @@
 //! Compaction in place: clusters move from the end of the file into free ones before it, leaks are
 //! freed, the file is cut, and what is free in it becomes holes.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{host::NoFiles, memory::MemoryFile};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, BufMut, Image, Job};
+//! # async fn image(bytes: u64) -> cowslip::Result<Image> {
+//! #     let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! #     create(file.clone(), None, &CreateOptions::new(bytes)).await?;
+//! #     let options = OpenOptions { writable: true, ..OpenOptions::default() };
+//! #     Image::open(file, options, &NoFiles).await
+//! # }
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::qcow2::compact::CompactOptions;
+//!
+//! # let image = image(1 << 30).await?;
+//! let options = CompactOptions { zeroes: true, ..CompactOptions::default() };
+//! let done = image.compact(&options, &Job::default()).await?; // requests go on meanwhile
+//! assert!(done.file_bytes <= done.file_bytes_before);
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! Nothing here has an order of its own. A cluster of the disk moves as a guest's write moves one
 //! (`moves.rs`): an exclusive lease, a copy, an entry that is published, the old place in the
 //! quarantine; the cycles of write-back do the rest. A guest's write that comes first, or between,
@@ -56,6 +81,7 @@ use survey::{Kind, Survey, walk_behind};
 use units::{Unit, Units, moves_later};
 
 /// Additional space that a compaction may take, unless it is said otherwise.
+#[doc(hidden)]
 pub const BUDGET_BYTES: u64 = 64 << 20;
 /// Clusters that one round moves at most, since the list of them is kept.
 const ROUND_CLUSTERS_MAX: u64 = 1 << 22;
@@ -103,6 +129,7 @@ impl Default for CompactOptions {
 }
 
 /// Forecast of a compaction.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompactionPlan {
     /// Length of the file now.
@@ -152,10 +179,12 @@ pub struct Compaction {
     /// Bytes of the file that the host had allocated for subclusters that hold nothing.
     pub subcluster_bytes: u64,
     /// The order of the disk's clusters, if that was to change.
+    #[doc(hidden)]
     pub defragmentation: Option<Defragmentation>,
 }
 
 /// Runs of clusters of the disk that follow on each other in the file, too.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Defragmentation {
     /// How many there were.

@@ -1,4 +1,34 @@
-//! Internal snapshots: made, applied, deleted, listed.
+//! Internal snapshots: made, applied, deleted and listed, by methods of
+//! [`Image`](crate::Image).
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{host::NoFiles, memory::MemoryFile};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, BufMut, Image, Job};
+//! # async fn image(bytes: u64) -> cowslip::Result<Image> {
+//! #     let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! #     create(file.clone(), None, &CreateOptions::new(bytes)).await?;
+//! #     let options = OpenOptions { writable: true, ..OpenOptions::default() };
+//! #     Image::open(file, options, &NoFiles).await
+//! # }
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
+//!
+//! # let image = image(1 << 20).await?;
+//! let job = Job::default();
+//! let new = NewSnapshot { name: "before".to_string(), ..NewSnapshot::default() };
+//! let id = image.create_snapshot(&new, &job).await?;
+//! image.write(0, Buf::copy_of(b"a mistake"), Durability::Cached).await?;
+//! image.apply_snapshot(&SnapshotChoice::Id(id.clone()), &job).await?;
+//! assert_eq!(image.read(0, BufMut::zeroed(9)).await?[..], [0; 9]);
+//! image.delete_snapshot(&SnapshotChoice::Id(id), &job).await?;
+//! # Ok(())
+//! # })
+//! # }
+//! ```
 //!
 //! A snapshot is an L1 table of its own; what two L1 tables reach is counted twice and has no
 //! COPIED bit, so that the next write copies it. All three changes have one shape: what the new

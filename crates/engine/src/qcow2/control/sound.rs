@@ -68,7 +68,8 @@ impl Qcow2 {
             first: None,
         };
         let options = CheckOptions::default();
-        let checking = check::check(self.file.block_file(), &header, &options, &mut judge);
+        let checking =
+            check::check_with_header(self.file.block_file(), &header, &options, &mut judge);
         or_cancelled(job, checking).await?;
         match judge.first {
             None => Ok(()),

@@ -1,5 +1,26 @@
 //! Checks a qcow2 image without changing it: every structure, every reference, every refcount.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{BlockFile, memory::MemoryFile};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::qcow2::check::{CheckOptions, Finding, Severity, check};
+//!
+//! # let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! # create(file.clone(), None, &CreateOptions::new(1 << 30)).await?;
+//! let mut findings: Vec<Finding> = Vec::new(); // or an observer of one's own, for large images
+//! let result = check(&file, &CheckOptions::default(), &mut findings).await?;
+//! for finding in findings.iter().filter(|found| found.severity() == Severity::Corruption) {
+//!     eprintln!("{finding}");
+//! }
+//! assert!(result.is_clean());
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! Promises: finds what QEMU's check finds, counts it as QEMU does and reports it in QEMU's words,
 //! and looks for three things more ([`Finding::is_known_to_qemu`]). A hostile image costs a bounded
 //! amount of memory and no panic. Leaves out: repair, and what guest data means.
@@ -18,6 +39,7 @@ use std::sync::Arc;
 use crate::Result;
 use crate::file::BlockFile;
 use crate::qcow2::header::Header;
+use crate::qcow2::offline::inspect::read_start;
 
 mod bitmaps;
 mod copied;
@@ -31,20 +53,37 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use findings::{Finding, Severity, SnapshotL1Flaw, Structure};
+pub use findings::{Finding, Severity};
+#[doc(hidden)]
+pub use findings::{SnapshotL1Flaw, Structure};
 pub use state::{CheckOptions, CheckResult, Observer};
 
 use reader::Reader;
 use refcounts::Refcounts;
 use state::{L1, Owner, State, count_l1, count_l2_tables};
 
-/// Checks the image in `file`, whose header is `header`. For structures that lie beyond the end of
-/// the file to be findings, the header must be parsed as that of an endless file (`u64::MAX`).
+/// Checks the image in `file`, which is not open elsewhere, and reports its findings to `observer`.
 ///
 /// # Errors
-/// If the file cannot be read, the snapshot table cannot be made sense of, or the image needs more
-/// memory than it may have. All other flaws of the image are findings.
+/// If the file cannot be read, its header is unusable, the snapshot table cannot be made sense of,
+/// or the image needs more memory than it may have. All other flaws of the image are findings.
 pub async fn check(
+    file: &Arc<dyn BlockFile>,
+    options: &CheckOptions,
+    observer: &mut dyn Observer,
+) -> Result<CheckResult> {
+    let start = read_start(file.as_ref()).await?;
+    let header = Header::parse_damaged(&start, file.name())?;
+    check_with_header(file, &header, options, observer).await
+}
+
+/// The same with a header that the caller has read. For structures that lie beyond the end of the
+/// file to be findings, it must be parsed as that of an endless file (`u64::MAX`).
+///
+/// # Errors
+/// As [`check`].
+#[doc(hidden)]
+pub async fn check_with_header(
     file: &Arc<dyn BlockFile>,
     header: &Header,
     options: &CheckOptions,

@@ -1,4 +1,38 @@
-//! Creating a qcow2 image: options, their rules, and the writing of a fresh file.
+//! Creating images: qcow2 with its options and their rules, raw disks, LUKS volumes.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{host::NoFiles, memory::MemoryFile};
+//! # use cowslip::image::{Durability, OpenOptions};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # use cowslip::{Buf, BufMut, Image, Job};
+//! # async fn image(bytes: u64) -> cowslip::Result<Image> {
+//! #     let file = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! #     create(file.clone(), None, &CreateOptions::new(bytes)).await?;
+//! #     let options = OpenOptions { writable: true, ..OpenOptions::default() };
+//! #     Image::open(file, options, &NoFiles).await
+//! # }
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::qcow2::create::Preallocation;
+//!
+//! let file = Arc::new(MemoryFile::new("overlay", Vec::new(), 1));
+//! let options = CreateOptions {
+//!     cluster_size: 128 << 10,
+//!     extended_l2: true, // subclusters of 4 KiB
+//!     backing_file: Some("golden.qcow2".to_string()),
+//!     backing_format: Some("qcow2".to_string()),
+//!     ..CreateOptions::new(10 << 30)
+//! };
+//! options.validate()?;
+//! create(file, None, &options).await?;
+//!
+//! let file = Arc::new(MemoryFile::new("disk.raw", Vec::new(), 1));
+//! cowslip::qcow2::create::create_raw(file, 1 << 20, Preallocation::Off, &Job::default()).await?;
+//! # Ok(())
+//! # })
+//! # }
+//! ```
 //!
 //! The layout is QEMU's to the byte (`create/placement.rs`). The header is written last, behind a
 //! flush: a file whose creation was cut short is no valid image. Texts of refusals are QEMU's.
@@ -398,10 +432,12 @@ pub async fn create_raw(
 ///
 /// # Errors
 /// As [`create_raw`].
+#[doc(hidden)]
 pub async fn create_luks(
     file: Arc<dyn BlockFile>,
     size: u64,
-    (volume, preallocation): (&NewVolume, Preallocation),
+    volume: &NewVolume,
+    preallocation: Preallocation,
     job: &Job,
 ) -> Result<()> {
     let start = volume.header().payload_offset;

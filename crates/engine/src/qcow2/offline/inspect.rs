@@ -1,5 +1,23 @@
 //! An image's description of itself, for reports: header, snapshot list, bitmap list.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{BlockFile, memory::MemoryFile};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::qcow2::inspect::inspect;
+//!
+//! # let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! # create(file.clone(), None, &CreateOptions::new(1 << 30)).await?;
+//! let inspection = inspect(&file).await?;
+//! assert_eq!((inspection.header.size, inspection.header.backing_file), (1 << 30, None));
+//! assert!(inspection.snapshots.is_empty());
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! Reads no table that maps data and opens no other file, so an image whose backing file or data
 //! file is missing, or that is encrypted, can still be described.
 
@@ -63,6 +81,7 @@ pub struct Inspection {
 
 impl Inspection {
     /// Returns where the LUKS volume of the image's keys is, if it has one.
+    #[doc(hidden)]
     pub fn keys_place(&self) -> Option<std::ops::Range<u64>> {
         let crypto = self.header.extensions.crypto_header?;
         Some(crypto.offset..crypto.offset.saturating_add(crypto.length))

@@ -1,5 +1,25 @@
 //! Repairs a qcow2 image: a plan first, then its run.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use cowslip::file::{BlockFile, memory::MemoryFile};
+//! # use cowslip::qcow2::create::{CreateOptions, create};
+//! # fn main() -> cowslip::Result<()> {
+//! # cowslip::blocking::wait(async {
+//! use cowslip::qcow2::repair::{RepairOptions, Scope, plan, repair};
+//!
+//! # let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("disk", Vec::new(), 1));
+//! # create(file.clone(), None, &CreateOptions::new(1 << 30)).await?;
+//! let options = RepairOptions::new(Scope::All);
+//! if !plan(&file, &options, &mut ()).await?.is_empty() {
+//!     let outcome = repair(&file, &options, &mut ()).await?;
+//!     assert_eq!(outcome.check.corruptions, 0);
+//! }
+//! # Ok(())
+//! # })
+//! # }
+//! ```
+//!
 //! Promises. Guest data that can be reached is kept, and data that a broken entry still points to
 //! is recovered where nothing else uses its space. A crash at any point of the run leaves the image
 //! no worse: each stage is durable before the next begins, and no stage makes an entry refer to

@@ -34,6 +34,7 @@ use crate::{BufMut, Error, Job, Result, Workers};
 mod sequence;
 
 use sequence::Sequence;
+#[doc(hidden)]
 pub use sequence::TABLES_BYTES;
 
 /// Bytes of the disk that are read and compressed together: whole clusters of any size.
@@ -79,6 +80,7 @@ pub struct Streamed {
 /// # Errors
 /// `Invalid`, in QEMU's words where QEMU has some; `Unsupported` where the library was built
 /// without the codec.
+#[doc(hidden)]
 pub fn validate(options: &CreateOptions, stored: Stored) -> Result<()> {
     options.validate()?;
     let refused = [

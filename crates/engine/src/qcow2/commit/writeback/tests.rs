@@ -154,7 +154,12 @@ fn faults(bytes: Vec<u8>) -> (u64, u64) {
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::read_only("a.qcow2", bytes));
     let mut findings: Vec<Finding> = Vec::new();
     let options = CheckOptions::default();
-    let result = block_on(check::check(&file, &header, &options, &mut findings));
+    let result = block_on(check::check_with_header(
+        &file,
+        &header,
+        &options,
+        &mut findings,
+    ));
     let result = result.expect("it can be read");
     assert_eq!(result.check_errors, 0);
     (result.corruptions, result.leaks)

@@ -68,6 +68,7 @@ fn mask(from: u64, to: u64) -> u64 {
 
 impl DirtyBits {
     /// Returns the bits of an unchanged disk of `disk_bytes`.
+    #[doc(hidden)]
     pub fn clean(granularity_bits: u8, disk_bytes: u64) -> DirtyBits {
         let bits = disk_bytes.div_ceil(1 << granularity_bits);
         DirtyBits {
@@ -92,12 +93,14 @@ impl DirtyBits {
     }
 
     /// Bytes that the bits take when they are stored.
+    #[doc(hidden)]
     pub fn stored_bytes(&self) -> u64 {
         self.bits().div_ceil(8)
     }
 
     /// Marks all granules that a range of the disk touches; beyond the end there are none. Returns
     /// whether any bit was clear.
+    #[doc(hidden)]
     pub fn mark(&mut self, range: &Range<u64>) -> bool {
         let end = range.end.min(self.disk_bytes);
         if range.start >= end {
@@ -121,6 +124,7 @@ impl DirtyBits {
     }
 
     /// Clears all bits. Returns whether any was set.
+    #[doc(hidden)]
     pub fn clear(&mut self) -> bool {
         let was_dirty = self.is_any_dirty();
         self.pages.fill(Page::Clean);
@@ -140,6 +144,7 @@ impl DirtyBits {
     }
 
     /// Adds the changes of `other`. Returns whether any bit was clear.
+    #[doc(hidden)]
     pub fn merge(&mut self, other: &DirtyBits) -> bool {
         let mut changed = false;
         for range in other.dirty_ranges() {
@@ -149,6 +154,7 @@ impl DirtyBits {
     }
 
     /// Adapts to a new size of the disk. An added range is clean.
+    #[doc(hidden)]
     pub fn resize(&mut self, disk_bytes: u64) {
         self.disk_bytes = disk_bytes;
         let pages = self.bits().div_ceil(PAGE_BITS) as usize;
@@ -211,6 +217,7 @@ impl DirtyBits {
 
     /// Whether the part of the disk at `offset` has changed, and up to where all of it has or has
     /// not. `None` at the end of the disk.
+    #[doc(hidden)]
     pub fn run_at(&self, offset: u64) -> Option<(bool, u64)> {
         if offset >= self.disk_bytes {
             return None;
@@ -224,6 +231,7 @@ impl DirtyBits {
 
     /// Returns the first `most` runs of a range of the disk, alternately dirty and clean. Beyond
     /// the end of the disk that the bits describe nothing is dirty.
+    #[doc(hidden)]
     pub fn runs(&self, range: &Range<u64>, most: usize) -> Vec<DirtyRun> {
         let mut runs: Vec<DirtyRun> = Vec::new();
         let mut at = range.start;
@@ -244,6 +252,7 @@ impl DirtyBits {
 
     /// Adds bits as they are stored, from byte `at` on, a multiple of 8. Those beyond the end of
     /// the disk are ignored.
+    #[doc(hidden)]
     pub fn load(&mut self, at: u64, stored: &[u8]) {
         for (chunk, at) in stored.chunks(8).zip((at * 8..).step_by(64)) {
             let mut bytes = [0; 8];
@@ -258,6 +267,7 @@ impl DirtyBits {
     }
 
     /// Sets all bits that are stored in `bytes` bytes of the bitmap from `at` on.
+    #[doc(hidden)]
     pub fn load_dirty(&mut self, at: u64, bytes: u64) {
         let end = (at + bytes).saturating_mul(8).min(self.bits());
         self.mark_bits(at * 8..end.max(at * 8));
@@ -265,6 +275,7 @@ impl DirtyBits {
 
     /// The bits as they are stored, `len` bytes from `at` on, both multiples of 8; zeroes beyond
     /// the end.
+    #[doc(hidden)]
     pub fn store(&self, at: u64, len: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(len);
         for at in (at * 8..).step_by(64).take(len / 8) {
@@ -277,6 +288,7 @@ impl DirtyBits {
 
     /// Returns the common value of all bits that are stored in `bytes` bytes of the bitmap from
     /// `at` on, as far as they exist; `None` if they differ.
+    #[doc(hidden)]
     pub fn uniform(&self, at: u64, bytes: u64) -> Option<bool> {
         let end = (at + bytes).saturating_mul(8);
         let held = at * 8..end.min(self.bits());

@@ -14,6 +14,7 @@ pub enum Severity {
 }
 
 /// A metadata structure that something else uses, too.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Structure {
     /// The header's cluster, the first of the file.
@@ -53,6 +54,7 @@ impl fmt::Display for Structure {
 }
 
 /// A flaw of a snapshot's L1 table.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotL1Flaw {
     /// It does not start a cluster.
@@ -174,6 +176,7 @@ pub enum Finding {
         /// Name of the snapshot.
         name: String,
         /// Flaw of the snapshot's L1 table.
+        #[doc(hidden)]
         flaw: SnapshotL1Flaw,
     },
     /// Something about the bitmaps cannot be right.
@@ -239,6 +242,7 @@ pub enum Finding {
         /// Number of the cluster in the file.
         cluster: u64,
         /// One of the structures in it.
+        #[doc(hidden)]
         structure: Structure,
         /// How often it is referenced.
         references: u64,

@@ -86,7 +86,7 @@ fn check_bytes(bytes: Vec<u8>, options: &CheckOptions) -> Result<(CheckResult, V
     let header = Header::parse(&bytes[..bytes.len().min(512)], u64::MAX, "image")?;
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes, 512));
     let mut findings = Vec::new();
-    let result = block_on(check(&file, &header, options, &mut findings))?;
+    let result = block_on(check_with_header(&file, &header, options, &mut findings))?;
     Ok((result, findings))
 }
 
@@ -98,7 +98,7 @@ fn a_check_is_send() {
     let header = Header::parse(&Builder::new().bytes, u64::MAX, "image").unwrap();
     let mut findings = Vec::new();
     let options = CheckOptions::default();
-    is_send(&check(&file, &header, &options, &mut findings));
+    is_send(&check_with_header(&file, &header, &options, &mut findings));
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn metadata_is_read_once() {
     let file: Arc<dyn BlockFile> = Arc::clone(&metered) as Arc<dyn BlockFile>;
     let mut findings = Vec::new();
     let options = CheckOptions::default();
-    block_on(check(&file, &header, &options, &mut findings)).unwrap();
+    block_on(check_with_header(&file, &header, &options, &mut findings)).unwrap();
     assert_eq!(findings, []);
     // L1, L2, refcount table, refcount block.
     assert_eq!(metered.1.load(Ordering::Relaxed), 4 * CLUSTER);
@@ -337,7 +337,7 @@ fn memory_is_in_proportion() {
     let options = CheckOptions {
         memory_bytes_max: 8 << 20,
     };
-    let result = block_on(check(&file, &header, &options, &mut findings)).unwrap();
+    let result = block_on(check_with_header(&file, &header, &options, &mut findings)).unwrap();
     assert_eq!(findings, []);
     assert_eq!(result.allocated_clusters, large::DATA_CLUSTERS);
     assert!(result.fragmented_clusters > large::DATA_CLUSTERS / 2);

@@ -439,6 +439,7 @@ async fn verify(
         memory_bytes_max: options.memory_bytes_max,
     };
     let mut observer = Forward(observer);
-    let result = check::check(file.block_file(), &header, &check_options, &mut observer).await?;
+    let result =
+        check::check_with_header(file.block_file(), &header, &check_options, &mut observer).await?;
     Ok((header, result))
 }

@@ -8,6 +8,7 @@ use crate::qcow2::entry::mend::Wrong;
 use crate::qcow2::offline::check::{Finding, SnapshotL1Flaw, Structure};
 
 /// A word of a table that changes: an entry, or its bitmap.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Where it is in the file.
@@ -19,6 +20,7 @@ pub struct Change {
 }
 
 /// The correction of a snapshot.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotFate {
     /// The fields that version 3 demands are added.
@@ -39,11 +41,12 @@ pub enum SnapshotFate {
     Removed,
 }
 
-/// A step of a repair.
+/// A step of a repair; its text, by [`fmt::Display`], says what changes, where and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
     /// An L1 entry is set right or cleared.
+    #[doc(hidden)]
     L1Entry {
         /// Change of the L1 entry.
         change: Change,
@@ -53,6 +56,7 @@ pub enum Step {
         loses: bool,
     },
     /// An L2 entry is corrected or cleared.
+    #[doc(hidden)]
     L2Entry {
         /// Change of the L2 entry.
         change: Change,
@@ -66,6 +70,7 @@ pub enum Step {
         loses: bool,
     },
     /// Guest data that shares space with something else gets a copy of its own.
+    #[doc(hidden)]
     Copy {
         /// The L2 entry; both offsets are in `change`.
         change: Change,
@@ -75,6 +80,7 @@ pub enum Step {
         structure: Option<Structure>,
     },
     /// The active L1 table moves: something else has its place, or the end of the file cuts it.
+    #[doc(hidden)]
     L1Table {
         /// Offset in the file before the repair.
         from: u64,
@@ -84,6 +90,7 @@ pub enum Step {
         cut: bool,
     },
     /// An L2 table moves: guest data has its place.
+    #[doc(hidden)]
     L2Table {
         /// Offset in the file before the repair.
         from: u64,
@@ -91,6 +98,7 @@ pub enum Step {
         bytes: u64,
     },
     /// A snapshot's entry changes.
+    #[doc(hidden)]
     Snapshot {
         /// The index in the snapshot table.
         index: u32,
@@ -104,11 +112,13 @@ pub enum Step {
         at: u64,
     },
     /// The snapshot table is rewritten.
+    #[doc(hidden)]
     SnapshotTable {
         /// Offset in the file before the repair.
         from: u64,
     },
     /// The bitmaps are declared inconsistent.
+    #[doc(hidden)]
     Bitmaps {
         /// Where their directory is.
         at: u64,
@@ -116,6 +126,7 @@ pub enum Step {
         what: String,
     },
     /// The refcount table, or an entry of it, cannot be used.
+    #[doc(hidden)]
     RefcountTable {
         /// The finding of a check about it, if there is one.
         finding: Option<Finding>,
@@ -123,6 +134,7 @@ pub enum Step {
         at: u64,
     },
     /// All refcounts are rebuilt elsewhere, and the header switches to them.
+    #[doc(hidden)]
     RebuildRefcounts {
         /// Number of refcount blocks.
         blocks: u64,
@@ -130,6 +142,7 @@ pub enum Step {
         to: u64,
     },
     /// A refcount is corrected.
+    #[doc(hidden)]
     Refcount {
         /// Number of the cluster in the file.
         cluster: u64,
@@ -144,6 +157,7 @@ pub enum Step {
     },
     /// Refcounts beyond the end of the file, as a file that was cut has them, become 0. A check
     /// does not see them; they would be leaks as soon as the file grows.
+    #[doc(hidden)]
     CountsBeyondEnd {
         /// Clusters whose refcount is not 0.
         clusters: u64,
@@ -151,6 +165,7 @@ pub enum Step {
         at: Range<u64>,
     },
     /// COPIED of an L1 entry is corrected.
+    #[doc(hidden)]
     CopiedL2 {
         /// Change of the L1 entry.
         change: Change,
@@ -160,6 +175,7 @@ pub enum Step {
         refcount: u64,
     },
     /// COPIED of an L2 entry is corrected.
+    #[doc(hidden)]
     CopiedData {
         /// Change of the L2 entry.
         change: Change,
@@ -167,6 +183,7 @@ pub enum Step {
         refcount: u64,
     },
     /// The marks of damage are taken from the header.
+    #[doc(hidden)]
     Marks {
         /// It says that the image was not closed cleanly.
         dirty: bool,
