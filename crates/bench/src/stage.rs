@@ -228,19 +228,16 @@ impl<'a> Stage<'a> {
         let mut rows: Vec<Row> = present
             .map(|contestant| Row::new(&self.name, &cell.name(), contestant))
             .collect();
-        for repetition in 0..self.scale.repetitions {
-            for turn in 0..rows.len() {
-                let index = (turn + repetition) % rows.len();
-                let row = &mut rows[index];
-                self.progress
-                    .say(&format!("{} {}", row.cell, row.contestant.name()));
-                let turn = Turn {
-                    contestant: row.contestant,
-                    repetition,
-                };
-                row.runs.push(measure(self, cell, turn)?);
-                self.progress.advance(1);
-            }
+        for (repetition, index) in rotated(rows.len(), self.scale.repetitions) {
+            let row = &mut rows[index];
+            self.progress
+                .say(&format!("{} {}", row.cell, row.contestant.name()));
+            let turn = Turn {
+                contestant: row.contestant,
+                repetition,
+            };
+            row.runs.push(measure(self, cell, turn)?);
+            self.progress.advance(1);
         }
         Ok(rows)
     }
@@ -709,4 +706,26 @@ pub fn own_aio(name: &str) -> &'static str {
 fn qemu_img_is_installed() -> bool {
     let mut command = peer_path::command("qemu-img");
     run(command.arg("--version")).is_ok()
+}
+
+/// Each contestant in each repetition, as pairs of a repetition and an index: none always follows
+/// the same one, or always begins.
+fn rotated(contestants: usize, repetitions: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..repetitions).flat_map(move |repetition| {
+        (0..contestants).map(move |turn| (repetition, (turn + repetition) % contestants))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_rotates() {
+        let order: Vec<_> = rotated(2, 3).collect();
+        assert_eq!(order, [(0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 1)]);
+        let begin = rotated(3, 3).step_by(3);
+        assert_eq!(begin.map(|(_, index)| index).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(rotated(0, 3).count(), 0);
+    }
 }
