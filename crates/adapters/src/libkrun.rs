@@ -2,7 +2,8 @@
 //!
 //! Its block device wants positioned vectored reads and writes (`FileReadWriteAtVolatile`), a
 //! flush, and zeroes. It keeps its disk behind a mutex; this one needs none, so several workers may
-//! share it.
+//! share it. Its own slices have a lifetime and no owner: `cowslip::blocking::lend_foreign` makes
+//! lists of them.
 
 use std::io;
 use std::ops::Range;

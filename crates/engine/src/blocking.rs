@@ -46,6 +46,7 @@ use cowslip_block::disk::{Disk, Extent, ZeroOptions};
 use cowslip_block::file::Durability;
 pub use cowslip_queue::block_here as wait;
 use cowslip_queue::{IoVec, IoVecMut, lend_all, lend_all_mut};
+pub use cowslip_queue::{lend_foreign, lend_foreign_mut};
 
 use crate::Result;
 
@@ -103,7 +104,8 @@ impl<D: Disk + ?Sized> BlockingDisk<D> {
         lend_all_mut(targets, |list| self.read_list_at(list, offset).map(drop))
     }
 
-    /// Fills a list, of memory that others may change, and returns it.
+    /// Fills a list, of memory that others may change, and returns it. [`lend_foreign_mut`] makes
+    /// one of a guest's memory that the caller has by pointers, for the length of the call.
     ///
     /// # Errors
     /// As [`Disk::read`].
@@ -129,7 +131,7 @@ impl<D: Disk + ?Sized> BlockingDisk<D> {
         })
     }
 
-    /// Writes a list, of memory that others may change.
+    /// Writes a list, of memory that others may change, such as one of [`lend_foreign`].
     ///
     /// # Errors
     /// As [`Disk::write`].
@@ -159,6 +161,23 @@ impl<D: Disk + ?Sized> BlockingDisk<D> {
     /// As [`Disk::flush`].
     pub fn flush(&self) -> Result<()> {
         wait(self.disk.flush())
+    }
+
+    /// Hands to the system what has completed and is known to this process alone, so that its end
+    /// loses nothing; a power failure may.
+    ///
+    /// # Errors
+    /// As [`Disk::write_back`].
+    pub fn write_back(&self) -> Result<()> {
+        wait(self.disk.write_back())
+    }
+
+    /// Allocates the space of a range; its bytes stay.
+    ///
+    /// # Errors
+    /// As [`Disk::allocate`].
+    pub fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        wait(self.disk.allocate(offset, len))
     }
 
     /// States of a range; about `max` at most.

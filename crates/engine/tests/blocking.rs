@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use cowslip::blocking::{BlockingDisk, wait};
 use cowslip::disk::{Disk, MemoryDisk};
-use cowslip::image::{Durability, ZeroOptions};
+use cowslip::file::host::{HostGate, HostOptions, open_host_file};
+use cowslip::image::{Durability, OpenOptions, ZeroOptions};
 use cowslip::{Error, IoVec, IoVecMut, SharedMemory};
 use cowslip_block::random::Random;
 
@@ -85,6 +86,33 @@ fn calls_of_several_threads_do_what_the_model_does() {
             .iter()
             .any(|extent| extent.data)
     );
+    wait(disk.disk().close()).unwrap();
+}
+
+#[test]
+fn space_is_allocated_and_tables_are_handed_to_the_system() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let disk = BlockingDisk::from(open(&path));
+    disk.allocate(1 << 20, 1 << 20).unwrap();
+    disk.write_at(&[7; 4096], 1 << 20).unwrap();
+    let mapped = disk.extents(1 << 20, 4096, 1).unwrap()[0]
+        .host_offset
+        .unwrap();
+    disk.write_back().unwrap();
+    // Without a flush or a close, as after a kill: a copy of the file has table and data.
+    let copy = dir.path().join("copy");
+    std::fs::copy(&path, &copy).unwrap();
+    let host = HostOptions::default();
+    let file = open_host_file(&copy, &host).unwrap();
+    let options = OpenOptions::default();
+    let killed = wait(cowslip::Image::open(file, options, &HostGate::default())).unwrap();
+    let killed = BlockingDisk::new(killed);
+    let mut read = [0; 4096];
+    killed.read_at(&mut read, 1 << 20).unwrap();
+    assert_eq!(read, [7; 4096]);
+    let extent = killed.extents((1 << 20) + 4096, 4096, 1).unwrap()[0];
+    assert_eq!(extent.host_offset, Some(mapped + 4096));
     wait(disk.disk().close()).unwrap();
 }
 

@@ -108,9 +108,52 @@ pub fn lend_all_mut<R>(target: &mut [IoSliceMut<'_>], f: impl FnOnce(IoVecMut) -
     result
 }
 
+/// As [`lend_all`], with memory that others may change meanwhile, such as a guest's: each range by
+/// its start and its length in bytes. For callers that wait and have such memory for the length of
+/// the call only, so no owner to pass to [`IoVec::foreign`].
+///
+/// # Safety
+/// Until this returns, what [`IoVec::foreign`] asks for while the owner lives holds for each range.
+pub unsafe fn lend_foreign<R>(
+    ranges: impl IntoIterator<Item = (NonNull<u8>, usize)>,
+    f: impl FnOnce(IoVec) -> R,
+) -> R {
+    let loan = Loan::default();
+    let mut list = IoVec::default();
+    for (start, len) in ranges {
+        // SAFETY: as the caller promises, until `loan` is dropped, which is when all owners are
+        // gone. Each range has an owner of its own, so none is joined to its neighbour.
+        list.append(unsafe { IoVec::foreign(start, len, loan.owner()) });
+    }
+    let result = f(list);
+    drop(loan);
+    result
+}
+
+/// As [`lend_foreign`], with memory to read into.
+///
+/// # Safety
+/// Until this returns, what [`IoVecMut::foreign`] asks for while the owner lives holds for each
+/// range.
+pub unsafe fn lend_foreign_mut<R>(
+    ranges: impl IntoIterator<Item = (NonNull<u8>, usize)>,
+    f: impl FnOnce(IoVecMut) -> R,
+) -> R {
+    let loan = Loan::default();
+    let mut list = IoVecMut::default();
+    for (start, len) in ranges {
+        // SAFETY: as above.
+        list.append(unsafe { IoVecMut::foreign(start, len, loan.owner()) });
+    }
+    let result = f(list);
+    drop(loan);
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SharedMemory;
     use crate::buf::MemoryAlignment;
     use std::time::Duration;
 
@@ -163,5 +206,36 @@ mod tests {
         }));
         assert!(unwound.is_err());
         assert_eq!(memory, [6; 64]);
+    }
+    #[test]
+    fn memory_of_others_is_lent_until_the_last_request_lets_go_of_it() {
+        let memory = SharedMemory::new(64);
+        let range = |start: usize, len: usize| (memory.at(&(start..start + len)), len);
+        memory.write(0, &[3; 64]);
+        let ranges = [range(8, 3), range(11, 0), range(11, 2), range(40, 1)];
+        // SAFETY: shared memory is mapped as whole words, and accessed by atomic operations.
+        let read = unsafe {
+            lend_foreign(ranges, |list| {
+                assert_eq!((list.len(), list.segment_count()), (6, 3));
+                list.to_vec()
+            })
+        };
+        assert_eq!(read, [3; 6]);
+        // SAFETY: as above.
+        let thread = unsafe {
+            lend_foreign_mut(ranges, |mut list| {
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(30));
+                    list.fill(9);
+                })
+            })
+        };
+        let mut bytes = [0; 64];
+        memory.read(0, &mut bytes);
+        let mut expected = [3; 64];
+        expected[8..13].fill(9);
+        expected[40] = 9;
+        assert_eq!(bytes, expected);
+        thread.join().unwrap();
     }
 }

@@ -102,7 +102,7 @@ pub use fixed::fix_buffers;
 pub use fuse_device::FuseDevice;
 pub use fuse_slot::{FUSE_HEAD_BYTES, FuseSlot};
 pub use iovec::{IoVec, IoVecMut};
-pub use lent::{lend, lend_all, lend_all_mut, lend_mut};
+pub use lent::{lend, lend_all, lend_all_mut, lend_foreign, lend_foreign_mut, lend_mut};
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};
 pub use reactor::{Reactor, TaskId, block_here};
