@@ -7,7 +7,7 @@ use std::path::Path;
 
 use self::battery::{Battery, complaint};
 use crate::support::mounted::Mounted;
-use crate::support::{cowslip, outcome, run, scratch};
+use crate::support::{cowslip, outcome, program, run, scratch};
 
 mod battery;
 mod layout;
@@ -179,7 +179,7 @@ fn a_length_that_the_file_system_cannot_have_is_refused() {
 #[test]
 fn a_limit_on_lengths_is_an_error_and_no_signal() {
     let dir = scratch();
-    let binary = env!("CARGO_BIN_EXE_cowslip");
+    let binary = program().display();
     let line = format!("ulimit -f 1024; exec {binary} allocate --size 64M x");
     let output = outcome(
         std::process::Command::new("bash")

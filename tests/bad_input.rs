@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::cowslip;
 use crate::support::golden::words;
 use crate::support::rng::Rng;
 use bench::{Bench, Outcome, Whose};
@@ -507,7 +508,7 @@ fn room_is_wanted_where_the_data_goes() {
     std::fs::write(bench.path("source.raw"), vec![5; 4 << 20]).unwrap();
     let convert = |data_file: &str, target: &str| {
         let option = format!("data_file={data_file}");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cowslip"));
+        let mut command = cowslip();
         command.args(["convert", "-q", "-f", "raw", "-O", "qcow2", "-o", &option]);
         command.arg(bench.path("source.raw")).arg(target);
         command.current_dir(&at).output().unwrap()

@@ -8,6 +8,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use crate::support::program;
+
 /// A scratch directory with our binary under qemu-img's name.
 struct Bench {
     dir: tempfile::TempDir,
@@ -24,7 +26,7 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("bin")).unwrap();
         let ours = dir.path().join("bin/qemu-img");
-        symlink(env!("CARGO_BIN_EXE_cowslip"), ours).unwrap();
+        symlink(program(), ours).unwrap();
         Some(Bench { dir })
     }
 

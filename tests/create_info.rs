@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::golden::{self, said, words};
-use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch, twins};
+use crate::support::{
+    cowslip, outcome, peers_are_installed, program, qemu_img, run, scratch, twins,
+};
 use serde_json::json;
 
 /// Command lines of `create`. `x` is the file that is made. Words are cut at blanks; `''` is an
@@ -524,7 +526,7 @@ fn a_file_beyond_the_limit_of_the_process_is_an_error() {
     let dir = scratch();
     let script = format!(
         "ulimit -f 64; exec {} create -q -f raw a 1M",
-        env!("CARGO_BIN_EXE_cowslip")
+        program().display()
     );
     let mut shell = Command::new("sh");
     let refused = outcome(shell.current_dir(dir.path()).args(["-c", &script]));

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::support::running::Running;
-use crate::support::{cowslip, outcome, run, scratch};
+use crate::support::{cowslip, outcome, program, run, scratch};
 
 /// The manager's socket, with patience.
 fn patient(socket: UnixDatagram) -> UnixDatagram {
@@ -129,7 +129,9 @@ fn passed_sockets_are_listened_on() {
     let mut command = Command::new("sh");
     command
         .current_dir(dir)
-        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_cowslip"), "daemon"])
+        .args(["-c", script, "sh"])
+        .arg(program())
+        .arg("daemon")
         .env("LISTEN_FDS", "2")
         .env("LISTEN_FDNAMES", "control:metrics")
         .stdin(std::os::fd::OwnedFd::from(control))

@@ -1,6 +1,6 @@
 //! `cowslip demo`, small: every row is there, read back, and clean.
 
-use crate::support::{cowslip, run, scratch};
+use crate::support::{cowslip, program, run, scratch};
 
 #[test]
 fn a_small_demonstration_has_two_clean_rows_and_leaves_nothing() {
@@ -49,8 +49,7 @@ fn a_relative_directory_and_links_in_qemus_names_change_nothing() {
     let links = directory.path().join("links");
     std::fs::create_dir(&links).unwrap();
     for name in ["qemu-img", "qemu-nbd", "qemu-storage-daemon"] {
-        let ours = env!("CARGO_BIN_EXE_cowslip");
-        std::os::unix::fs::symlink(ours, links.join(name)).unwrap();
+        std::os::unix::fs::symlink(program(), links.join(name)).unwrap();
     }
     let words = "demo --json --size 16 --operations 20 --dir here".split(' ');
     let mut command = cowslip();

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use self::layouts::Abilities;
 use crate::support::mounted::Mounted;
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, program, run, scratch};
 
 mod layouts;
 mod peers;
@@ -551,21 +551,21 @@ fn files_without_permission_are_refused() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let program = dir.path().join("cowslip");
-    std::fs::copy(env!("CARGO_BIN_EXE_cowslip"), &program).unwrap();
-    for path in [dir.path(), &program] {
+    let copy = dir.path().join("cowslip");
+    std::fs::copy(program(), &copy).unwrap();
+    for path in [dir.path(), &copy] {
         run(Command::new("chmod").arg("755").arg(path));
     }
     let secret = dir.path().join("secret");
     std::fs::write(&secret, "x").unwrap();
     run(Command::new("chmod").arg("600").arg(&secret));
-    let mut command = Command::new(&program);
+    let mut command = Command::new(&copy);
     command.arg("extents").arg(&secret).uid(65_534).gid(65_534);
     let text = complaint(&outcome(&mut command));
     assert!(text.contains("Permission denied"), "{text}");
     // Blocks one by one are for root.
     std::fs::write(dir.path().join("open"), "x").unwrap();
-    let mut command = Command::new(&program);
+    let mut command = Command::new(&copy);
     command
         .args(["extents", "--by=fibmap"])
         .arg(dir.path().join("open"));

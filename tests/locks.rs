@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::running::Running;
-use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, program, qemu_img, run, scratch};
 
 const PEERS: &[&str] = &["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"];
 
@@ -546,10 +546,7 @@ fn reopening_keeps_what_is_held_and_asks_for_what_is_new() {
     let reader = Holder::start(with(Command::new("qemu-io"), "-r top.qcow2"), dir, both);
     let script = "io -r -c reopen\\ -w -c read\\ 0\\ 64k top.qcow2";
     let mut contender = Command::new("sh");
-    contender.args([
-        "-c",
-        &format!("'{}' {script}", env!("CARGO_BIN_EXE_cowslip")),
-    ]);
+    contender.args(["-c", &format!("'{}' {script}", program().display())]);
     let output = outcome(contender.current_dir(dir));
     let (said, errors) = (
         String::from_utf8_lossy(&output.stdout).into_owned(),

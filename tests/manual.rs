@@ -9,7 +9,7 @@ use std::process::Command;
 use cowslip_manual::{Manual, Snippet, broken, snippets};
 
 use crate::report::browser::{self, Browser, Look};
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, program, run, scratch};
 
 /// Written between the outputs of commands.
 const MARK: &str = "\u{1}";
@@ -147,7 +147,7 @@ fn run_page(directory: &Path, blocks: &[Snippet]) {
     let work = directory.join("work");
     std::fs::create_dir_all(&programs).unwrap();
     std::fs::create_dir_all(&work).unwrap();
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_cowslip"), programs.join("cowslip")).unwrap();
+    std::os::unix::fs::symlink(program(), programs.join("cowslip")).unwrap();
     let steps: Vec<Step> = blocks.iter().flat_map(steps).collect();
     let mut script = String::from("set -eu -o pipefail\nexec 2>&1\n");
     for step in &steps {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{peers_are_installed, run, scratch};
+use crate::support::{peers_are_installed, program, run, scratch};
 
 /// A call that makes a file, such as `12 openat(AT_FDCWD, "a", O_RDWR|O_CREAT, 0600) = 3`.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ fn traced(dir: &Path, log: &Path) -> Command {
     command.args(["-f", "-qq", "-e", calls, "-o"]).arg(log);
     // With a name, a directory would be reachable for everybody who may enter it.
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-    command.arg(env!("CARGO_BIN_EXE_cowslip")).current_dir(dir);
+    command.arg(program()).current_dir(dir);
     command.env("TMPDIR", dir);
     command
 }

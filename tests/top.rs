@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::support::server::Server;
-use crate::support::{cowslip, eventually, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, eventually, outcome, peers_are_installed, program, run, scratch};
 
 /// A daemon with a disk that is exported as `e`.
 fn start(mut program: Command, dir: &Path) -> Server {
@@ -150,10 +150,7 @@ fn a_terminal_is_drawn_and_left_as_it_was() {
     let dir = scratch();
     let dir = dir.path();
     let _daemon = start(daemon(), dir);
-    let line = format!(
-        "stty cols 150 rows 20; {} top control",
-        env!("CARGO_BIN_EXE_cowslip")
-    );
+    let line = format!("stty cols 150 rows 20; {} top control", program().display());
     let mut terminal = Command::new("script")
         .current_dir(dir)
         .env("TERM", "xterm")

@@ -16,7 +16,7 @@ use std::process::{Command, Output, Stdio};
 use crate::support::golden::words;
 use crate::support::judge::{Layout, comparable};
 use crate::support::twins::{Twin, compare_files, copy_all, qemu_img};
-use crate::support::{outcome, peers_are_installed, run, scratch};
+use crate::support::{outcome, peers_are_installed, program, run, scratch};
 
 /// The behaviour of a program, and its place in the source.
 struct Story {
@@ -256,7 +256,7 @@ fn prepare(dir: &Path) {
 fn links() -> tempfile::TempDir {
     let dir = scratch();
     for name in ["qemu-img", "qemu-io", "qemu-nbd"] {
-        symlink(env!("CARGO_BIN_EXE_cowslip"), dir.path().join(name)).unwrap();
+        symlink(program(), dir.path().join(name)).unwrap();
     }
     dir
 }

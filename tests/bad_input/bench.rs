@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::program;
+
 /// No command on a small image may take longer.
 const TIME_MAX: Duration = Duration::from_secs(10);
 /// Address space of our commands: 1.5 GiB.
@@ -42,7 +44,7 @@ impl Bench {
         let bin = dir.path().join("bin");
         std::fs::create_dir(&bin).unwrap();
         for name in ["qemu-img", "qemu-io", "qemu-nbd"] {
-            symlink(env!("CARGO_BIN_EXE_cowslip"), bin.join(name)).unwrap();
+            symlink(program(), bin.join(name)).unwrap();
         }
         Bench { dir }
     }

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub mod engine;
@@ -38,9 +39,22 @@ pub fn peers_are_installed(programs: &[&str]) -> bool {
     false
 }
 
+/// The program under test: what cargo has built beside the tests, or another one, such as the
+/// static program, by `COWSLIP_PROGRAM`.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let named = std::env::var_os("COWSLIP_PROGRAM");
+        let named = named.unwrap_or_else(|| env!("CARGO_BIN_EXE_cowslip").into());
+        let program = std::path::absolute(named).unwrap();
+        assert!(program.is_file(), "no program: {}", program.display());
+        program
+    })
+}
+
 /// The command under test.
 pub fn cowslip() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_cowslip"))
+    Command::new(program())
 }
 
 /// Runs a program, whatever its exit status.

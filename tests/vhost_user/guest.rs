@@ -14,7 +14,7 @@ use cowslip_console::output::Program;
 use super::*;
 use crate::bench::guest_kernel;
 use crate::support::rng::Rng;
-use crate::support::{number_from_environment, peers_are_installed, run};
+use crate::support::{number_from_environment, peers_are_installed, program, run};
 
 const TOOLS: [&str; 9] = [
     "fio",
@@ -95,15 +95,14 @@ impl Rig {
         let mut served = Served::start(&image, &socket, &OPTIONS);
         served.wait();
         // Without what only a debugger reads.
-        let program = Path::new(env!("CARGO_BIN_EXE_cowslip"));
         let stripped = dir.join("init");
         let strip = Command::new("strip")
             .arg("-o")
-            .args([&stripped, program])
+            .args([&stripped, program()])
             .status();
         let init = match strip.is_ok_and(|status| status.success()) {
             true => &stripped,
-            false => program,
+            false => program(),
         };
         let options = MachineOptions {
             kernel: Some(kernel),

@@ -128,6 +128,58 @@ fn the_core_needs_few_crates_of_others() {
     assert!(all.contains("aes") && all.contains("zstd"), "{all:?}");
 }
 
+/// Cells of the rows of a document's tables whose first cell is one of these words.
+fn rows<'a>(document: &'a str, words: &[&str]) -> Vec<Vec<&'a str>> {
+    let cells =
+        |line: &'a str| -> Vec<&'a str> { line.split('|').skip(1).map(str::trim).collect() };
+    let rows = document.lines().filter(|line| line.starts_with('|'));
+    rows.map(cells)
+        .filter(|cells| words.contains(&cells[0].trim_matches('`')))
+        .collect()
+}
+
+/// The numbers are those of x86-64: processors differ in crates for their instructions.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_crates_that_a_feature_needs_are_as_many_as_is_said() {
+    let document = std::fs::read_to_string(root().join("docs/embedding.md")).unwrap();
+    let count = |package: &str, chosen: &[&str]| {
+        let target = ["--target", "x86_64-unknown-linux-gnu", "-p", package];
+        third_parties(&[&target[..], chosen].concat()).len()
+    };
+    let features = ["none", "deflate", "zstd", "luks", "portable", "all"];
+    let said = rows(&document, &features);
+    assert_eq!(said.len(), features.len(), "{said:?}");
+    for row in said {
+        let name = row[0].trim_matches('`');
+        let chosen = match name {
+            "none" => vec!["--no-default-features"],
+            "all" => vec!["--all-features"],
+            feature => vec!["--no-default-features", "--features", feature],
+        };
+        assert_eq!(row[2], count("cowslip", &chosen).to_string(), "{name}");
+    }
+    let packages = [
+        "cowslip-nbd",
+        "cowslip-vhost-user",
+        "cowslip-fuse",
+        "cowslip-qmp",
+        "cowslip-graph",
+        "cowslip-nodes",
+        "cowslip-capi",
+        "cowslip-python",
+        "cowslip-cli",
+    ];
+    let said = rows(&document, &packages);
+    assert_eq!(said.len(), packages.len(), "{said:?}");
+    for row in said {
+        let package = row[0].trim_matches('`');
+        let states: [&[&str]; 3] = [&["--no-default-features"], &[], &["--all-features"]];
+        let counts = states.map(|chosen| count(package, chosen).to_string());
+        assert_eq!(row[1..4], counts, "{package}");
+    }
+}
+
 /// Licences whose code may be part of ours, or of what is built from it.
 const LICENCES: [&str; 11] = [
     "MIT",
