@@ -6,6 +6,7 @@ use std::path::Path;
 
 use cowslip_advise::{
     Engine, Facts, Statistics, Workload, advise, as_json, as_text, check, directory_json,
+    situations,
 };
 use cowslip_trace::{Reader, Request};
 use serde_json::Value;
@@ -95,9 +96,23 @@ fn advised(args: &Args, program: &Program) -> Result<(), CommandError> {
     let format = args.output.format("advise", program)?;
     if args.check {
         let all = args.compared()?;
+        // Prepared situations were measured on the machine of the documents.
+        let prepared = match args.names.is_empty() {
+            true => situations::compare(),
+            false => Vec::new(),
+        };
         match format {
-            OutputFormat::Human => print(&check::as_text(&all)),
-            OutputFormat::Json => print_json(&check::as_json(&all)),
+            OutputFormat::Human if prepared.is_empty() => print(&check::as_text(&all)),
+            OutputFormat::Human => {
+                print(&(check::as_text(&all) + &situations::as_text(&prepared)));
+            }
+            OutputFormat::Json => {
+                let mut value = check::as_json(&all);
+                if !prepared.is_empty() {
+                    value["situations"] = situations::as_json(&prepared);
+                }
+                print_json(&value);
+            }
         }
         return Ok(());
     }

@@ -4,6 +4,7 @@ use crate::facts::FileSystem;
 
 const FIGURES: &str = include_str!("../data/figures.tsv");
 const MEASURED: &str = include_str!("../data/measured.tsv");
+const CONFIRMED: &str = include_str!("../data/confirmed.tsv");
 
 /// A coefficient of the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,5 +89,73 @@ pub fn measured() -> impl Iterator<Item = Measured> {
         circumstances: line[2],
         value: line[3].parse().expect("a measurement is a number"),
         source: line[4],
+    })
+}
+
+/// What is better of a measured quantity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// More of it.
+    More,
+    /// Less of it.
+    Less,
+}
+
+impl Better {
+    /// The factor by which `this` is better than `other`.
+    pub fn factor(self, this: f64, other: f64) -> f64 {
+        match self {
+            Better::More => this / other,
+            Better::Less => other / this,
+        }
+    }
+}
+
+/// A measurement of the advised way in a situation beside the other way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Confirmed {
+    /// The situation's title.
+    pub situation: &'static str,
+    /// The file system.
+    pub on: &'static str,
+    /// What is better of the quantity.
+    pub better: Better,
+    /// Its unit.
+    pub unit: &'static str,
+    /// The value with the advised way.
+    pub advised: f64,
+    /// The advised way, as it was measured.
+    pub advised_way: &'static str,
+    /// The value with the other way.
+    pub other: f64,
+    /// The other way, as it was measured.
+    pub other_way: &'static str,
+    /// The command line that measures both.
+    pub command: &'static str,
+}
+
+impl Confirmed {
+    /// The factor by which the advised way was better.
+    pub fn factor(&self) -> f64 {
+        self.better.factor(self.advised, self.other)
+    }
+}
+
+/// All measurements of situations.
+pub fn confirmed() -> impl Iterator<Item = Confirmed> {
+    let number = |text: &str| text.parse().expect("a measurement is a number");
+    lines(CONFIRMED).map(move |line| Confirmed {
+        situation: line[0],
+        on: line[1],
+        better: match line[2] {
+            "more" => Better::More,
+            _ => Better::Less,
+        },
+        unit: line[3],
+        advised: number(line[4]),
+        advised_way: line[5],
+        other: number(line[6]),
+        other_way: line[7],
+        command: line[8],
     })
 }

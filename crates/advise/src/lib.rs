@@ -4,12 +4,14 @@
 //! *Pure*: [`Facts`] and a [`Workload`] come in, [`Advice`] goes out. Who wants advice collects the
 //! facts; nothing is opened here. Each answer has figures from a model ([`model`]) whose
 //! coefficients are in `data/figures.tsv`, each with its source; [`check`] holds the model against
-//! `data/measured.tsv` and shows where it is wrong. "Leave it" is an answer.
+//! `data/measured.tsv` and shows where it is wrong, and [`situations`] holds prepared answers
+//! against `data/confirmed.tsv`. "Leave it" is an answer.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `facts.rs`, `workload.rs` | the question |
 //! | `figures.rs`, `model.rs`, `check.rs` | coefficients, predictions, and how well they fit |
+//! | `situations.rs` and below | prepared situations, and what the bench says of them |
 //! | `rules.rs` and below | one rule each: clusters, policy, space, order, chain, cache, … |
 //! | `answer.rs`, `text.rs`, `json.rs` | the answer, in words and for programs |
 //!
@@ -22,6 +24,7 @@ mod figures;
 mod json;
 pub mod model;
 mod rules;
+pub mod situations;
 mod statistics;
 mod text;
 mod workload;

@@ -156,8 +156,8 @@ pub fn preallocated_writes(kind: &str, on: FileSystem) -> f64 {
 /// QEMU's random read in microseconds, by the depth of the chain.
 pub fn qemu_read_us(depth: u64) -> f64 {
     let of = |name| figure(name, FileSystem::Ext4);
-    let (one, deep) = (of("qemu-read-1-us"), of("qemu-read-300-us"));
-    one + (deep - one) * (depth.saturating_sub(1)) as f64 / 299.0
+    let (two, deep) = (of("qemu-read-2-us"), of("qemu-read-150-us"));
+    two + (deep - two) * (depth.saturating_sub(2)) as f64 / 148.0
 }
 
 /// Memory of a process with a chain of this depth, in MiB, after reads.

@@ -3,11 +3,14 @@
 use crate::answer::{Answer, ByCopy, Verdict};
 use crate::facts::{Facts, FileSystem};
 use crate::figures::figure;
+use crate::model::{self, Layout};
 use crate::workload::Workload;
 
 use super::lines::{human, quoted};
 
 const SUBJECT: &str = "compression";
+/// Processors that unpack at a time, where this was measured.
+const PROCESSORS: f64 = 2.0;
 const SOURCE: &str = "docs/advise.md#compressed-clusters";
 
 /// The rule.
@@ -38,6 +41,23 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     );
     let text = "write to an overlay, and keep the compressed image below it";
     let answer = Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why);
+    let on = facts.host.file_system();
+    let rate = |unit_bytes| {
+        let layout = Layout {
+            cluster_bytes: facts.image.cluster_bytes,
+            unit_bytes,
+            is_backed: true,
+            is_sparse: false,
+        };
+        model::first_writes(&layout, 1.0, on)
+    };
+    let unpack_us = unpack[usize::from(!facts.image.is_zstd)];
+    let in_place = 1e6 / rate(facts.image.cluster_bytes) + unpack_us / PROCESSORS;
+    let answer = answer.figure(
+        "first writes a second to compressed clusters",
+        1e6 / in_place,
+        Some(rate(4096)),
+    );
     if facts.image.backing.is_some() || facts.image.snapshots > 0 {
         return Some(answer.by_copy(&[]));
     }

@@ -22,7 +22,7 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
     }
     match facts.image.format {
         Format::Raw => raw(facts, workload),
-        Format::Qcow2 if facts.image.backing.is_none() => Some(image(facts, workload)),
+        Format::Qcow2 if facts.image.backing.is_none() => Some(image(facts)),
         _ => None,
     }
 }
@@ -70,11 +70,10 @@ fn raw(facts: &Facts, workload: &Workload) -> Option<Answer> {
                 .or_by_copy(&["preallocation=full"]),
         );
     }
-    let (sparse, allocated) = (
-        raw_writes(RawFile::Sparse, on),
-        raw_writes(RawFile::Allocated, on),
-    );
-    let gains = allocated / sparse >= SPEED_GAIN
+    let sparse = raw_writes(RawFile::Sparse, on);
+    let gain = figure("raw-gain", on);
+    let allocated = sparse * gain;
+    let gains = gain >= SPEED_GAIN
         && workload.share_of(&workload.writes) * (1.0 - workload.writes.in_order) >= 0.2;
     if workload.fills || gains {
         let why = "one call of the file system takes no time where there are extents, the space is \
@@ -98,23 +97,10 @@ fn raw(facts: &Facts, workload: &Workload) -> Option<Answer> {
     Some(answer.figure("first writes a second", sparse, None))
 }
 
-fn image(facts: &Facts, workload: &Workload) -> Answer {
+fn image(facts: &Facts) -> Answer {
     let on = facts.host.file_system();
     let rate = |kind| model::preallocated_writes(kind, on);
     let missing = missing(facts);
-    let has_room = missing < facts.host.free_bytes / 2;
-    let of_first = workload.share_of(&workload.writes) * super::clusters::first(facts, workload);
-    if workload.fills && of_first > 0.5 && has_room && missing > 0 {
-        let why = "the disk will be written throughout: its space can as well be sure before, and \
-                   in few extents";
-        let text = "allocate all of it in advance";
-        let answer = Answer::new((SUBJECT, WHY_SLOW), Verdict::Change, text, why).figure(
-            MEASURED,
-            rate("off"),
-            Some(rate("falloc")),
-        );
-        return answer.by_copy(&["preallocation=falloc"]);
-    }
     let why = format!(
         "space is allocated ahead of need anyway; falloc would make {:.0} first writes a second and \
          full {:.0}, for {} now; take it only if the space must be sure",
@@ -155,7 +141,8 @@ fn streams(facts: &Facts) -> Option<Answer> {
         None => ".",
     };
     let why = "its pieces lie between those of others: direct writers get no space ahead from the \
-               file system, and steps that follow the file's size keep them in few extents";
+               file system, and steps that follow the file's size keep them in few extents; of \
+               writers at full speed some are ahead of it, and have a sixth of their extents then";
     let text = "keep space ahead of its end while it grows";
     Some(
         Answer::new((SUBJECT, SOURCE), Verdict::Change, text, why)

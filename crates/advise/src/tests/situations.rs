@@ -131,14 +131,8 @@ fn first_writes_need_no_preallocation_unless_the_space_must_be_sure() {
         "{}",
         answer.reason
     );
-    // A disk that will be written throughout can as well have it: on XFS falloc was faster.
-    let answer_advice = advise(&facts, &under("fill"));
-    let answer = changed(&answer_advice, "preallocation");
-    assert!(answer.commands[0].contains("-o preallocation=falloc"));
-    let measured =
-        value("preallocation", "xfs", "kind=falloc") / value("preallocation", "xfs", "kind=off");
-    assert!(measured > 1.3);
-    assert!((promised(answer) / measured - 1.0).abs() < 0.05);
+    // Nor does a disk that will be written throughout: falloc was 0.90 and 1.11 times as fast.
+    left(&advise(&facts, &under("fill")), "preallocation");
 }
 
 /// A golden image with overlays, on a file system that could clone.
@@ -152,11 +146,10 @@ fn overlays_of_a_golden_image_stay_overlays_with_subclusters() {
     changed(&advice, "clusters");
     // 15 039 first writes a second beside 5 777 of a clone.
     assert!(answer.reason.contains("2.6 times"));
-    // On btrfs neither subclusters nor anything else helps.
+    // On btrfs a copy costs less beside a write, and subclusters are worth it all the same.
     let advice = advise(&overlay("btrfs"), &under("random-writes"));
-    left(&advice, "clusters");
-    let copy = value("copy-cost", "btrfs", "unit=65536");
-    assert!(copy > 1.0, "a plain overlay was the faster one");
+    changed(&advice, "clusters");
+    assert!(value("copy-cost", "btrfs", "unit=65536") < 0.7);
 }
 
 /// A guest that discards, and little space.
@@ -266,7 +259,7 @@ fn a_long_chain_is_left_to_this_engine_and_shortened_for_qemu() {
     let expected = "cowslip rebase -p -b golden.raw -F raw vm.qcow2";
     assert_eq!(answer.commands, [expected]);
     let measured =
-        value("qemu-read-us", "ext4", "depth=300") / value("qemu-read-us", "ext4", "depth=1");
+        value("qemu-read-us", "ext4", "depth=150") / value("qemu-read-us", "ext4", "depth=2");
     assert!(measured > 2.0 && promised(answer) < 0.5);
     // Where space is short, what lies between counts for this engine too.
     facts.engine = Engine::Cowslip;
@@ -347,10 +340,12 @@ fn a_raw_file_with_its_space_is_left() {
         assert_eq!(advice.verdict(), Verdict::Leave, "{advice:?}");
         assert_eq!(left(&advice, "format").text, "it should stay raw");
     }
-    // A sparse one on XFS finds a free block for each write; ext4 takes as long to convert.
-    let advice = advise(&raw("xfs", GIB), &under("random-writes"));
-    changed(&advice, "preallocation");
-    let advice = advise(&raw("ext4", GIB), &under("random-writes"));
+    // A sparse one finds a free block for each write.
+    for on in ["xfs", "ext4"] {
+        let advice = advise(&raw(on, GIB), &under("random-writes"));
+        changed(&advice, "preallocation");
+    }
+    let advice = advise(&raw("btrfs", GIB), &under("random-writes"));
     left(&advice, "preallocation");
 }
 
