@@ -6,6 +6,7 @@
 
 mod aged;
 mod background;
+mod whole_extents;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -63,6 +63,10 @@ pub struct Args {
     /// Leave the space of subclusters that hold nothing: writes to them need none then
     #[arg(long)]
     keep_subclusters: bool,
+    /// Leave extents of the file system as they are: btrfs frees the space of holes only with the
+    /// rest of the extents that they are in, which is written elsewhere for that
+    #[arg(long)]
+    keep_extents: bool,
     /// Also put the disk's clusters into the guest's order, until they lie in at most 1.2 times as
     /// few extents as there can be
     #[arg(long)]
@@ -144,6 +148,7 @@ fn wanted(args: &Args) -> Result<CompactOptions, CommandError> {
         dedupe_backing: args.dedupe_backing,
         subclusters: !args.keep_subclusters,
         defragment: args.defragment,
+        whole_extents: !args.keep_extents,
     })
 }
 
@@ -260,6 +265,13 @@ impl Done {
                     let unused = size::human(done.subcluster_bytes);
                     words += &format!("{unused} of subclusters that held nothing came back.\n");
                 }
+                if done.rewritten_bytes > 0 {
+                    let rewritten = size::human(done.rewritten_bytes);
+                    words += &format!(
+                        "The file system has written {rewritten} elsewhere, so that it frees what \
+                         lies between.\n"
+                    );
+                }
                 if let Some(order) = done.defragmentation {
                     words += &format!(
                         "The disk lies in {} instead of {}; {} is perfect.\n",
@@ -310,6 +322,7 @@ pub fn figures(done: &Compaction) -> Value {
         "leaked-bytes": done.leaked_bytes,
         "redundant-bytes": done.redundant_bytes,
         "subcluster-bytes": done.subcluster_bytes,
+        "rewritten-bytes": done.rewritten_bytes,
     });
     if let Some(order) = done.defragmentation {
         value["extents-before"] = order.extents_before.into();

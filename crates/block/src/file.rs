@@ -213,6 +213,13 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
+    /// Has the file system free the space that holes of a range keep, where it frees extents only
+    /// as a whole, by having it write elsewhere what else is in them. Returns about how many bytes
+    /// that were. `ErrorKind::Unsupported` where holes keep nothing, as by default.
+    fn release_extents(&self, _range: Range<u64>) -> Pending<io::Result<u64>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+
     /// Allocates a range as written zeroes, so that later writes to it change no metadata of the
     /// file system; extends the file to the end of the range. `ErrorKind::Unsupported` where the
     /// device or system has no single call for it, as by default.

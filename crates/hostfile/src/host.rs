@@ -453,6 +453,15 @@ impl BlockFile for HostBlockFile {
         self.file.holes(range, most)
     }
 
+    fn release_extents(&self, range: Range<u64>) -> Pending<io::Result<u64>> {
+        match self.kind {
+            Kind::Regular => self.file.release_extents(range),
+            Kind::BlockDevice(_) | Kind::CharacterDevice(_) => {
+                Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+            }
+        }
+    }
+
     fn allocate_written(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         self.file.shape(offset, len, Shape::AllocateWritten)
     }

@@ -25,6 +25,7 @@ use crate::line::Line;
 use crate::lock;
 use crate::pending::{Completer, Pending, pending};
 use crate::pool::{self, blocking};
+use crate::release;
 pub use crate::runs::Run;
 use crate::runs::{find_own, find_runs};
 use crate::scatter::Scatter;
@@ -331,6 +332,12 @@ impl File {
     ) -> Pending<io::Result<space::Holes>> {
         let file = Arc::clone(self);
         blocking(move || space::holes(file.as_fd(), range, most))
+    }
+
+    /// Has the file system free what holes of a range keep; see [`release::release`].
+    pub fn release_extents(self: &Arc<Self>, range: Range<u64>) -> Pending<io::Result<u64>> {
+        let file = Arc::clone(self);
+        blocking(move || release::release(file.as_fd(), range))
     }
 
     fn call(self: &Arc<Self>, what: What) -> Pending<io::Result<()>> {

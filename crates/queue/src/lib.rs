@@ -72,6 +72,7 @@ pub mod pending;
 mod pool;
 pub mod primitives;
 mod reactor;
+pub mod release;
 mod ring;
 mod runs;
 mod scatter;

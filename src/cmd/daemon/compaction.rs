@@ -30,6 +30,8 @@ const BACKGROUND_SPEED: u64 = 20 << 20;
 
 fn wanted(given: &Given) -> Result<CompactOptions, QmpError> {
     let in_background = given.switch("background")?.unwrap_or(false);
+    let defragment = given.switch("defragment")?.unwrap_or(false);
+    let keeps_extents = in_background && !defragment;
     Ok(CompactOptions {
         budget_bytes: given.number("budget")?.unwrap_or(BUDGET_BYTES),
         target_bytes: given.number("target-size")?,
@@ -37,7 +39,9 @@ fn wanted(given: &Given) -> Result<CompactOptions, QmpError> {
         dedupe_backing: given.switch("dedupe-backing")?.unwrap_or(false),
         // What a guest fills in the background would only have to be allocated once more.
         subclusters: !given.switch("keep-subclusters")?.unwrap_or(in_background),
-        defragment: given.switch("defragment")?.unwrap_or(false),
+        defragment,
+        // A guest that is idle now and then would have its data written again and again.
+        whole_extents: !given.switch("keep-extents")?.unwrap_or(keeps_extents),
     })
 }
 

@@ -99,6 +99,8 @@ impl Compacting {
             // A guest that fills them would only have them allocated once more.
             subclusters: false,
             defragment: background.defragment,
+            // Its data would be written again and again. What moves much must give it back.
+            whole_extents: background.defragment,
             ..CompactOptions::default()
         };
         cowslip_queue::spawn(async move {

@@ -752,6 +752,14 @@ impl AlignedFile {
             .map_err(|error| self.failed("allocate space for", error))
     }
 
+    /// Has the file system free the space that holes of a range keep; about how many bytes it has
+    /// written elsewhere for that.
+    pub async fn release_extents(&self, range: Range<u64>) -> Result<u64> {
+        self.unstopped()?;
+        let released = self.file.release_extents(range).await;
+        released.map_err(|error| self.failed("release space of", error))
+    }
+
     /// The first `most` holes of a range.
     pub async fn holes(&self, range: Range<u64>, most: usize) -> Result<Holes> {
         let holes = self.file.holes(range, most).await;

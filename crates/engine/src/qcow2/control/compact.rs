@@ -113,6 +113,9 @@ pub struct CompactOptions {
     /// The clusters of the disk get the guest's order, until their runs are within 1.2 of as few as
     /// there can be.
     pub defragment: bool,
+    /// Where the file system frees extents only as a whole, the rest of those that holes are in is
+    /// written elsewhere at the end, so that the space of the holes comes back.
+    pub whole_extents: bool,
 }
 
 impl Default for CompactOptions {
@@ -124,6 +127,7 @@ impl Default for CompactOptions {
             dedupe_backing: false,
             subclusters: true,
             defragment: false,
+            whole_extents: true,
         }
     }
 }
@@ -178,6 +182,8 @@ pub struct Compaction {
     pub redundant_bytes: u64,
     /// Bytes of the file that the host had allocated for subclusters that hold nothing.
     pub subcluster_bytes: u64,
+    /// Bytes that the file system has written elsewhere, so that the space of holes comes back.
+    pub rewritten_bytes: u64,
     /// The order of the disk's clusters, if that was to change.
     #[doc(hidden)]
     pub defragmentation: Option<Defragmentation>,
@@ -393,7 +399,9 @@ impl Qcow2 {
             let Ok(has_given_back) = self.has_given_back().await else {
                 break;
             };
-            if !has_given_back && moved_before == Some(done.moved_bytes) {
+            let rewritten = self.release_extents((&options, job)).await;
+            done.rewritten_bytes += rewritten;
+            if !has_given_back && rewritten == 0 && moved_before == Some(done.moved_bytes) {
                 // Another attempt would find what this one has found.
                 break;
             }
@@ -416,6 +424,7 @@ impl Qcow2 {
         };
         drop(gives_back);
         outcome.and(ended)?;
+        done.rewritten_bytes += self.release_extents((&options, job)).await;
         done.file_bytes = self.file.len().await?;
         Ok(done)
     }

@@ -5,6 +5,7 @@ use cowslip_boxed::boxed;
 use cowslip_queue::yield_now;
 use std::ops::Range;
 
+use super::CompactOptions;
 use crate::Result;
 use crate::job::{Job, Stage};
 use crate::qcow2::geometry::HostCluster;
@@ -16,6 +17,8 @@ const LOOK_BYTES: u64 = 256 << 20;
 /// Bytes, and runs of clusters, that become holes in one turn.
 const PUNCHED_BYTES: u64 = 64 << 20;
 const PUNCHED_RUNS: usize = 64;
+/// Bytes of the file whose extents are released at a time: as many as the longest of btrfs.
+const RELEASED_BYTES: u64 = 128 << 20;
 
 impl Qcow2 {
     /// All that has changed is written, nothing is in the quarantine but what a request that was
@@ -85,6 +88,34 @@ impl Qcow2 {
             yield_now().await;
         }
         Ok(())
+    }
+
+    /// Has a file system that frees extents only as a whole free the space of holes, some of the
+    /// file at a time. Returns how many bytes it has written elsewhere for that. It is advice:
+    /// where it fails, or the job is cancelled, the rest merely stays as it is.
+    #[boxed]
+    pub(super) async fn release_extents(&self, (options, job): (&CompactOptions, &Job)) -> u64 {
+        let mut sum = 0;
+        if !options.whole_extents || !self.file.capabilities().punches_holes {
+            return sum;
+        }
+        let Ok(len) = self.file.len().await else {
+            return sum;
+        };
+        job.enter(Stage::Copy);
+        let mut waits_for = 0;
+        for start in (0..len).step_by(RELEASED_BYTES as usize) {
+            let range = start..len.min(start + RELEASED_BYTES);
+            if job.begin(waits_for).await.is_err() {
+                break;
+            }
+            let Ok(bytes) = self.file.release_extents(range).await else {
+                break;
+            };
+            job.done(bytes);
+            (sum, waits_for) = (sum + bytes, bytes);
+        }
+        sum
     }
 
     /// Makes those of these clusters holes that are free, some of them at a time.
