@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::support::rng::Rng;
 use crate::support::server::Server;
-use crate::support::{cowslip, peers_are_installed, run, scratch};
+use crate::support::{cowslip, number_from_environment, peers_are_installed, run, scratch};
 
 mod load;
 
@@ -326,23 +326,25 @@ fn beside_jobs(rhythm: Rhythm, kinds: &[&str]) {
     }
 }
 
-/// An image of 1 GiB in clusters of 64 KiB that were written in no order, of which every second one
-/// behind the first half is dead.
-fn disordered(dir: &Path) {
-    let mut places: Vec<u64> = (0..COPIED >> 16).collect();
+/// An image whose clusters were written in no order, of which every second one behind the first
+/// half is dead.
+fn disordered(dir: &Path, (disk_bytes, cluster_bytes): (u64, u64)) {
+    let clusters = disk_bytes / cluster_bytes;
+    let mut places: Vec<u64> = (0..clusters).collect();
     let mut rng = Rng::new(1);
     places.sort_by_cached_key(|_| rng.next());
     let writes = places
         .iter()
-        .map(|at| format!("write -q -P 5 {} 64k\n", at << 16));
-    let dead = (COPIED >> 17..COPIED >> 16).step_by(2);
-    let discards = dead.map(|at| format!("discard -q {} 64k\n", at << 16));
+        .map(|at| format!("write -q -P 5 {} {cluster_bytes}\n", at * cluster_bytes));
+    let dead = (clusters / 2..clusters).step_by(2);
+    let discards = dead.map(|at| format!("discard -q {} {cluster_bytes}\n", at * cluster_bytes));
     std::fs::write(
         dir.join("lines"),
         writes.chain(discards).collect::<String>(),
     )
     .unwrap();
-    create(dir, &["a.qcow2", &COPIED.to_string()]);
+    let options = format!("cluster_size={cluster_bytes}");
+    create(dir, &["-o", &options, "a.qcow2", &disk_bytes.to_string()]);
     let lines = std::fs::File::open(dir.join("lines")).unwrap();
     let mut shell = cowslip();
     let shell = shell
@@ -355,9 +357,13 @@ fn disordered(dir: &Path) {
 #[test]
 #[ignore = "a measurement"]
 fn guests_beside_compactions() {
+    let cluster_bytes = number_from_environment("COWSLIP_COMPACT_CLUSTER").unwrap_or(65_536);
+    let disk_bytes = COPIED.min(cluster_bytes << 17);
     println!(
         "a guest of 4 KiB at depth 4, half writes, alone and beside a compaction in order of an \
-         image of 1 GiB: requests a second, median, p99, the longest"
+         image of {} MiB in clusters of {cluster_bytes}: requests a second, median, p99, the \
+         longest",
+        disk_bytes / MIB
     );
     let background = json!({"speed": 20 * MIB, "background": true, "idle-ms": 100});
     for (kind, rhythm, options) in [
@@ -368,14 +374,14 @@ fn guests_beside_compactions() {
     ] {
         let dir = scratch();
         let dir = dir.path();
-        disordered(dir);
+        disordered(dir, (disk_bytes, cluster_bytes));
         run(Command::new("sync").arg("-f").arg(dir));
         let mut daemon = Measured::start("ours", dir);
         daemon.add("a", "a.qcow2");
         daemon.export("a");
         let socket: PathBuf = dir.join("nbd");
         let beside = |daemon: &mut Measured, options: Option<&Value>| {
-            let load = Load::start(&socket, "a", (COPIED, rhythm));
+            let load = Load::start(&socket, "a", (disk_bytes, rhythm));
             if let Some(options) = options {
                 let mut arguments = options.clone();
                 arguments["job-id"] = "j".into();

@@ -19,7 +19,7 @@ mod prepared;
 pub const BETTER_AT: f64 = 1.1;
 /// "Leave it" is confirmed unless the other way is better by more than a change has to be.
 const NO_WORSE_THAN: f64 = 1.0 / 1.3;
-/// Factors beyond this are not told apart: a call that takes no time is as good as another one.
+/// Factors beyond this are taken for the same: a call that takes no time is as good as another one.
 const BEYOND: f64 = 100.0;
 
 /// An image in its place under a workload, and the subject that is asked about.

@@ -76,7 +76,7 @@ pub(crate) fn overlay(on: &str) -> Facts {
     facts
 }
 
-/// A raw file of 40 GiB of which the host holds so many bytes.
+/// A raw file of 40 GiB of which the host holds this many bytes.
 pub(crate) fn raw(on: &str, host_bytes: u64) -> Facts {
     let mut facts = facts(on);
     facts.image.name = "disk.raw".to_string();

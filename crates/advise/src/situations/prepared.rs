@@ -72,7 +72,7 @@ fn known_size(on: &str, _: FileSystem) -> Situation {
     situation(raw(on, 0), "fill", "preallocation")
 }
 
-/// A raw file of some gibibytes that lies in so many extents.
+/// A raw file of some gibibytes that lies in this many extents.
 fn stream(on: &str, bytes: u64, extents: u64) -> Facts {
     let mut facts = raw(on, bytes);
     facts.image.name = "recordings/a.ts".to_string();
