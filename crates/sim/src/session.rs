@@ -354,6 +354,8 @@ async fn compact(subject: &Subject, session: &Session, id: WriteId) {
         subclusters: rng.chance(80),
         // Refused where the data is in a file of its own.
         defragment: orders.chance(40),
+        // The disks of the simulator keep nothing for holes.
+        whole_extents: true,
     };
     session.compactions.borrow_mut().insert(id, job.clone());
     let compacted = subject.compact(&options, &job).await;

@@ -58,6 +58,8 @@ mod pool;
 pub mod primitives;
 #[path = "../../../../queue/src/reactor.rs"]
 mod reactor;
+#[path = "../../../../queue/src/release.rs"]
+pub mod release;
 #[path = "../../../../queue/src/ring.rs"]
 mod ring;
 #[path = "../../../../queue/src/runs.rs"]
@@ -99,6 +101,7 @@ pub use driver::Backend;
 pub use event::Event;
 pub use executor::{PreparedQueue, Queue, spawn, yield_now};
 pub use file::{File, Run};
+pub use fixed::fix_buffers;
 pub use fuse_device::FuseDevice;
 pub use fuse_slot::{FUSE_HEAD_BYTES, FuseSlot};
 pub use iovec::{IoVec, IoVecMut};
