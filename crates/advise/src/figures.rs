@@ -92,7 +92,7 @@ pub fn measured() -> impl Iterator<Item = Measured> {
     })
 }
 
-/// What is better of a measured quantity.
+/// The better side of a measured quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
     /// More of it.
@@ -118,7 +118,7 @@ pub struct Confirmed {
     pub situation: &'static str,
     /// The file system.
     pub on: &'static str,
-    /// What is better of the quantity.
+    /// The better side of the quantity.
     pub better: Better,
     /// Its unit.
     pub unit: &'static str,

@@ -70,7 +70,7 @@ impl Shown {
         !(1.0 / WRONG_AT..=WRONG_AT).contains(&ratio)
     }
 
-    /// How the bench judges advice and model.
+    /// The verdict of the bench on advice and model.
     pub fn verdict_of_bench(&self) -> &'static str {
         match (self.is_confirmed(), self.is_wrong()) {
             (false, _) => "contradicted",

@@ -34,7 +34,8 @@ const BTRFS_IOC_DEFRAG_RANGE: libc::Ioctl = libc::_IOW::<Arguments>(0x94, 16);
 /// it lies in several extents, of which one has less than 64 MiB. Returns when that space is free,
 /// with the number of bytes that were written; 0 if there is nothing to gain.
 ///
-/// The file's last extent stays: the kernel joins none that has no other behind it.
+/// The file's last extent stays: the kernel joins none that has no other behind it, and would
+/// leave an end of it, which keeps all of it.
 ///
 /// Nothing is done to a range of which copies share some space, since they would keep all of it,
 /// nor for compressed extents, which are short.
@@ -46,13 +47,13 @@ pub fn release(file: impl AsFd, range: Range<u64>) -> io::Result<u64> {
     if rustix::fs::fstatfs(fd)?.f_type as u32 != BTRFS {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    let bytes = in_pieces(fd, &range)?;
+    let (bytes, end) = in_pieces(fd, &range)?;
     if bytes == 0 {
         return Ok(0);
     }
     let arguments = Arguments {
         start: range.start,
-        len: range.end - range.start,
+        len: end - range.start,
         flags: START_IO,
         // Which extents are short has been looked at: those of one range go together.
         extent_bytes: u32::MAX,
@@ -69,23 +70,29 @@ pub fn release(file: impl AsFd, range: Range<u64>) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Bytes of a range in several extents, of which some are short; else 0.
-fn in_pieces(fd: impl AsFd, range: &Range<u64>) -> io::Result<u64> {
+/// Bytes of a range in several extents, of which some are short, and its end without the file's
+/// last extent; else 0 bytes.
+fn in_pieces(fd: impl AsFd, range: &Range<u64>) -> io::Result<(u64, u64)> {
     let (mut bytes, mut pieces, mut some_short) = (0, 0_u64, false);
+    let mut end = range.end;
     for record in fiemap::records_from(&fd, range.start, fiemap::Sync::No) {
         let record = record?;
         if record.logical >= range.end {
             break;
         }
         if record.flags.has(Flags::SHARED.with(Flags::ENCODED)) {
-            return Ok(0);
+            return Ok((0, end));
         }
         pieces += 1;
+        if record.flags.has(Flags::LAST) {
+            end = record.logical;
+            break;
+        }
         some_short |= record.len < WHOLE_BYTES;
         bytes += record.len.min(range.end - record.logical);
     }
     Ok(match pieces > 1 && some_short {
-        true => bytes,
-        false => 0,
+        true => (bytes, end),
+        false => (0, end),
     })
 }
