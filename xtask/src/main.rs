@@ -6,6 +6,7 @@
 //! - `sim` passes its arguments on to the simulator, in a release build;
 //! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
 //! - `features` checks packages with none of their features, with each alone, and with all;
+//! - `figures` prints lines by part, and the methods of the largest type;
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
 //! - `ceph` starts a Ceph of one node, and tries the command on images in it;
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
@@ -34,6 +35,7 @@ mod beside;
 mod ceph;
 mod deb;
 mod features;
+mod figures;
 mod fuzz;
 mod install;
 mod iotests;
@@ -87,6 +89,8 @@ enum Command {
     Miri,
     /// Checks packages with none of their features, with each alone, and with all
     Features(features::Args),
+    /// Prints the structure in figures: lines by part, methods of the largest type
+    Figures(figures::Args),
     /// Fuzzes hostile images, NBD peers, tables and command lines
     Fuzz(fuzz::Args),
     /// Starts a Ceph of one node, and tries the command on images in it
@@ -125,6 +129,7 @@ fn main() -> ExitCode {
         Command::Tsan(args) => threads::tsan(&args),
         Command::Miri => threads::miri(),
         Command::Features(args) => features::run(&args),
+        Command::Figures(args) => figures::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Ceph(args) => ceph::run(&args),
         Command::Iotests(args) => iotests::run(&args),

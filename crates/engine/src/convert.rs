@@ -39,7 +39,7 @@
 //! chain, since a read of the image on top goes through all layers.
 //!
 //! Promises: the target's disk reads as the sources' do; a failure comes with its offset.
-//! Memory is [`Options::in_flight`] pieces of [`PIECE_BYTES`], the buffers that compress them, and
+//! Memory is [`Options::in_flight`] pieces of 2 MiB, the buffers that compress them, and
 //! the list of extents within `survey::SPANS_MAX`.
 //!
 //! Leaves out: creating, truncating and removing the target; what to do with an incomplete one is
