@@ -30,9 +30,9 @@ pub fn rule(facts: &Facts, workload: &Workload) -> Option<Answer> {
 fn overlay(facts: &Facts, on: FileSystem) -> Answer {
     let why = match on {
         FileSystem::Btrfs => {
-            "an overlay with subclusters takes 0.86 to 1.2 times the first writes of a reflink clone \
-             here; a clone would have no snapshots of the format, and an extent for each block that \
-             was written at random"
+            "an overlay with subclusters takes 0.86 to 1.2 times the first writes of a reflink \
+             clone here; a clone would have no snapshots of the format, and an extent for each \
+             block that was written at random"
         }
         _ => {
             "an overlay with subclusters takes 2.6 times the first writes of a reflink clone here, \
