@@ -19,8 +19,8 @@ use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 use crate::error::CommandError;
 use crate::open::object;
 use crate::open::{
-    self, ImageSpec, NodeGate, OpenSettings, Source, claim_file, is_description, local_name,
-    open_file, opening_reason, parse_format, probe,
+    self, ImageSpec, NodeGate, OpenSettings, Source, Trust, claim_file, is_description, local_name,
+    open_file, opening_reason, parse_format, probe, sharing,
 };
 use cowslip_filters::Breakpoints;
 use cowslip_nodes::driver::FileSettings;
@@ -100,6 +100,20 @@ pub struct InspectOptions {
     pub driver: Driver,
     /// Policy on further files that the images name.
     pub policy: BackingPolicy,
+}
+
+impl InspectOptions {
+    /// Those of a verb that describes an image which another process may be writing, if the verb's
+    /// options say so or the image's.
+    pub fn of_image(source: &Source, force_share: bool, trust: &Trust) -> InspectOptions {
+        let force_share = force_share || source.common.force_share;
+        InspectOptions {
+            sharing: sharing(force_share, Sharing::AsFormat),
+            locking: source.host.locking,
+            policy: trust.backing_policy,
+            ..InspectOptions::default()
+        }
+    }
 }
 
 impl ImageFileInfo {

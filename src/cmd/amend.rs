@@ -4,7 +4,6 @@
 //! itself. What is not changed here is refused by name before anything is changed: the backing file
 //! (as with qemu-img).
 
-use clap::ArgAction;
 use cowslip::file::host::Aio;
 use cowslip::image::{Format, Image};
 use cowslip::luks::KeyChange;
@@ -15,7 +14,9 @@ use cowslip::{Error, Job};
 use serde_json::{Value, json};
 
 use super::change::ChangeArgs;
-use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS, creatable_format};
+use super::create::{
+    FormatOptions, LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS, creatable_format,
+};
 use super::resize::shrink_refused;
 use crate::encryption::{self, SlotOptions};
 use crate::error::CommandError;
@@ -30,15 +31,8 @@ use crate::output::{Program, is_called_as_qemu, print, usage_error, worded};
 /// Command line of `amend`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Options of the format, as name=value,name=value; `help` lists them
-    #[arg(
-        short = 'o',
-        long = "options",
-        value_name = "OPTIONS",
-        action = ArgAction::Append,
-        allow_hyphen_values = true
-    )]
-    options: Vec<String>,
+    #[command(flatten)]
+    of_format: FormatOptions,
     /// Cache mode
     #[arg(short = 't', long, value_name = "CACHE", default_value = "writeback")]
     cache: String,
@@ -111,13 +105,21 @@ pub fn run(args: Args, program: &Program) -> u8 {
 }
 
 fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
-    if args.options.is_empty() {
+    if args.of_format.options.is_empty() {
         let text = "Must specify options (-o)";
         return Err(usage_error(text, "amend", program));
     }
-    let lists = args.options.iter().map(|list| options::split(list));
+    let lists = args
+        .of_format
+        .options
+        .iter()
+        .map(|list| options::split(list));
     let lists = lists.collect::<Result<Vec<_>, _>>()?;
-    let asks_for_help = args.options.iter().any(|list| options::asks_for_help(list));
+    let asks_for_help = args
+        .of_format
+        .options
+        .iter()
+        .any(|list| options::asks_for_help(list));
     let format = match (args.image.format.as_deref(), &args.image.filenames[..]) {
         (Some(format), _) => Some(creatable_format(format)),
         // Scripts that take us for qemu-img get its answer, which is that a file is missing.

@@ -3,7 +3,6 @@
 //! All that can be checked is checked before the file is touched; a new file of the host that
 //! could not be finished is removed.
 
-use clap::ArgAction;
 use cowslip::Job;
 use cowslip::file::host::{Aio, FlushPolicy, resolve_name};
 use cowslip::file::{Claim, ReadAs, ReadSet, Sharing};
@@ -30,6 +29,20 @@ mod new_file;
 use new_file::set_file_system_options;
 pub use new_file::{NewFile, what_is_left};
 
+/// Options of a format, for verbs that write a header.
+#[derive(clap::Args)]
+pub struct FormatOptions {
+    /// Options of the format, as name=value,name=value; `help` lists them
+    #[arg(
+        short = 'o',
+        long = "options",
+        value_name = "OPTIONS",
+        action = clap::ArgAction::Append,
+        allow_hyphen_values = true
+    )]
+    pub options: Vec<String>,
+}
+
 /// Command line of `create`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -41,15 +54,8 @@ pub struct Args {
         default_value = "raw"
     )]
     format: String,
-    /// Options of the format, as name=value,name=value; `help` lists them
-    #[arg(
-        short = 'o',
-        long = "options",
-        value_name = "OPTIONS",
-        action = ArgAction::Append,
-        allow_hyphen_values = true
-    )]
-    options: Vec<String>,
+    #[command(flatten)]
+    of_format: FormatOptions,
     /// Backing file of the new image
     #[arg(short = 'b', long = "backing", value_name = "FILE")]
     backing: Option<String>,
@@ -300,13 +306,10 @@ pub(super) struct Request {
 }
 
 fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let lists: Vec<_> = args
-        .options
-        .iter()
-        .map(|list| options::split(list))
-        .collect();
+    let of_format = &args.of_format.options;
+    let lists: Vec<_> = of_format.iter().map(|list| options::split(list)).collect();
     let lists = lists.into_iter().collect::<Result<Vec<_>, _>>()?;
-    if args.options.iter().any(|list| options::asks_for_help(list)) {
+    if of_format.iter().any(|list| options::asks_for_help(list)) {
         return print_help(&args.format, args.filename.as_deref(), program);
     }
     let Some(filename) = &args.filename else {

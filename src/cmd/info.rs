@@ -2,7 +2,6 @@
 //!
 //! Opens only the named file (and with `--backing-chain` the chain), never a data file.
 
-use cowslip::file::Sharing;
 use cowslip::file::host::{Aio, resolve_name};
 use cowslip::image::AllocPolicy;
 use cowslip::qcow2::header::{CryptMethod, Header};
@@ -13,7 +12,7 @@ use super::create::format_name;
 use crate::encryption::described;
 use crate::error::CommandError;
 use crate::layer::{ImageFileInfo, InspectOptions, Protocol, chain};
-use crate::open::{OneImage, Trust, block_on, sharing};
+use crate::open::{OneImage, Trust, block_on};
 use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
 use crate::size;
 use crate::time;
@@ -55,15 +54,7 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
     let json = format == OutputFormat::Json;
     let spec = args.image.spec("info", program)?;
     let source = spec.resolve()?;
-    let inspect_options = InspectOptions {
-        sharing: sharing(
-            args.force_share || source.common.force_share,
-            Sharing::AsFormat,
-        ),
-        locking: source.host.locking,
-        policy: args.trust.backing_policy,
-        ..InspectOptions::default()
-    };
+    let inspect_options = InspectOptions::of_image(&source, args.force_share, &args.trust);
     let layers = block_on(Aio::Auto, async {
         let layer = ImageFileInfo::inspect_source(&source, &inspect_options).await;
         let layer = layer.map_err(|why| CommandError::opening(&source.given, why.to_string()))?;

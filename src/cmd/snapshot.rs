@@ -132,15 +132,7 @@ fn done(args: &Args, program: &Program) -> Result<(), CommandError> {
 
 fn list(args: &Args, spec: &ImageSpec) -> Result<(), CommandError> {
     let source = spec.resolve()?;
-    let inspect_options = InspectOptions {
-        sharing: sharing(
-            args.force_share || source.common.force_share,
-            Sharing::AsFormat,
-        ),
-        locking: source.host.locking,
-        policy: args.trust.backing_policy,
-        ..InspectOptions::default()
-    };
+    let inspect_options = InspectOptions::of_image(&source, args.force_share, &args.trust);
     let layer = block_on(Aio::Auto, async {
         let layer = ImageFileInfo::inspect_source(&source, &inspect_options).await;
         layer.map_err(|why| CommandError::opening(&source.given, why.to_string()))

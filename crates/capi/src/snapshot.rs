@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::ptr;
 
 use cowslip::qcow2::snapshot::SnapshotChoice;
+use cowslip::{Image, Job, Result};
 use cowslip_embed::block_on;
 
 use crate::error::{cowslip_error, guarded};
@@ -44,6 +45,31 @@ pub unsafe extern "C" fn cowslip_snapshot_create(
     unsafe { guarded(error, work) }
 }
 
+/// Does something with the snapshot of an ID or a name.
+///
+/// # Safety
+/// Pointers are null or as the header has them.
+unsafe fn with_snapshot(
+    image: *const cowslip_image,
+    id_or_name: *const c_char,
+    job: *const cowslip_job,
+    error: *mut *mut cowslip_error,
+    change: impl AsyncFnOnce(&Image, &SnapshotChoice, &Job) -> Result<()>,
+) -> c_int {
+    let work = || {
+        // SAFETY: the caller's promise.
+        let image = unsafe { pointer::needed(image, "image") }?;
+        // SAFETY: the caller's promise.
+        let choice = unsafe { pointer::text(id_or_name, "id_or_name") }?;
+        // SAFETY: the caller's promise.
+        let job = unsafe { job_of(job) };
+        let choice = SnapshotChoice::IdOrName(choice.to_string());
+        block_on(change(&image.image, &choice, &job))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { guarded(error, work) }
+}
+
 /// Takes the disk back to a snapshot.
 ///
 /// # Safety
@@ -55,18 +81,8 @@ pub unsafe extern "C" fn cowslip_snapshot_apply(
     job: *const cowslip_job,
     error: *mut *mut cowslip_error,
 ) -> c_int {
-    let work = || {
-        // SAFETY: the caller's promise.
-        let image = unsafe { pointer::needed(image, "image") }?;
-        // SAFETY: the caller's promise.
-        let choice = unsafe { pointer::text(id_or_name, "id_or_name") }?;
-        // SAFETY: the caller's promise.
-        let job = unsafe { job_of(job) };
-        let choice = SnapshotChoice::IdOrName(choice.to_string());
-        block_on(image.image.apply_snapshot(&choice, &job))
-    };
     // SAFETY: the caller's promise.
-    unsafe { guarded(error, work) }
+    unsafe { with_snapshot(image, id_or_name, job, error, Image::apply_snapshot) }
 }
 
 /// Deletes a snapshot.
@@ -80,18 +96,8 @@ pub unsafe extern "C" fn cowslip_snapshot_delete(
     job: *const cowslip_job,
     error: *mut *mut cowslip_error,
 ) -> c_int {
-    let work = || {
-        // SAFETY: the caller's promise.
-        let image = unsafe { pointer::needed(image, "image") }?;
-        // SAFETY: the caller's promise.
-        let choice = unsafe { pointer::text(id_or_name, "id_or_name") }?;
-        // SAFETY: the caller's promise.
-        let job = unsafe { job_of(job) };
-        let choice = SnapshotChoice::IdOrName(choice.to_string());
-        block_on(image.image.delete_snapshot(&choice, &job))
-    };
     // SAFETY: the caller's promise.
-    unsafe { guarded(error, work) }
+    unsafe { with_snapshot(image, id_or_name, job, error, Image::delete_snapshot) }
 }
 
 /// Lists the snapshots.
