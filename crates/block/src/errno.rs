@@ -1,5 +1,7 @@
 //! Error numbers of Linux that this workspace names; the same on all its architectures.
 
+pub(crate) mod words;
+
 /// Operation not permitted.
 pub const EPERM: i32 = 1;
 /// No such file or directory.

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io;
 
-use crate::errno::{EACCES, EAGAIN, EBUSY, ECANCELED, EINVAL, EIO, ENOTSUP, EPERM};
+use crate::errno::{EACCES, EAGAIN, EBUSY, ECANCELED, EINVAL, EIO, ENOTSUP, EPERM, words};
 use crate::file::{Conflict, ReadAs};
 
 /// A failure of an operation on an image.
@@ -242,9 +242,13 @@ impl Error {
     }
 }
 
-/// An I/O error in the C library's wording: "No such file or directory".
+/// An I/O error in the GNU C library's wording, "No such file or directory", in programs that are
+/// linked with another library too.
 #[doc(hidden)]
 pub fn system_words(error: &io::Error) -> String {
+    if let Some(words) = error.raw_os_error().and_then(words::of) {
+        return words.to_string();
+    }
     let text = error.to_string();
     match text.find(" (os error ") {
         Some(end) => text[..end].to_string(),
