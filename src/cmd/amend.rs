@@ -105,21 +105,14 @@ pub fn run(args: Args, program: &Program) -> u8 {
 }
 
 fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
-    if args.of_format.options.is_empty() {
+    let given = &args.of_format.options;
+    if given.is_empty() {
         let text = "Must specify options (-o)";
         return Err(usage_error(text, "amend", program));
     }
-    let lists = args
-        .of_format
-        .options
-        .iter()
-        .map(|list| options::split(list));
+    let lists = given.iter().map(|list| options::split(list));
     let lists = lists.collect::<Result<Vec<_>, _>>()?;
-    let asks_for_help = args
-        .of_format
-        .options
-        .iter()
-        .any(|list| options::asks_for_help(list));
+    let asks_for_help = given.iter().any(|list| options::asks_for_help(list));
     let format = match (args.image.format.as_deref(), &args.image.filenames[..]) {
         (Some(format), _) => Some(creatable_format(format)),
         // Scripts that take us for qemu-img get its answer, which is that a file is missing.

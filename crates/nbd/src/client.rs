@@ -62,11 +62,7 @@ impl fmt::Display for ClientError {
             ClientError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 f.write_str("the server closed the connection")
             }
-            ClientError::Io(error) => {
-                // Without the number that the library adds to the system's words.
-                let text = error.to_string();
-                f.write_str(text.split(" (os error ").next().unwrap_or(&text))
-            }
+            ClientError::Io(error) => f.write_str(&cowslip_block::error::system_words(error)),
             ClientError::Protocol(malformed) => write!(f, "NBD protocol: {malformed}"),
             ClientError::Refused { reply, message } if message.is_empty() => {
                 write!(f, "the server refused: {reply:?}")

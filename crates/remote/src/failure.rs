@@ -12,16 +12,16 @@ use crate::registry::Unfit;
 
 /// The innermost reason for a failure, which the outer ones repeat.
 pub fn reason(error: &object_store::Error) -> String {
-    let mut reason: &dyn StdError = error;
+    let mut reason: &(dyn StdError + 'static) = error;
     while let Some(source) = reason.source() {
         reason = source;
     }
-    let text = reason.to_string();
-    if let Some(answer) = text.strip_prefix(STATUS) {
-        return refusal_words(answer);
+    if let Some(error) = reason.downcast_ref::<std::io::Error>() {
+        return cowslip_block::error::system_words(error);
     }
-    match text.find(" (os error ") {
-        Some(end) => text[..end].to_string(),
+    let text = reason.to_string();
+    match text.strip_prefix(STATUS) {
+        Some(answer) => refusal_words(answer),
         None => text,
     }
 }
