@@ -325,9 +325,10 @@ fn allowed(calls: &[i64]) -> Result<Rules, seccompiler::Error> {
     Ok(rules)
 }
 
-/// Extents of a file, discards and the size of a block device, non-blocking sockets:
-/// `<linux/fs.h>`, `<linux/fiemap.h>`, `<asm-generic/ioctls.h>`.
-const IOCTLS: &[u64] = &[0xc020_660b, 0x1277, 0x8008_1272, 0x5421];
+/// Extents of a file, and those that btrfs is to write elsewhere; discards and the size of a block
+/// device; non-blocking sockets: `<linux/fs.h>`, `<linux/fiemap.h>`, `<asm-generic/ioctls.h>`,
+/// `<linux/btrfs.h>`.
+const IOCTLS: &[u64] = &[0xc020_660b, 0x1277, 0x8008_1272, 0x5421, 0x4030_9410];
 
 /// System calls that answering requests needs, whatever the transport: those of a transport are in
 /// its [`Rights`]. Some have rules of their own in `allowed`.
@@ -355,6 +356,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_fstatfs,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
+    libc::SYS_syncfs,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
     libc::SYS_fadvise64,

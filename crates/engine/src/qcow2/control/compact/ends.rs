@@ -102,18 +102,21 @@ impl Qcow2 {
         let Ok(len) = self.file.len().await else {
             return sum;
         };
-        job.enter(Stage::Copy);
-        let mut waits_for = 0;
         for start in (0..len).step_by(RELEASED_BYTES as usize) {
             let range = start..len.min(start + RELEASED_BYTES);
-            if job.begin(waits_for).await.is_err() {
+            if job.check().is_err() {
                 break;
             }
             let Ok(bytes) = self.file.release_extents(range).await else {
                 break;
             };
+            job.enter(Stage::Copy);
             job.done(bytes);
-            (sum, waits_for) = (sum + bytes, bytes);
+            sum += bytes;
+            // How much it would be was not known before.
+            if job.begin(bytes).await.is_err() {
+                break;
+            }
         }
         sum
     }
