@@ -138,25 +138,21 @@ fn rounds(run: &mut dyn FnMut(&[Request], &mut Expected)) -> Expected {
     expected
 }
 
-/// Connects, as soon as the server listens: QEMU's socket has its name some time before.
-fn connected(socket: &Path, features: u64) -> VhostUser {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        match VhostUser::new(socket.to_str().unwrap(), features) {
-            Ok(transport) => return transport,
-            Err(error) => assert!(Instant::now() < deadline, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Makes requests by libblkio's driver, on several queues, and compares what is read. Returns the
 /// disk at the end.
 fn driven_by_libblkio(socket: &Path, features: VirtioFeatureFlags, queues: usize) -> Vec<u8> {
     // FLUSH, MQ, DISCARD and WRITE_ZEROES.
     let device = 1 << 9 | 1 << 12 | 1 << 13 | 1 << 14;
     let wanted = features.bits() | device;
-    let mut transport = connected(socket, wanted);
+    let begun = Instant::now();
+    let mut transport = loop {
+        match VhostUser::new(socket.to_str().unwrap(), wanted) {
+            Ok(transport) => break transport,
+            // QEMU's socket has its name some time before it listens.
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(10), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
     // Buffers have addresses here, and their bytes in a file: the driver passes addresses on, and
     // the server finds in them what the file has.
     let len = SLOTS as usize * SLOT_BYTES;
