@@ -6,14 +6,14 @@
 //! Where a process forks, the kernel copies such pages for the child at once, since Linux 5.9.
 #![allow(unsafe_code)] // The one registration, which says why the memory lives.
 
-use std::io;
 use std::sync::OnceLock;
 
 use io_uring::Submitter;
 
 use crate::memory;
 
-/// One huge page, which is cheap to register, and less than what a user may pin by default.
+/// One huge page, which is cheap to register. Each ring counts it against what its user may pin, 8
+/// MiB by default, so of a user's many rings the first few know it.
 pub(crate) const REGION_BYTES: usize = 2 << 20;
 
 static REGION: OnceLock<Fixed> = OnceLock::new();
@@ -59,7 +59,7 @@ pub(crate) fn register(submitter: &Submitter<'_>) -> Fixed {
         iov_len: region.len,
     }];
     // SAFETY: the memory lives as long as the process, and the kernel copies the list.
-    let registered: io::Result<()> = unsafe { submitter.register_buffers(&list) };
+    let registered = unsafe { submitter.register_buffers(&list) };
     registered.map_or(Fixed::default(), |()| *region)
 }
 
