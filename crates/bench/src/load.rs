@@ -188,28 +188,32 @@ impl Run<'_> {
             Direction::Read => self.load.request_bytes,
             Direction::Write(_) => 0,
         });
+        let mut begun = Instant::now();
         while let Some(unsent) = self.unsent.get().checked_sub(1) {
             self.unsent.set(unsent);
             self.in_flight.set(self.in_flight.get() + 1);
             let place = self.places.borrow_mut().advance();
-            let begun = Instant::now();
             target = self.request(place, target).await?;
             self.in_flight.set(self.in_flight.get() - 1);
-            self.note(begun);
+            // The next request begins as this one ends: one look at the clock serves both.
+            begun = self.note(begun);
             if self.is_flush_due() {
                 self.flush_in_turn().await?;
+                begun = Instant::now();
             }
         }
         Ok(())
     }
 
-    /// A request that began then has ended.
-    fn note(&self, begun: Instant) {
+    /// A request that began then has ended. Returns when.
+    fn note(&self, begun: Instant) -> Instant {
+        let now = Instant::now();
         let steps = self.figures.borrow().series.len();
-        self.figures.borrow_mut().note(begun, self.start);
+        self.figures.borrow_mut().note(begun, now, self.start);
         if self.figures.borrow().series.len() > steps {
             self.count_writes(steps);
         }
+        now
     }
 
     /// Adds the write statistics since the last call to the last of the `steps` steps so far.
@@ -313,11 +317,10 @@ impl Figures {
         }
     }
 
-    fn note(&mut self, begun: Instant, start: Instant) {
-        let now = Instant::now();
+    fn note(&mut self, begun: Instant, now: Instant, start: Instant) {
         self.latency.add(now - begun);
         self.elapsed = now - start;
-        let step = self.elapsed.as_millis() / u128::from(SERIES_STEP_MS);
+        let step = self.elapsed.as_micros() as u64 / (1000 * SERIES_STEP_MS);
         let step = usize::try_from(step).unwrap_or(usize::MAX);
         if self.series.len() <= step {
             self.series.resize(step + 1, 0);

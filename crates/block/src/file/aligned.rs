@@ -22,34 +22,32 @@
 //! file states them ([`AlignedFile::for_guest`]).
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
-use std::future::Future;
 use std::io;
 use std::ops::Range;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Wake, Waker, ready};
 
 use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::file::MemoryAlignment;
-use cowslip_queue::{Buf, BufMut, Completer, IoVec, IoVecMut, Pending, pending};
+use cowslip_queue::{Buf, BufMut, IoVec, IoVecMut, Pending};
 
 use super::{
     BlockFile, Brake, Capabilities, Durability, Event, FileExtent, FillMethod, Holes, Observer,
     Space,
 };
 use crate::foreign::Signature;
-use crate::sync::{Mutex, lock};
+use crate::sync::Mutex;
 use crate::units::{SECTOR_BYTES, round_down, round_up};
 use crate::{Error, Result};
 use first_sector::Change;
 use given::Given;
 use left_behind::LeftBehind;
+use turns::{Ends, Turn, Turns};
 
 mod first_sector;
 mod given;
 mod left_behind;
+mod turns;
 
 /// A [`BlockFile`] that accepts requests of any alignment.
 #[derive(Clone, Debug)]
@@ -63,7 +61,7 @@ pub struct AlignedFile {
     /// Guards the first sector: no request may make it look like that of an image, of the built-in
     /// formats or of these.
     guarded: Option<Arc<[Signature]>>,
-    writes: Arc<Mutex<Writes>>,
+    turns: Arc<Mutex<Turns>>,
     space_changes: Arc<AtomicU64>,
     cipher: Option<Arc<Ciphered>>,
     /// Guest offset minus file offset in bytes, modulo 2^64; `None` until stated. Used only for
@@ -106,18 +104,9 @@ pub trait Cipher: Send + Sync + std::fmt::Debug {
 /// A write that is ready to be issued: its blocks are reserved, if it needs any to itself, and all
 /// bytes are present. Dropping it releases the blocks.
 pub struct PreparedWrite {
-    admitted: Option<Admitted>,
+    turn: Option<Turn>,
     start: u64,
     data: IoVec,
-}
-
-/// Treatment of the blocks at the ends of a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ends {
-    Whole,
-    /// The write reads blocks and writes them back changed; no other write to them may come
-    /// between.
-    ReadModifyWrite,
 }
 
 /// Whether the file supports the call.
@@ -125,122 +114,6 @@ enum Ends {
 enum Support {
     Yes,
     No,
-}
-
-/// Writes under way and waiting, in order of arrival; kept for files with an alignment or
-/// a guarded first sector.
-#[derive(Default)]
-struct Writes {
-    active: Vec<(u64, Range<u64>, Ends)>,
-    waiting: VecDeque<(u64, Range<u64>, Ends, Completer<()>)>,
-    next_id: u64,
-}
-
-impl std::fmt::Debug for Writes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "Writes(active: {:?}, waiting: {})",
-            self.active,
-            self.waiting.len()
-        )
-    }
-}
-
-fn conflict(a: (&Range<u64>, Ends), b: (&Range<u64>, Ends)) -> bool {
-    (a.1 == Ends::ReadModifyWrite || b.1 == Ends::ReadModifyWrite)
-        && a.0.start < b.0.end
-        && b.0.start < a.0.end
-}
-
-/// A registered write; dropping it admits the next ones.
-struct Admitted {
-    writes: Arc<Mutex<Writes>>,
-    id: u64,
-}
-
-impl Admitted {
-    /// Awaits an operation on the blocks, and releases them when it has ended, even if the returned
-    /// future is dropped before.
-    fn until(self, operation: Pending<io::Result<()>>) -> UnderWay {
-        UnderWay(Some((operation, self)))
-    }
-}
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        let mut writes = lock(&self.writes);
-        writes.active.retain(|(id, ..)| *id != self.id);
-        writes
-            .waiting
-            .retain(|(id, _, _, waiter)| *id != self.id && waiter.is_awaited());
-        let mut still: VecDeque<(u64, Range<u64>, Ends, Completer<()>)> = VecDeque::new();
-        for (id, range, ends, waiter) in std::mem::take(&mut writes.waiting) {
-            let blocked = writes
-                .active
-                .iter()
-                .any(|(_, r, e)| conflict((&range, ends), (r, *e)))
-                || still
-                    .iter()
-                    .any(|(_, r, e, _)| conflict((&range, ends), (r, *e)));
-            if blocked {
-                still.push_back((id, range, ends, waiter));
-            } else {
-                writes.active.push((id, range, ends));
-                waiter.complete(());
-            }
-        }
-        writes.waiting = still;
-    }
-}
-
-/// An operation, and its reservation of the blocks that it writes.
-type Claimed = (Pending<io::Result<()>>, Admitted);
-
-/// A future of [`Admitted::until`].
-struct UnderWay(Option<Claimed>);
-
-impl Future for UnderWay {
-    type Output = io::Result<()>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let (operation, _) = self
-            .0
-            .as_mut()
-            .expect("a completed future is not polled again");
-        let outcome = ready!(Pin::new(operation).poll(cx));
-        self.0 = None;
-        Poll::Ready(outcome)
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        if let Some(claimed) = self.0.take() {
-            Arc::new(Abandoned(Mutex::new(Some(claimed)))).wake();
-        }
-    }
-}
-
-/// An operation whose future has been dropped: its completion releases the blocks.
-struct Abandoned(Mutex<Option<Claimed>>);
-
-impl Wake for Abandoned {
-    fn wake(self: Arc<Self>) {
-        let waker = Waker::from(Arc::clone(&self));
-        let mut held = lock(&self.0);
-        let Some((operation, _)) = held.as_mut() else {
-            return;
-        };
-        // The range holds the old or the new bytes, as after any dropped request. The operation has
-        // also ended if its driver is gone.
-        if operation
-            .poll_ended(&mut Context::from_waker(&waker))
-            .is_ready()
-        {
-            *held = None;
-        }
-    }
 }
 
 impl AlignedFile {
@@ -254,7 +127,7 @@ impl AlignedFile {
             alignment,
             space_alignment,
             guarded: None,
-            writes: Arc::default(),
+            turns: Arc::default(),
             space_changes: Arc::default(),
             cipher: None,
             guest_minus_file: None,
@@ -526,7 +399,7 @@ impl AlignedFile {
     ) -> std::result::Result<(PreparedWrite, Option<Pending<()>>), IoVec> {
         let range = offset..offset + data.len() as u64;
         let mut prepared = PreparedWrite {
-            admitted: None,
+            turn: None,
             start: offset,
             data,
         };
@@ -538,8 +411,8 @@ impl AlignedFile {
         if !is_whole || !goes_as_it_is || self.guards(&range) {
             return Err(prepared.data);
         }
-        let (admitted, waiting) = self.enter(range, Ends::Whole);
-        prepared.admitted = Some(admitted);
+        let (turn, waiting) = Turn::take(&self.turns, range, Ends::Whole);
+        prepared.turn = Some(turn);
         Ok((prepared, waiting))
     }
 
@@ -572,24 +445,24 @@ impl AlignedFile {
         };
         let change = Change::Bytes(offset, &data);
         if self.is_aligned(offset, len) {
-            let admitted = self.admit(blocks, Ends::Whole, change).await?;
+            let turn = self.admit(blocks, Ends::Whole, change).await?;
             let data = match self.is_encrypted() {
                 true => self.enciphered(offset, data),
                 false if data.fits(self.memory) => data,
                 false => data.to_buf_mut().freeze().into(),
             };
             return Ok(PreparedWrite {
-                admitted: Some(admitted),
+                turn: Some(turn),
                 start: offset,
                 data,
             });
         }
-        let admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite, change);
-        let admitted = admitted.await?;
+        let turn = self.admit(blocks.clone(), Ends::ReadModifyWrite, change);
+        let turn = turn.await?;
         let start = blocks.start;
         let whole = self.fill_ends(offset, data, blocks).await?;
         Ok(PreparedWrite {
-            admitted: Some(admitted),
+            turn: Some(turn),
             start,
             data: self.enciphered(start, whole.into()),
         })
@@ -601,19 +474,15 @@ impl AlignedFile {
         prepared: PreparedWrite,
         durability: Durability,
     ) -> Result<()> {
-        let PreparedWrite {
-            admitted,
-            start,
-            data,
-        } = prepared;
+        let PreparedWrite { turn, start, data } = prepared;
         if data.is_empty() {
             return Ok(());
         }
         self.reach(Event::Pwritev).await;
         self.unstopped()?;
         let written = self.file.write(start, data, durability);
-        let written = match admitted {
-            Some(admitted) => admitted.until(written).await,
+        let written = match turn {
+            Some(turn) => turn.until(written).await,
             None => written.await,
         };
         self.reach(Event::PwritevDone).await;
@@ -668,7 +537,7 @@ impl AlignedFile {
     /// Zeroes whole blocks by one call.
     async fn zero_blocks(&self, blocks: Range<u64>, space: Space) -> Result<Support> {
         let change = Change::Zeroes(blocks.clone());
-        let admitted = self.admit(blocks.clone(), Ends::Whole, change).await?;
+        let turn = self.admit(blocks.clone(), Ends::Whole, change).await?;
         self.reach(Event::PwritevZero).await;
         self.unstopped()?;
         // On some file systems by a hole that is filled again, whatever becomes of the space.
@@ -676,7 +545,7 @@ impl AlignedFile {
         let zeroed = self
             .file
             .zero(blocks.start, blocks.end - blocks.start, space);
-        let zeroed = admitted.until(zeroed).await;
+        let zeroed = turn.until(zeroed).await;
         losing.ended();
         match zeroed {
             Ok(()) => Ok(Support::Yes),
@@ -706,11 +575,11 @@ impl AlignedFile {
             return Ok(inner);
         }
         let change = Change::Zeroes(inner.clone());
-        let admitted = self.admit(inner.clone(), Ends::Whole, change).await?;
+        let turn = self.admit(inner.clone(), Ends::Whole, change).await?;
         self.unstopped()?;
         let losing = self.given.losing(&inner);
         let discarded = self.file.discard(inner.start, inner.end - inner.start);
-        let discarded = admitted.until(discarded).await;
+        let discarded = turn.until(discarded).await;
         losing.ended();
         self.space_changed(discarded)
             .map(|()| inner)
@@ -791,8 +660,8 @@ impl AlignedFile {
             true => {
                 let cut = len..first_sector::BYTES;
                 let change = Change::Zeroes(cut.clone());
-                let admitted = self.admit(cut, Ends::Whole, change).await?;
-                admitted.until(self.file.set_len(len)).await
+                let turn = self.admit(cut, Ends::Whole, change).await?;
+                turn.until(self.file.set_len(len)).await
             }
         };
         losing.ended();
@@ -827,51 +696,23 @@ impl AlignedFile {
     /// Waits for conflicting changes to these blocks, and examines the result of the change if the
     /// first sector is guarded and affected. No other change to that sector starts until this one
     /// has ended.
-    async fn admit(&self, blocks: Range<u64>, ends: Ends, change: Change<'_>) -> Result<Admitted> {
+    async fn admit(&self, blocks: Range<u64>, ends: Ends, change: Change<'_>) -> Result<Turn> {
         if !self.guards(&blocks) {
             return Ok(self.register(blocks, ends).await);
         }
         let claim = 0..blocks.end.max(first_sector::BYTES);
-        let admitted = self.register(claim, Ends::ReadModifyWrite).await;
+        let turn = self.register(claim, Ends::ReadModifyWrite).await;
         // Boxed, since few files are guarded and every write's future would grow by it.
         Box::pin(self.examine(change)).await?;
-        Ok(admitted)
+        Ok(turn)
     }
 
-    async fn register(&self, range: Range<u64>, ends: Ends) -> Admitted {
-        let (admitted, waiting) = self.enter(range, ends);
+    async fn register(&self, range: Range<u64>, ends: Ends) -> Turn {
+        let (turn, waiting) = Turn::take(&self.turns, range, ends);
         if let Some(waiting) = waiting {
             waiting.await;
         }
-        admitted
-    }
-
-    /// Registers a change, and returns what it has to wait for. It is registered from then on: one
-    /// that is dropped while it waits leaves nothing behind.
-    fn enter(&self, range: Range<u64>, ends: Ends) -> (Admitted, Option<Pending<()>>) {
-        let mut writes = lock(&self.writes);
-        let id = writes.next_id;
-        writes.next_id += 1;
-        let mut others = writes.active.iter().map(|(_, r, e)| (r, *e));
-        let mut earlier = writes.waiting.iter().map(|(_, r, e, _)| (r, *e));
-        let blocked = others.any(|other| conflict((&range, ends), other))
-            || earlier.any(|other| conflict((&range, ends), other));
-        let waiting = match blocked {
-            true => {
-                let (completer, waiting) = pending();
-                writes.waiting.push_back((id, range, ends, completer));
-                Some(waiting)
-            }
-            false => {
-                writes.active.push((id, range, ends));
-                None
-            }
-        };
-        let admitted = Admitted {
-            writes: Arc::clone(&self.writes),
-            id,
-        };
-        (admitted, waiting)
+        turn
     }
 }
 

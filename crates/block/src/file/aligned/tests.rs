@@ -10,7 +10,10 @@ use cowslip_queue::SharedMemory;
 
 use super::super::Pending;
 use super::super::memory::MemoryFile;
+use cowslip_queue::{Completer, pending};
+
 use super::*;
+use crate::sync::lock;
 
 const BLOCK: u64 = 4096;
 
@@ -103,7 +106,7 @@ fn a_dropped_write_keeps_its_block_until_it_has_ended() {
         let now = slow.file.contents();
         assert_eq!([now[0], now[511], now[512], now[1023]], [1, 1, 2, 2]);
         assert_eq!(now[BLOCK as usize], 3);
-        assert!(lock(&file.writes).active.is_empty());
+        assert!(lock(&file.turns).is_empty());
     }
 }
 
