@@ -7,9 +7,13 @@
 
 pub mod disk;
 #[doc(hidden)]
+pub mod durable;
+#[doc(hidden)]
 pub mod errno;
 pub mod error;
 pub mod file;
+#[doc(hidden)]
+pub mod files;
 pub mod foreign;
 pub mod job;
 #[doc(hidden)]

@@ -22,14 +22,13 @@ use crate::qcow2::read::{Jobs, read_mapped, sort_out};
 use crate::qcow2::{EpochGuard, Qcow2};
 use crate::raw::Raw;
 
-mod files;
 mod index;
 mod naming;
 mod open;
 
 use index::{Index, REGION_BYTES, Region, SPAN_BYTES};
 
-pub use files::{Entry, Files};
+pub use cowslip_block::files::{Entry, Files};
 pub use naming::{Naming, Namings};
 pub use open::{open, share_memory};
 

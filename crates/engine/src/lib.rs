@@ -85,7 +85,6 @@ mod chain;
 pub mod commit;
 pub mod compare;
 pub mod convert;
-mod durable;
 mod extents;
 pub mod formats;
 pub mod image;
@@ -115,7 +114,7 @@ pub use image::Image;
 
 #[cfg(test)]
 use cowslip_block::random;
-use cowslip_block::{policy, sync, units, zero};
+use cowslip_block::{durable, policy, sync, units, zero};
 
 /// Disks: the trait [`Disk`], its vocabulary, and a disk in memory.
 ///
