@@ -28,7 +28,6 @@ mod open;
 
 use index::{Index, REGION_BYTES, Region, SPAN_BYTES};
 
-pub use cowslip_block::files::{Entry, Files};
 pub use naming::{Naming, Namings};
 pub use open::{open, share_memory};
 

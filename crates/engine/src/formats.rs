@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use cowslip_block::disk::DiskFuture;
 
-use crate::chain::{Files, Layer};
+use crate::chain::Layer;
 use crate::file::{AlignedFile, Gate};
+use crate::files::Files;
 use crate::foreign::{self, Signature};
 use crate::image::OpenOptions;
 use crate::policy::Format;

@@ -54,8 +54,9 @@ use cowslip_block::disk::within;
 use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::backing::Backing;
-use crate::chain::{self, Below, Files, Layer, Namings};
+use crate::chain::{self, Below, Layer, Namings};
 use crate::file::{AlignedFile, BlockFile, Claim, ContentId, Event, FileId, Gate, Sharing};
+use crate::files::Files;
 use crate::job::Job;
 use crate::limits::Limits;
 use crate::policy::Preallocation;

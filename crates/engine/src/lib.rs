@@ -114,7 +114,7 @@ pub use image::Image;
 
 #[cfg(test)]
 use cowslip_block::random;
-use cowslip_block::{durable, policy, sync, units, zero};
+use cowslip_block::{durable, files, policy, sync, units, zero};
 
 /// Disks: the trait [`Disk`], its vocabulary, and a disk in memory.
 ///

@@ -31,7 +31,7 @@
 //! assigns all clusters and needs the fully allocated size.
 
 use crate::convert::{Outcome, Sources, touched_bytes};
-use crate::qcow2::count_growth::{mapping_clusters, structures_for};
+use crate::qcow2::count_growth::metadata_bytes;
 use crate::qcow2::create::{CreateOptions, Preallocation, TOO_LARGE};
 use crate::qcow2::geometry::Geometry;
 use crate::qcow2::inspect::BitmapInfo;
@@ -78,15 +78,6 @@ pub async fn measure(
         required: tables + data,
         fully_allocated: tables + disk,
     })
-}
-
-/// Returns the bytes of the header, the tables, the keys and the refcounts of an image whose disk
-/// has `disk` bytes in whole clusters. The clusters of the keys have refcounts like all others,
-/// which qemu-img does not account for.
-pub(crate) fn metadata_bytes(geometry: &Geometry, disk: u64, keys: u64) -> u64 {
-    let tables = mapping_clusters(geometry, disk) + geometry.clusters_for(keys);
-    let (blocks, table) = structures_for(geometry, tables + geometry.clusters_for(disk));
-    (tables + blocks + table) * geometry.cluster_bytes()
 }
 
 /// The room that a source's persistent bitmaps take in the image, if all of their bits are stored.

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Below, Entry, Files, Layer, Naming, Namings};
+use super::{Below, Layer, Naming, Namings};
 use crate::file::{self, AlignedFile, ChosenBy, Gate, Role};
+use crate::files::{Entry, Files};
 use crate::formats::{BackingName, OpenRequest, Opened};
 use crate::image::{BackingChoice, OpenOptions};
 use crate::policy::Format;

@@ -64,10 +64,11 @@ async fn open_qcow2(opening: OpenRequest<'_>) -> Result<Opened> {
         files,
         is_top,
     } = opening;
+    let options = options.of_qcow2(is_top);
     let image = qcow2::open(qcow2::OpenParameters {
         file,
         file_len,
-        options,
+        options: &options,
         gate,
         files,
         is_top,

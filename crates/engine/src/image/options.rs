@@ -6,18 +6,14 @@ use crate::file::{BlockFile, Claim, FileId, ReadSet, Sharing};
 use crate::formats::Formats;
 use crate::limits::Limits;
 use crate::luks::Passphrase;
-use crate::qcow2::repair;
+use crate::qcow2;
 use crate::qcow2::snapshot::SnapshotChoice;
 use crate::workers::Workers;
 
+pub use crate::qcow2::{DirtyImage, RepairAtOpen, RepairWatch};
 pub use cowslip_block::policy::{
     AllocPolicy, CopyOnRead, DetectZeroes, DiscardPolicy, Format, WritePolicy, ZeroMethod,
 };
-
-/// Bytes of L2 slices kept where the caller sets no budget.
-const CACHE_BYTES_DEFAULT: u64 = 32 << 20;
-/// Bytes of a bitmap's table that are read at a time.
-const BITMAP_PIECE_BYTES_DEFAULT: u64 = 256 << 10;
 
 /// Where reads of what the image does not hold come from.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -37,52 +33,6 @@ pub enum BackingChoice {
         /// none.
         format: Option<Format>,
     },
-}
-
-/// How an image is opened for writing that was not closed cleanly: its dirty bit is set.
-#[derive(Clone, Debug)]
-pub enum DirtyImage {
-    /// Repairs it first, as QEMU does; nothing is allocated, and no guest data written, before the
-    /// repair is durable.
-    Repair(RepairAtOpen),
-    /// Opening fails.
-    Refuse,
-}
-
-impl Default for DirtyImage {
-    fn default() -> DirtyImage {
-        DirtyImage::Repair(RepairAtOpen::default())
-    }
-}
-
-/// How an image is repaired when it is opened.
-#[derive(Clone, Debug)]
-pub struct RepairAtOpen {
-    /// Bytes of memory for what grows with the image, as
-    /// [`repair::RepairOptions::memory_bytes_max`].
-    pub memory_bytes_max: u64,
-    /// Observer that the repair reports to.
-    #[doc(hidden)]
-    pub watch: Option<RepairWatch>,
-}
-
-impl Default for RepairAtOpen {
-    fn default() -> RepairAtOpen {
-        RepairAtOpen {
-            memory_bytes_max: repair::RepairOptions::new(repair::Scope::All).memory_bytes_max,
-            watch: None,
-        }
-    }
-}
-
-/// Called with what happens in a repair.
-#[derive(Clone)]
-pub struct RepairWatch(pub Arc<dyn Fn(repair::Event<'_>) + Send + Sync>);
-
-impl std::fmt::Debug for RepairWatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("RepairWatch")
-    }
 }
 
 /// How an image is opened.
@@ -172,18 +122,31 @@ impl OpenOptions {
         }
     }
 
-    /// The pieces in which bitmaps are read, in whole table entries.
-    pub(crate) fn bitmap_piece_bytes_or_default(&self) -> u64 {
-        match self.bitmap_piece_bytes {
-            0 => BITMAP_PIECE_BYTES_DEFAULT,
-            bytes => bytes.next_multiple_of(8),
+    /// What the format of a qcow2 image has to know of them, on top or in the backing chain.
+    pub(crate) fn of_qcow2(&self, is_top: bool) -> qcow2::OpenOptions {
+        qcow2::OpenOptions {
+            writable: self.writable,
+            write_policy: self.write_policy,
+            discard: self.discard,
+            discard_no_unref: self.discard_no_unref,
+            zero_method: self.zero_method,
+            alloc_policy: self.alloc_policy,
+            data_file: self.data_file.clone(),
+            dirty: self.dirty.clone(),
+            metadata_only: self.metadata_only,
+            cache_bytes: self.cache_bytes,
+            bitmap_piece_bytes: self.bitmap_piece_bytes,
+            workers: self.workers.clone(),
+            snapshot: self.snapshot.clone(),
+            encrypt_format: self.encrypt_format.clone(),
+            passphrase: self.passphrase(is_top).cloned(),
         }
     }
 
     /// The budget for L2 slices in bytes.
     pub(crate) fn cache_bytes_or_default(&self) -> u64 {
         match self.cache_bytes {
-            0 => CACHE_BYTES_DEFAULT,
+            0 => qcow2::CACHE_BYTES_DEFAULT,
             bytes => bytes,
         }
     }

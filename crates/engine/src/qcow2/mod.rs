@@ -33,6 +33,7 @@ pub mod map;
 mod mapping;
 mod offline;
 mod open;
+mod options;
 mod path;
 #[doc(hidden)]
 pub mod plan;
@@ -54,6 +55,9 @@ pub use self::offline::layout;
 pub use self::offline::{check, create, inspect, repair, stream};
 #[doc(hidden)]
 pub use self::open::{OpenParameters, open};
+#[doc(hidden)]
+pub use self::options::{CACHE_BYTES_DEFAULT, OpenOptions, RepairWatch};
+pub use self::options::{DirtyImage, RepairAtOpen};
 #[doc(hidden)]
 pub use self::path::compress;
 pub(crate) use self::path::compressed_read::CompressedPart;

@@ -9,11 +9,10 @@ use super::geometry::{HostCluster, HostOffset};
 use super::header::extensions::CryptoHeader;
 use super::header::{CryptMethod, FIRST_READ_BYTES, Header};
 use super::plan::Unref;
-use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::errno::{EACCES, EIO};
 use crate::file::{AlignedFile, Brake, ChosenBy, Event, FileRequest, Gate, Numbering, Role};
-use crate::image::{DirtyImage, OpenOptions, RepairWatch};
+use crate::files::{Entry, Files};
 use crate::luks::{self, SectorCipher};
 use crate::policy::ZeroMethod;
 use crate::qcow2::commit::probe::Probe;
@@ -26,6 +25,7 @@ use crate::qcow2::mapping::tables::Tables;
 use crate::qcow2::mapping::visits::Visits;
 use crate::qcow2::offline::inspect::snapshot_table_bytes;
 use crate::qcow2::offline::repair;
+use crate::qcow2::options::{DirtyImage, OpenOptions, RepairWatch};
 use crate::qcow2::path::gather::Gathering;
 use crate::qcow2::space::alloc::Fresh;
 use crate::qcow2::space::growth;
@@ -60,7 +60,8 @@ pub struct OpenParameters<'a> {
 /// written.
 ///
 /// # Errors
-/// As [`crate::Image::open`].
+/// If the file is no valid image, needs what is not supported or what cannot be opened, or is marked
+/// corrupt and shall be written.
 pub async fn open(opening: OpenParameters<'_>) -> Result<Qcow2> {
     let mut opening = opening;
     let mut header = read_header(&opening.file, opening.file_len).await?;
@@ -296,7 +297,7 @@ async fn decrypted(
         return Ok(data);
     }
     luks::check_built(opening.file.name())?;
-    let passphrase = opening.options.passphrase(opening.is_top).ok_or_else(|| {
+    let passphrase = opening.options.passphrase.as_ref().ok_or_else(|| {
         Error::Key("Parameter 'encrypt.key-secret' is required for cipher".to_string())
     })?;
     let Some(crypto) = header.extensions.crypto_header else {

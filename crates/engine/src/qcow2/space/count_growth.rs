@@ -34,6 +34,15 @@ pub fn mapping_clusters(geometry: &Geometry, disk_bytes: u64) -> u64 {
     1 + l2_tables + geometry.clusters_for(l2_tables * ENTRY_BYTES)
 }
 
+/// Returns the bytes of the header, the tables, the keys and the refcounts of an image whose disk
+/// has `disk` bytes in whole clusters. The clusters of the keys have refcounts like all others,
+/// which qemu-img does not account for.
+pub fn metadata_bytes(geometry: &Geometry, disk: u64, keys: u64) -> u64 {
+    let tables = mapping_clusters(geometry, disk) + geometry.clusters_for(keys);
+    let (blocks, table) = structures_for(geometry, tables + geometry.clusters_for(disk));
+    (tables + blocks + table) * geometry.cluster_bytes()
+}
+
 /// Returns the refcount blocks of an image with a disk of `disk_bytes`, all of it allocated.
 fn blocks_for_disk(geometry: &Geometry, disk_bytes: u64) -> u64 {
     let clusters = mapping_clusters(geometry, disk_bytes) + geometry.clusters_for(disk_bytes);

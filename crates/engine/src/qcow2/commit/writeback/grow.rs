@@ -4,13 +4,12 @@
 use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes, is_no_space};
 use crate::file::Event;
 use crate::growth::Situation;
-use crate::measure::metadata_bytes;
 use crate::qcow2::commit::probe::Stage;
 use crate::qcow2::commit::roots::Flush;
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::qcow2::space::alloc::SpaceContent;
-use crate::qcow2::space::count_growth::{CountGrowth, Way, table_entries};
+use crate::qcow2::space::count_growth::{CountGrowth, Way, metadata_bytes, table_entries};
 use crate::qcow2::space::growth::{self, Method, Step};
 use crate::qcow2::space::refcount::Refcounts;
 use crate::qcow2::{Counts, Qcow2};

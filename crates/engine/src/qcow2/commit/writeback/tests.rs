@@ -4,6 +4,7 @@
 mod counts;
 mod cycle;
 mod disk;
+mod image;
 mod latches;
 mod marks;
 mod space;
@@ -18,14 +19,15 @@ use std::task::{Context, Poll, Waker};
 use cowslip_queue::{BufMut, IoVec, Pending};
 
 use super::*;
-use crate::Image;
 use crate::errno::{EDQUOT, EIO, ENOSPC};
 use crate::file::memory::MemoryFile;
-use crate::file::{BlockFile, FileRequest, Gate};
-use crate::image::{Durability, OpenOptions};
+use crate::file::{BlockFile, Durability, FileRequest, Gate};
 use crate::policy::DiscardPolicy;
 use crate::qcow2::offline::check::{self, CheckOptions, Finding};
 use crate::qcow2::offline::create::{CreateOptions, create};
+use crate::qcow2::options::OpenOptions;
+
+use image::Image;
 
 /// The operation of a file that fails once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +103,7 @@ fn open(file: Arc<dyn BlockFile>) -> Image {
         discard: DiscardPolicy::Unmap,
         ..OpenOptions::default()
     };
-    block_on(Image::open(file, options, &NoFiles)).expect("the image is sound")
+    block_on(Image::open(file, &options)).expect("the image is sound")
 }
 
 fn write(image: &Image, cluster: u64, byte: u8, guest: &mut [u8]) -> Result<()> {

@@ -11,7 +11,7 @@ use super::space::qcow2_on;
 use super::{EIO, ENOSPC, block_on, faults, open};
 use crate::Buf;
 use crate::file::AlignedFile;
-use crate::image::Durability;
+use crate::file::Durability;
 use crate::qcow2::commit::writeback::grow::gap_from;
 use crate::qcow2::commit::writeback::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, is_no_space};
 use crate::qcow2::entry::set_refcount;

@@ -7,9 +7,9 @@ use std::task::{Context, Poll, Waker};
 use cowslip_queue::{Buf, BufMut, pending};
 
 use super::disk::{Disk, Op};
+use super::image::Image;
 use super::space::{image_on, new_disk, qcow2_on};
 use super::{CLUSTER, EIO, ENOSPC, block_on, faults};
-use crate::Image;
 use crate::backing::NoBacking;
 use crate::file::Durability;
 use crate::job::{Attendant, Job, Moment};

@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::disk::{Disk, Op};
+use super::image::Image;
 use super::space::{image_on, new_disk, qcow2_on};
-use super::{CLUSTER, EIO, ENOSPC, NoFiles, block_on};
-use crate::image::{Durability, OpenOptions, Space, ZeroOptions};
+use super::{CLUSTER, EIO, ENOSPC, block_on};
+use crate::disk::ZeroOptions;
+use crate::file::{Durability, Space};
 use crate::policy::{AllocPolicy, DiscardPolicy};
 use crate::qcow2::Qcow2;
 use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::control::amend::Amendment;
 use crate::qcow2::control::snapshot::{NewSnapshot, SnapshotChoice};
 use crate::qcow2::offline::create::{CreateOptions, Version, create};
-use crate::{Buf, Error, Image, Job, Result};
+use crate::qcow2::options::OpenOptions;
+use crate::{Buf, Error, Job, Result};
 
 /// Has these operations fail without having done anything.
 fn fail(disk: &Disk, errno: i32, fails: fn(&Op) -> bool) {
@@ -101,7 +104,7 @@ fn a_shrink_that_cannot_cut_the_file_stops_the_session() {
         discard: DiscardPolicy::Ignore,
         ..OpenOptions::default()
     };
-    let image = block_on(Image::open(disk.clone(), options, &NoFiles)).expect("it is sound");
+    let image = block_on(Image::open(disk.clone(), &options)).expect("it is sound");
     let write = |at: u64, len: u64| {
         let data = Buf::from(vec![0xaa; len as usize]);
         block_on(image.write(at, data, Durability::Cached))

@@ -7,19 +7,20 @@ use std::sync::Arc;
 use cowslip_queue::{Buf, BufMut};
 
 use super::disk::{Disk, Op};
-use super::{CLUSTER, EIO, ENOSPC, NoFiles, block_on, faults};
-use crate::file::{AlignedFile, Sharing};
+use super::image::{self, Image};
+use super::{CLUSTER, EIO, ENOSPC, block_on, faults};
+use crate::file::{AlignedFile, Durability};
 use crate::growth::Situation;
-use crate::image::{Durability, OpenOptions};
 use crate::policy::{AllocPolicy, DiscardPolicy};
+use crate::qcow2::Qcow2;
 use crate::qcow2::commit::writeback::is_no_space;
 use crate::qcow2::geometry::{Geometry, HostCluster};
 use crate::qcow2::offline::create::{CreateOptions, create};
+use crate::qcow2::options::OpenOptions;
 use crate::qcow2::space::growth;
 use crate::qcow2::space::punch;
 use crate::qcow2::space::state::HostSpace;
-use crate::qcow2::{OpenParameters, Qcow2};
-use crate::{Error, Image, Result};
+use crate::{Error, Result};
 
 const DISK: u64 = 8 << 20;
 
@@ -32,7 +33,7 @@ fn options() -> OpenOptions {
 }
 
 pub fn image_on(disk: &Arc<Disk>) -> Image {
-    block_on(Image::open(disk.clone(), options(), &NoFiles)).expect("the image is sound")
+    block_on(Image::open(disk.clone(), &options())).expect("the image is sound")
 }
 
 pub fn new_disk(cluster_size: u64, alignment_bytes: u32) -> Arc<Disk> {
@@ -47,17 +48,7 @@ pub fn new_disk(cluster_size: u64, alignment_bytes: u32) -> Arc<Disk> {
 
 /// The image itself, for what its doors do not show.
 pub fn qcow2_on(disk: &Arc<Disk>) -> Qcow2 {
-    let options = options();
-    let files = crate::chain::Files::new(Sharing::default(), Vec::new(), Default::default());
-    let opening = OpenParameters {
-        file: AlignedFile::new(disk.clone()),
-        file_len: disk.len_bytes(),
-        options: &options,
-        gate: &NoFiles,
-        files: &files,
-        is_top: true,
-    };
-    block_on(crate::qcow2::open(opening)).expect("the image is sound")
+    block_on(image::open(disk.clone(), &options())).expect("the image is sound")
 }
 
 fn write(image: &Image, cluster: u64) -> Result<()> {
