@@ -3,7 +3,7 @@
 //!
 //! A patch in `crates/sim/mistakes` says in its first line what goes wrong, in a second line
 //! `Slow.` if that takes the simulator more runs than the gate has time for, or `Test NAME.` if
-//! this test of the engine has to notice it rather than the simulator; `Test PACKAGE PROGRAM NAME.`
+//! this test of `crates/qcow2` has to notice it rather than the simulator; `Test PACKAGE PROGRAM NAME.`
 //! is a test of another crate. It changes the engine where
 //! `planted::is(Mistake::NAME)` holds, NAME being the file's. As many as go together are applied to
 //! a copy of the sources, which gets the module `planted` that they name, and is built once.
@@ -19,10 +19,11 @@ use crate::{run, tree};
 const PLACE: &str = "crates/sim/mistakes";
 /// The sources that patches change, from the root. The first has the module `planted`, which the
 /// others re-export.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "crates/block/src",
     "crates/luks/src",
     "crates/hostfile/src",
+    "crates/qcow2/src",
     "crates/engine/src",
     "crates/graph/src",
     "crates/vhost-user/src",
@@ -202,7 +203,8 @@ impl Planted {
                     cargo.args(["--", "--exact", name]);
                 }
                 _ => {
-                    cargo.args(["--package", "cowslip", "--lib", "--", "--exact", test]);
+                    cargo.args(["--package", "cowslip-qcow2", "--lib"]);
+                    cargo.args(["--", "--exact", test]);
                 }
             }
             if !planted.is_empty() {

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use crate::{run, tree};
 
-/// The modules of `crates/engine/src/qcow2` that are mutated, and whose unit tests each meets.
+/// The modules of `crates/qcow2/src` that are mutated, and whose unit tests each meets.
 const MODULES: [(&str, &[&str]); 13] = [
     ("mapping/inflight", &["mapping::inflight"]),
     ("space/alloc", &["space::alloc"]),
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<(), String> {
         }
         // An argument of cargo: so that only this test program is built.
         unit.args(["--cargo-arg=--lib", "--", "--"]);
-        unit.args(tested_by.iter().map(|name| format!("qcow2::{name}::")));
+        unit.args(tested_by.iter().map(|name| format!("{name}::")));
         judge(&mut unit)?;
         println!("xtask: {module} against the simulator");
         let mut sim = place.mutants(module, args, args.sim_timeout);
@@ -122,9 +122,9 @@ impl Place {
     fn mutants(&self, module: &str, args: &Args, seconds: u64) -> Command {
         let mut command = run::cargo();
         command.current_dir(&self.tree);
-        command.args(["mutants", "--in-place", "--package", "cowslip"]);
+        command.args(["mutants", "--in-place", "--package", "cowslip-qcow2"]);
         command.arg("--file");
-        command.arg(format!("crates/engine/src/qcow2/{module}.rs"));
+        command.arg(format!("crates/qcow2/src/{module}.rs"));
         command.arg("--output").arg(self.found.join(module));
         // The gate checks that the tests pass without a mutant.
         command.args(["--baseline", "skip", "--no-shuffle"]);

@@ -53,7 +53,7 @@ fn expect_none(what: &str, findings: &[String]) {
     assert!(findings.is_empty(), "{what}:\n{}", findings.join("\n"));
 }
 
-/// Whether the engine has a test of this path in its sources, or another crate a test of this name
+/// Whether `crates/qcow2` has a test of this path in its sources, or another crate a test of this name
 /// in this program.
 fn is_test(path: &str) -> bool {
     let words: Vec<&str> = path.split(' ').collect();
@@ -64,7 +64,7 @@ fn is_test(path: &str) -> bool {
         return text.is_ok_and(|text| text.contains(&format!("#[test]\nfn {name}()")));
     }
     let (module, name) = path.rsplit_once("::").expect("it is in a module");
-    let file = format!("crates/engine/src/{}.rs", module.replace("::", "/"));
+    let file = format!("crates/qcow2/src/{}.rs", module.replace("::", "/"));
     let text = fs::read_to_string(root().join(file));
     text.is_ok_and(|text| text.contains(&format!("#[test]\nfn {name}()")))
 }
@@ -110,7 +110,15 @@ fn those_that_the_gate_needs_go_together() {
     if copy.exists() {
         fs::remove_dir_all(&copy).expect("it is ours");
     }
-    for name in ["block", "luks", "hostfile", "engine", "graph", "vhost-user"] {
+    for name in [
+        "block",
+        "luks",
+        "hostfile",
+        "qcow2",
+        "engine",
+        "graph",
+        "vhost-user",
+    ] {
         let sources = format!("crates/{name}/src");
         copy_all(&root().join(&sources), &copy.join(&sources));
     }

@@ -28,7 +28,7 @@ fn the_library_shows_few_names() {
     // The way to find them works: these are in a file, in a folder, inline, and of another crate.
     for name in [
         "cowslip::image::Image",
-        "cowslip::qcow2::offline::create::create",
+        "cowslip_qcow2::offline::create::create",
         "cowslip::image::options::OpenOptions",
         "cowslip_block::disk::Extent",
         "cowslip_hostfile::host::open_host_file",
@@ -36,7 +36,7 @@ fn the_library_shows_few_names() {
     ] {
         assert!(shown.contains(name), "{name} is not found");
     }
-    for hidden in ["cowslip::qcow2::state::Qcow2", "cowslip_block::run::Run"] {
+    for hidden in ["cowslip_qcow2::state::Qcow2", "cowslip_block::run::Run"] {
         assert!(!shown.contains(hidden), "{hidden} is hidden");
     }
 }

@@ -214,7 +214,7 @@ fn files_fit_a_head() {
 fn the_engine_knows_no_server_command_line_thread_or_clock() {
     let findings = uses(
         |s| {
-            let crates = ["engine", "luks", "hostfile", "block"];
+            let crates = ["engine", "qcow2", "luks", "hostfile", "block"];
             let mut crates = crates.iter().map(|name| format!("crates/{name}/src/"));
             crates.any(|start| s.path.starts_with(&start)) && !s.is_test()
         },
@@ -238,14 +238,17 @@ fn the_engine_knows_no_server_command_line_thread_or_clock() {
 fn the_engine_has_no_hook_for_mistakes() {
     let findings = uses(
         |s| {
-            let mut crates = ["engine", "luks", "hostfile", "block", "graph"].iter();
+            let mut crates = ["engine", "qcow2", "luks", "hostfile", "block", "graph"].iter();
             crates.any(|name| s.path.starts_with(&format!("crates/{name}/")))
         },
         &["planted", "Mistake"],
     );
     expect_none("mistakes are patches in crates/sim/mistakes", &findings);
-    let manifest = fs::read_to_string(root().join("crates/engine/Cargo.toml")).expect("it exists");
-    assert!(!manifest.contains("planted"), "the engine has a feature");
+    for name in ["engine", "qcow2"] {
+        let manifest = root().join(format!("crates/{name}/Cargo.toml"));
+        let manifest = fs::read_to_string(manifest).expect("it exists");
+        assert!(!manifest.contains("planted"), "{name} has a feature");
+    }
 }
 
 #[test]
@@ -358,6 +361,7 @@ const LINES: &[&[&str]] = &[
     &[
         "filters", "front", "nbd", "luks", "hostfile", "trace", "rbd", "remote", "publish",
     ],
+    &["qcow2"],
     &["engine"],
     &["nodes"],
     &["console", "embed"],
@@ -431,7 +435,7 @@ const TIDY: &str = "xtask/tests/tidy.rs";
 
 #[test]
 fn only_write_back_flushes_the_files_of_a_qcow2_image() {
-    let in_qcow2 = |s: &Source| s.path.starts_with("crates/engine/src/qcow2/") && !s.is_test();
+    let in_qcow2 = |s: &Source| s.path.starts_with("crates/qcow2/src/") && !s.is_test();
     let mut findings = Vec::new();
     for source in sources().iter().filter(|s| in_qcow2(s)) {
         if FLUSHERS.iter().any(|(path, _)| *path == source.path) {
@@ -449,24 +453,29 @@ fn only_write_back_flushes_the_files_of_a_qcow2_image() {
 /// The files that may flush, and why.
 const FLUSHERS: &[(&str, &str)] = &[
     (
-        "crates/engine/src/qcow2/commit/writeback.rs",
+        "crates/qcow2/src/commit/writeback.rs",
         "the only writer of metadata",
     ),
     (
-        "crates/engine/src/qcow2/offline/create/write.rs",
+        "crates/qcow2/src/offline/create/write.rs",
         "a new image, which nobody has open",
     ),
     (
-        "crates/engine/src/qcow2/offline/repair/run.rs",
+        "crates/qcow2/src/offline/repair/run.rs",
         "a repair, before anybody has the image open",
     ),
 ];
 
 #[test]
 fn roots_are_written_in_one_place() {
-    let in_qcow2 = |s: &Source| s.path.starts_with("crates/engine/src/qcow2/") && !s.is_test();
+    let in_qcow2 = |s: &Source| s.path.starts_with("crates/qcow2/src/") && !s.is_test();
     let findings = uses(
-        |s| in_qcow2(s) && !WRITERS.iter().any(|(path, _)| s.path.ends_with(path)),
+        |s| {
+            in_qcow2(s)
+                && !WRITERS
+                    .iter()
+                    .any(|(path, _)| s.path == format!("crates/qcow2/src/{path}"))
+        },
         &["Durability::"],
     );
     expect_none(
@@ -475,73 +484,64 @@ fn roots_are_written_in_one_place() {
     );
 }
 
-/// The files of `qcow2/` that may write by themselves, and why other writes may follow one that has
-/// failed there.
+/// The files of `crates/qcow2/src` that may write by themselves, and why other writes may follow one
+/// that has failed there.
 const WRITERS: &[(&str, &str)] = &[
     (
-        "qcow2/control/compact/data.rs",
+        "control/compact/data.rs",
         "the guest's data, at its new place",
     ),
     (
-        "qcow2/control/compact/still.rs",
+        "control/compact/still.rs",
         "a copy that nothing refers to yet",
     ),
     (
-        "qcow2/control/compact/roots.rs",
+        "control/compact/roots.rs",
         "a copy that nothing refers to yet; the root itself goes by `write_root`",
     ),
     (
-        "qcow2/control/unfinished.rs",
+        "control/unfinished.rs",
         "a name that nothing depends on; the bit goes by `write_root`",
     ),
     (
-        "qcow2/commit/writeback.rs",
+        "commit/writeback.rs",
         "`write_all`; cycles, which write again what they could not; the hint",
     ),
-    ("qcow2/space/refcount.rs", "counts stay dirty until written"),
+    ("space/refcount.rs", "counts stay dirty until written"),
+    ("path/write.rs", "guest data: whether writes are durable"),
+    ("path/admit.rs", "guest data"),
+    ("path/cow.rs", "guest data"),
+    ("path/direct.rs", "guest data"),
+    ("path/gather.rs", "guest data"),
+    ("path/compressed_write.rs", "guest data"),
     (
-        "qcow2/path/write.rs",
-        "guest data: whether writes are durable",
-    ),
-    ("qcow2/path/admit.rs", "guest data"),
-    ("qcow2/path/cow.rs", "guest data"),
-    ("qcow2/path/direct.rs", "guest data"),
-    ("qcow2/path/gather.rs", "guest data"),
-    ("qcow2/path/compressed_write.rs", "guest data"),
-    (
-        "qcow2/path/unshare.rs",
+        "path/unshare.rs",
         "a copy of a table that nothing refers to yet",
     ),
+    ("control/resize.rs", "tables that nothing refers to yet"),
     (
-        "qcow2/control/resize.rs",
-        "tables that nothing refers to yet",
-    ),
-    (
-        "qcow2/control/empty.rs",
+        "control/empty.rs",
         "a table that nothing refers to any more",
     ),
+    ("control/bitmap/store.rs", "bits that nothing refers to yet"),
     (
-        "qcow2/control/bitmap/store.rs",
-        "bits that nothing refers to yet",
-    ),
-    (
-        "qcow2/control/amend/width.rs",
+        "control/amend/width.rs",
         "counts that nothing refers to yet",
     ),
     (
-        "qcow2/control/snapshot/steps.rs",
+        "control/snapshot/steps.rs",
         "structures that nothing refers to yet",
     ),
     (
-        "qcow2/control/snapshot/flags.rs",
+        "control/snapshot/flags.rs",
         "COPIED, read from the file again before it is set back",
     ),
     (
-        "qcow2/offline/create/write.rs",
+        "offline/create/write.rs",
         "a new image, whose header goes last",
     ),
     (
-        "qcow2/offline/repair/run.rs",
+        "offline/repair/run.rs",
         "a repair, which ends with the first failure",
     ),
 ];
@@ -551,8 +551,9 @@ fn masks_of_table_entries_are_in_one_place() {
     let masks = ["1 << 63", "1 << 62", "ffff_fe00", "fffffe00"];
     let mut findings = Vec::new();
     for source in sources() {
-        let is_engine = source.path.starts_with("crates/engine/src/") && !source.is_test();
-        if !is_engine || source.path.starts_with("crates/engine/src/qcow2/entry") {
+        let crates = ["crates/engine/src/", "crates/qcow2/src/"];
+        let is_engine = crates.iter().any(|start| source.path.starts_with(start));
+        if !is_engine || source.is_test() || source.path.starts_with("crates/qcow2/src/entry") {
             continue;
         }
         for (number, line) in source.code() {
@@ -569,7 +570,7 @@ fn the_deciding_modules_do_no_io() {
     const PURE: [&str; 5] = ["geometry", "header", "entry", "map", "plan"];
     let is_pure = |s: &Source| {
         PURE.iter()
-            .any(|name| s.path == format!("crates/engine/src/qcow2/{name}.rs"))
+            .any(|name| s.path == format!("crates/qcow2/src/{name}.rs"))
     };
     let words = [
         "BlockFile",
@@ -586,7 +587,8 @@ fn the_deciding_modules_do_no_io() {
 #[test]
 fn the_engine_locks_through_one_module() {
     let mut findings = Vec::new();
-    let crates = ["engine", "luks", "hostfile", "block"].map(|name| format!("crates/{name}/src/"));
+    let crates =
+        ["engine", "qcow2", "luks", "hostfile", "block"].map(|name| format!("crates/{name}/src/"));
     let bound = |s: &&Source| crates.iter().any(|start| s.path.starts_with(start)) && !s.is_test();
     for source in sources().iter().filter(bound) {
         for (number, line) in source.code() {

@@ -18,9 +18,9 @@ use crate::file::{self, AlignedFile, Event};
 use crate::formats::Added;
 use crate::policy::Format;
 use crate::qcow2::header::CryptMethod;
-use crate::qcow2::read::{Jobs, read_mapped, sort_out};
-use crate::qcow2::{EpochGuard, Qcow2};
 use crate::raw::Raw;
+use cowslip_qcow2::read::{Jobs, read_mapped, sort_out};
+use cowslip_qcow2::{EpochGuard, Qcow2};
 
 mod index;
 mod naming;

@@ -43,7 +43,7 @@
 //! | the base is opened for writing, and made longer if it is shorter than the disk | the disk is as it was: the image holds all that it held |
 //! | what the image, and those between, decide is written into the base | as before: where the base has changed, something above decides |
 //! | the base is flushed | as before |
-//! | the image becomes empty by one change of its header (`qcow2/control/empty.rs`) | the image is full or empty, and shows the same disk |
+//! | the image becomes empty by one change of its header (`control/empty.rs` of `cowslip-qcow2`) | the image is full or empty, and shows the same disk |
 //!
 //! With images between, these stay as they are, and the image too: they are what it shows in any
 //! case.

@@ -63,9 +63,9 @@ use crate::policy::Preallocation;
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::header::Header;
 use crate::qcow2::probe::{Observation, Stage};
-use crate::qcow2::{OnAllocated, Packed, Qcow2};
 use crate::sync::Turn;
 use crate::{Error, Result, extents};
+use cowslip_qcow2::{OnAllocated, Packed, Qcow2};
 
 mod beside;
 mod bitmaps;

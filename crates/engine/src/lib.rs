@@ -79,7 +79,6 @@
 //!
 //! May not know: NBD, command lines, printing, sockets, time.
 
-mod backing;
 pub mod blocking;
 mod chain;
 pub mod commit;
@@ -89,15 +88,13 @@ mod extents;
 pub mod formats;
 pub mod image;
 #[cfg(not(feature = "luks"))]
-#[path = "without_luks.rs"]
-pub mod luks;
+pub use cowslip_qcow2::luks;
 pub mod measure;
 mod pairs;
 pub mod qcow2;
 mod raw;
 pub mod rebase;
 pub mod requests;
-mod statistics;
 pub mod threaded;
 
 pub use cowslip_block::{
@@ -112,9 +109,8 @@ pub use cowslip_hostfile::{allocate, growth, space};
 #[doc(no_inline)]
 pub use image::Image;
 
-#[cfg(test)]
-use cowslip_block::random;
 use cowslip_block::{durable, files, policy, sync, units, zero};
+use cowslip_qcow2::{backing, statistics};
 
 /// Disks: the trait [`Disk`], its vocabulary, and a disk in memory.
 ///

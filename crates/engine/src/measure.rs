@@ -31,12 +31,12 @@
 //! assigns all clusters and needs the fully allocated size.
 
 use crate::convert::{Outcome, Sources, touched_bytes};
-use crate::qcow2::count_growth::metadata_bytes;
 use crate::qcow2::create::{CreateOptions, Preallocation, TOO_LARGE};
 use crate::qcow2::geometry::Geometry;
 use crate::qcow2::inspect::BitmapInfo;
 use crate::units::round_up;
 use crate::{Error, Result};
+use cowslip_qcow2::count_growth::metadata_bytes;
 
 /// Bytes of an entry of a bitmap's table.
 const ENTRY_BYTES: u64 = 8;

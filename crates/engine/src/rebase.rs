@@ -37,7 +37,7 @@
 //! Where the image holds nothing of its own, what the disk shows comes from below. What the new
 //! backing file shows differently there is written into the image first, subcluster by subcluster,
 //! zeroes as zeroes; then one crash-safe change of the header makes the new file the backing file
-//! (`qcow2/control/amend.rs`).
+//! (`control/amend.rs` of `cowslip-qcow2`).
 //!
 //! | the power fails, or the job is cancelled | what the image shows |
 //! | --- | --- |

@@ -18,3 +18,5 @@ pub mod run;
 pub mod sync;
 
 pub use pending::{Completer, Pending, pending};
+// Those of the qcow2 engine name each other by the root of their crate.
+pub use qcow2::{geometry, plan};

@@ -1,13 +1,13 @@
 //! The leases, joint clusters and epochs of the qcow2 engine, and requests beside its lock, with
 //! the types of their parameters.
 
-#[path = "../../engine/src/qcow2/mapping/direct.rs"]
+#[path = "../../qcow2/src/mapping/direct.rs"]
 pub mod direct;
-#[path = "../../engine/src/qcow2/geometry.rs"]
+#[path = "../../qcow2/src/geometry.rs"]
 pub mod geometry;
-#[path = "../../engine/src/qcow2/mapping/inflight.rs"]
+#[path = "../../qcow2/src/mapping/inflight.rs"]
 pub mod inflight;
-#[path = "../../engine/src/qcow2/mapping/visits.rs"]
+#[path = "../../qcow2/src/mapping/visits.rs"]
 pub mod visits;
 
 /// The part of a plan that leases use.

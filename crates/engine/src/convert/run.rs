@@ -25,10 +25,9 @@ use super::{
 use crate::file::host::copy_range;
 use crate::image::{Image, Space, ZeroOptions};
 use crate::job::Job;
-use crate::qcow2::OnAllocated;
-use crate::qcow2::Packed;
 use crate::units::{pieces, round_down, round_up};
 use crate::{Error, Result};
+use cowslip_qcow2::{OnAllocated, Packed};
 
 /// A target's cluster is taken apart from this size on: writing zeroes around a little data costs
 /// more than a request.
@@ -286,7 +285,7 @@ impl<'a> Run<'a> {
         });
         let runs: Result<Vec<_>> = join_all(packed).await.into_iter().collect();
         let runs = runs.map_err(|error| Failure::Writing(start, error))?;
-        done.compressed_bytes = runs.iter().flatten().map(Packed::len).sum();
+        done.compressed_bytes = runs.iter().flatten().map(Packed::host_bytes).sum();
         let len = len(&ranges);
         Ok((Ready::Packed { runs, len, zeroes }, done))
     }

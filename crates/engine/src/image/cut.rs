@@ -5,8 +5,8 @@ use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use super::{Durability, Image, ZeroOptions};
 use crate::limits::ZeroPart;
-use crate::qcow2::OnAllocated;
 use crate::{Error, Result};
+use cowslip_qcow2::OnAllocated;
 
 impl Image {
     /// Returns whether the limits cut a read or a write.

@@ -6,14 +6,13 @@ use crate::file::{BlockFile, Claim, FileId, ReadSet, Sharing};
 use crate::formats::Formats;
 use crate::limits::Limits;
 use crate::luks::Passphrase;
-use crate::qcow2;
 use crate::qcow2::snapshot::SnapshotChoice;
 use crate::workers::Workers;
 
-pub use crate::qcow2::{DirtyImage, RepairAtOpen, RepairWatch};
 pub use cowslip_block::policy::{
     AllocPolicy, CopyOnRead, DetectZeroes, DiscardPolicy, Format, WritePolicy, ZeroMethod,
 };
+pub use cowslip_qcow2::{DirtyImage, RepairAtOpen, RepairWatch};
 
 /// Where reads of what the image does not hold come from.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -123,8 +122,8 @@ impl OpenOptions {
     }
 
     /// What the format of a qcow2 image has to know of them, on top or in the backing chain.
-    pub(crate) fn of_qcow2(&self, is_top: bool) -> qcow2::OpenOptions {
-        qcow2::OpenOptions {
+    pub(crate) fn of_qcow2(&self, is_top: bool) -> cowslip_qcow2::OpenOptions {
+        cowslip_qcow2::OpenOptions {
             writable: self.writable,
             write_policy: self.write_policy,
             discard: self.discard,
@@ -146,7 +145,7 @@ impl OpenOptions {
     /// The budget for L2 slices in bytes.
     pub(crate) fn cache_bytes_or_default(&self) -> u64 {
         match self.cache_bytes {
-            0 => qcow2::CACHE_BYTES_DEFAULT,
+            0 => cowslip_qcow2::CACHE_BYTES_DEFAULT,
             bytes => bytes,
         }
     }

@@ -11,10 +11,10 @@ use cowslip_queue::{Buf, BufMut};
 use super::{Image, ZeroOptions};
 use crate::file::Durability;
 use crate::qcow2::Qcow2;
-use crate::qcow2::inflight::{LeaseKind, LeaseRequest, Leases, Ticket};
 use crate::sync::{Mutex, lock};
 use crate::units::{pieces, round_down, round_up};
 use crate::{Error, Result, chain};
+use cowslip_qcow2::inflight::{LeaseKind, LeaseRequest, Leases, Ticket};
 
 /// All leases here are in one set, whatever tables map their clusters.
 const SET: u64 = 0;
