@@ -90,6 +90,7 @@ impl Geometry {
     }
 
     /// Bytes in a cluster.
+    #[inline]
     pub fn cluster_bytes(&self) -> u64 {
         1 << self.cluster_bits
     }
@@ -184,6 +185,7 @@ impl Geometry {
     // Guest addresses.
 
     /// The cluster that a guest byte lies in.
+    #[inline]
     pub fn guest_cluster(&self, offset: GuestOffset) -> GuestCluster {
         GuestCluster(offset.0 >> self.cluster_bits)
     }
@@ -267,11 +269,13 @@ impl Geometry {
     // Host addresses.
 
     /// The cluster that a host byte lies in.
+    #[inline]
     pub fn host_cluster(&self, offset: HostOffset) -> HostCluster {
         HostCluster(offset.0 >> self.cluster_bits)
     }
 
     /// The first byte of a host cluster.
+    #[inline]
     pub fn host_offset(&self, cluster: HostCluster) -> HostOffset {
         HostOffset(cluster.0 << self.cluster_bits)
     }

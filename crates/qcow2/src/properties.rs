@@ -27,11 +27,13 @@ impl Qcow2 {
     }
 
     /// The image file.
+    #[inline]
     pub fn file(&self) -> &AlignedFile {
         &self.file
     }
 
     /// The file that guest data is in.
+    #[inline]
     pub fn data_file(&self) -> &AlignedFile {
         &self.data
     }
@@ -51,6 +53,7 @@ impl Qcow2 {
     }
 
     /// The size of the disk in bytes.
+    #[inline]
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }

@@ -185,10 +185,12 @@ impl State {
 }
 
 impl Qcow2 {
+    #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
+    #[inline]
     pub(super) fn geometry(&self) -> &Geometry {
         &self.format.geometry
     }

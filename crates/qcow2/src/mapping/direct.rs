@@ -61,6 +61,7 @@ impl DirectMap {
     }
 
     /// The word for a cluster, and the tag that it has if it is the cluster's.
+    #[inline]
     fn word(&self, cluster: GuestCluster) -> Option<(&AtomicU64, u64)> {
         let words = self.words.get()?;
         let bits = words.len().trailing_zeros();
@@ -70,12 +71,14 @@ impl DirectMap {
     }
 
     /// Returns where a cluster is, if the map knows.
+    #[inline]
     pub fn find(&self, cluster: GuestCluster) -> Option<HostCluster> {
         let (word, tag) = self.word(cluster)?;
         host_of(word.load(Ordering::Acquire), tag)
     }
 
     /// Begins a write in place. Returns where the cluster is, if it may be written.
+    #[inline]
     pub fn begin_write(&self, cluster: GuestCluster) -> Option<HostCluster> {
         let (word, tag) = self.word(cluster)?;
         let mut seen = word.load(Ordering::Relaxed);
@@ -95,6 +98,7 @@ impl DirectMap {
     /// Ends a write in place. Returns whether it was the last in a cluster that a request may be
     /// waiting for: then [`Leases::wake`](super::inflight::Leases::wake) has to follow.
     #[must_use]
+    #[inline]
     pub fn end_write(&self, cluster: GuestCluster) -> bool {
         let (word, _) = self
             .word(cluster)
@@ -197,6 +201,7 @@ impl DirectMap {
 }
 
 /// The host cluster that a word has for the cluster with this tag.
+#[inline]
 fn host_of(word: u64, tag: u64) -> Option<HostCluster> {
     let host = (word >> HOST_SHIFT).checked_sub(1)?;
     (word & TAG == tag).then_some(HostCluster(host))

@@ -63,6 +63,7 @@ pub struct EpochGuard<'a> {
 }
 
 impl EpochGuard<'_> {
+    #[inline]
     fn enter(image: &Qcow2) -> EpochGuard<'_> {
         EpochGuard {
             image,
@@ -72,12 +73,14 @@ impl EpochGuard<'_> {
     }
 
     /// Counts a slice that it has found by the direct map.
+    #[inline]
     pub(crate) fn count_hit(&mut self) {
         self.hits += 1;
     }
 }
 
 impl Drop for EpochGuard<'_> {
+    #[inline]
     fn drop(&mut self) {
         if self.image.visits.leave(self.visit, self.hits) {
             self.image.lock().mapping.epochs.visit_left();
@@ -86,6 +89,7 @@ impl Drop for EpochGuard<'_> {
 }
 
 /// The number of this thread, for counters that threads share out among them.
+#[inline]
 pub(crate) fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

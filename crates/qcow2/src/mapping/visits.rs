@@ -94,6 +94,7 @@ impl Visits {
     }
 
     /// A request enters; `thread` spreads threads over the counters.
+    #[inline]
     pub fn enter(&self, thread: usize) -> Visit {
         let generation = self.generation.load(Ordering::Acquire);
         let shard = thread % self.shards.len();
@@ -108,6 +109,7 @@ impl Visits {
     /// A request leaves that has found `hits` slices. Returns whether an operation waits for it:
     /// then [`Epochs::visit_left`](super::inflight::Epochs::visit_left) has to follow.
     #[must_use]
+    #[inline]
     pub fn leave(&self, visit: Visit, hits: u64) -> bool {
         let change = (hits << UNDER_WAY_BITS).wrapping_sub(1);
         let counter = self.counter(usize::from(visit.shard), visit.generation);
@@ -115,11 +117,13 @@ impl Visits {
         before & UNDER_WAY == 1 && self.is_watched.load(Ordering::Acquire)
     }
 
+    #[inline]
     fn counter(&self, shard: usize, generation: u8) -> &AtomicU64 {
         &self.shards[shard].visits[usize::from(generation)]
     }
 
     /// Notes that a request has written, or may have, before it leaves.
+    #[inline]
     pub fn note_written(&self, visit: Visit, clusters: u64) {
         let shard = &self.shards[usize::from(visit.shard)];
         shard.written.fetch_add(clusters, Ordering::AcqRel);
@@ -142,11 +146,13 @@ impl Visits {
     }
 
     /// Returns whether a request that has entered may read.
+    #[inline]
     pub fn admits_reads(&self) -> bool {
         self.closed.load(Ordering::Acquire) & Closed::Reads as u8 == 0
     }
 
     /// Returns whether a request that has entered may write in place.
+    #[inline]
     pub fn admits_writes(&self) -> bool {
         self.closed.load(Ordering::Acquire) == 0
     }

@@ -33,6 +33,7 @@ struct InPlace<'a> {
 
 impl InPlace<'_> {
     /// Leaves its clusters. Returns whether a request may wait for one of them.
+    #[inline]
     fn let_go(&mut self) -> bool {
         let mut may_be_awaited = false;
         for cluster in self.clusters.clone() {
@@ -57,6 +58,7 @@ impl InPlace<'_> {
     }
 
     /// Ends it when its data is written, or that has failed.
+    #[inline]
     fn end(mut self) {
         self.is_over = true;
         let clusters = self.clusters.end - self.clusters.start;
@@ -65,6 +67,7 @@ impl InPlace<'_> {
         self.leave(1);
     }
 
+    #[inline]
     fn leave(&mut self, hits: u64) {
         if self.let_go() {
             self.wake(&mut self.image.lock());
@@ -78,6 +81,7 @@ impl InPlace<'_> {
 impl Drop for InPlace<'_> {
     /// Dropped with the write under way: as for a [`Batch`](super::admit::Batch), its epoch is
     /// never left.
+    #[inline]
     fn drop(&mut self) {
         if self.is_over {
             return;
@@ -121,6 +125,7 @@ impl Qcow2 {
     }
 
     /// The place in the file of a range that is data in one piece, if the direct map knows it.
+    #[inline]
     fn find_directly(&self, range: &Range<u64>) -> Option<u64> {
         let clusters = self.clusters_of(range)?;
         let first = self.direct.find(GuestCluster(clusters.start))?;
@@ -152,6 +157,7 @@ impl Qcow2 {
         Some(written)
     }
 
+    #[inline]
     fn begin_directly(&self, range: &Range<u64>) -> Option<InPlace<'_>> {
         let clusters = self.clusters_of(range)?;
         // Without the step to enter: most first writes end here.
@@ -178,6 +184,7 @@ impl Qcow2 {
 
     /// Counts a write in its clusters, as far as they may be written, and are one piece of the
     /// file.
+    #[inline]
     fn begin_in_clusters(
         &self,
         write: &mut InPlace<'_>,
@@ -200,6 +207,7 @@ impl Qcow2 {
     }
 
     /// The clusters of a range, unless it is empty or long: then tables decide.
+    #[inline]
     fn clusters_of(&self, range: &Range<u64>) -> Option<Range<u64>> {
         const CLUSTERS_MAX: u64 = 32;
         let last = range.end.checked_sub(1).filter(|_| !range.is_empty())?;
@@ -208,6 +216,7 @@ impl Qcow2 {
         (last - first < CLUSTERS_MAX).then_some(first..last + 1)
     }
 
+    #[inline]
     fn place_in(&self, host: HostCluster, guest: u64) -> u64 {
         let within = guest & (self.geometry().cluster_bytes() - 1);
         self.geometry().host_offset(host).0 + within

@@ -226,6 +226,7 @@ impl Qcow2 {
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn effective(&self, durability: Durability) -> Durability {
         if self.write_policy == WritePolicy::Writethrough {
             Durability::Durable
