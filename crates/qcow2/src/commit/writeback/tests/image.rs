@@ -12,7 +12,7 @@ use crate::control::snapshot::{NewSnapshot, SnapshotChoice};
 use crate::disk::{ZeroOptions, within};
 use crate::file::{AlignedFile, BlockFile, Durability, Sharing};
 use crate::files::Files;
-use crate::options::OpenOptions;
+use crate::options::{CACHE_BYTES_DEFAULT, OpenOptions};
 use crate::policy::Preallocation;
 use crate::statistics::CacheStatistics;
 use crate::{Job, Result};
@@ -37,7 +37,10 @@ pub struct Image(Qcow2);
 
 impl Image {
     pub async fn open(file: Arc<dyn BlockFile>, options: &OpenOptions) -> Result<Image> {
-        open(file, options).await.map(Image)
+        let image = open(file, options).await?;
+        // A chain shares out the memory for tables when it is opened.
+        image.set_cache_budget(CACHE_BYTES_DEFAULT);
+        Ok(Image(image))
     }
 
     async fn marked<T>(&self, outcome: Result<T>) -> Result<T> {
