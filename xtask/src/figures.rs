@@ -29,6 +29,7 @@ const PARTS: &[(&str, &[&str])] = &[
         &[
             "crates/engine/",
             "crates/qcow2/",
+            "crates/qcow2-format/",
             "crates/block/",
             "crates/boxed/",
             "crates/hostfile/",

@@ -17,7 +17,7 @@ const MODULES: [(&str, &[&str]); 13] = [
     ("mapping/inflight", &["mapping::inflight"]),
     ("space/alloc", &["space::alloc"]),
     ("space/refcount", &["space::refcount"]),
-    ("plan", &["plan"]),
+    (PURE, &["plan"]),
     ("commit/writeback", &["commit::writeback"]),
     ("commit/writeback/grow", &["commit::writeback"]),
     ("space/ahead", &["space::ahead", "commit::writeback"]),
@@ -31,6 +31,9 @@ const MODULES: [(&str, &[&str]); 13] = [
     ),
     ("space/state", &["commit::writeback"]),
 ];
+
+/// The module of these that is in `crates/qcow2-format/src`.
+const PURE: &str = "plan";
 
 /// Options of `cargo xtask mutants`.
 #[derive(clap::Args)]
@@ -122,9 +125,15 @@ impl Place {
     fn mutants(&self, module: &str, args: &Args, seconds: u64) -> Command {
         let mut command = run::cargo();
         command.current_dir(&self.tree);
-        command.args(["mutants", "--in-place", "--package", "cowslip-qcow2"]);
+        let part = if module == PURE {
+            "qcow2-format"
+        } else {
+            "qcow2"
+        };
+        command.args(["mutants", "--in-place", "--package"]);
+        command.arg(format!("cowslip-{part}"));
         command.arg("--file");
-        command.arg(format!("crates/qcow2/src/{module}.rs"));
+        command.arg(format!("crates/{part}/src/{module}.rs"));
         command.arg("--output").arg(self.found.join(module));
         // The gate checks that the tests pass without a mutant.
         command.args(["--baseline", "skip", "--no-shuffle"]);

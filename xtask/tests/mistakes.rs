@@ -114,6 +114,7 @@ fn those_that_the_gate_needs_go_together() {
         "block",
         "luks",
         "hostfile",
+        "qcow2-format",
         "qcow2",
         "engine",
         "graph",

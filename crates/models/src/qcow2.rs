@@ -3,7 +3,7 @@
 
 #[path = "../../qcow2/src/mapping/direct.rs"]
 pub mod direct;
-#[path = "../../qcow2/src/geometry.rs"]
+#[path = "../../qcow2-format/src/geometry.rs"]
 pub mod geometry;
 #[path = "../../qcow2/src/mapping/inflight.rs"]
 pub mod inflight;

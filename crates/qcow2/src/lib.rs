@@ -28,25 +28,15 @@
 pub mod backing;
 mod commit;
 mod control;
-#[doc(hidden)]
-pub mod entry;
-#[doc(hidden)]
-pub mod geometry;
-#[doc(hidden)]
-pub mod header;
 mod health;
 #[cfg(not(feature = "luks"))]
 #[path = "without_luks.rs"]
 pub mod luks;
-#[doc(hidden)]
-pub mod map;
 mod mapping;
 mod offline;
 mod open;
 mod options;
 mod path;
-#[doc(hidden)]
-pub mod plan;
 mod properties;
 mod space;
 mod state;
@@ -55,14 +45,16 @@ pub mod statistics;
 #[cfg(feature = "luks")]
 #[doc(no_inline)]
 pub use cowslip_luks as luks;
+#[doc(hidden)]
+pub use cowslip_qcow2_format::header::CryptMethod;
+#[doc(inline)]
+pub use cowslip_qcow2_format::header::{CompressionType, Header};
+#[doc(hidden)]
+pub use cowslip_qcow2_format::{entry, geometry, header, map, plan};
 
 #[doc(hidden)]
 pub use self::commit::probe;
 pub use self::control::{amend, bitmap, compact, snapshot};
-#[doc(hidden)]
-pub use self::header::CryptMethod;
-#[doc(inline)]
-pub use self::header::{CompressionType, Header};
 #[doc(hidden)]
 pub use self::mapping::inflight;
 #[doc(hidden)]

@@ -21,6 +21,7 @@ pub struct CacheStatistics {
 
 impl CacheStatistics {
     /// The sum of both.
+    #[doc(hidden)]
     #[must_use]
     pub fn plus(self, other: CacheStatistics) -> CacheStatistics {
         CacheStatistics {

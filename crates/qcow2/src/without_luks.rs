@@ -44,12 +44,14 @@ pub struct Header {
 #[derive(Clone, Debug)]
 pub enum SectorCipher {}
 
+#[doc(hidden)]
 pub type Stages = Vec<Vec<(u64, Vec<u8>)>>;
 
 /// Refuses an encrypted image.
 ///
 /// # Errors
 /// `Unsupported`, always.
+#[doc(hidden)]
 pub fn check_built(file: &str) -> Result<()> {
     Err(off(file))
 }
@@ -87,10 +89,12 @@ impl Cipher for SectorCipher {
     }
 }
 
+#[doc(hidden)]
 pub async fn inspect(file: &Arc<dyn BlockFile>, _place: Range<u64>) -> Result<Header> {
     Err(off(file.name()))
 }
 
+#[doc(hidden)]
 pub async fn unlock(
     _file: &AlignedFile,
     _place: Range<u64>,
@@ -99,6 +103,7 @@ pub async fn unlock(
     match *passphrase {}
 }
 
+#[doc(hidden)]
 pub async fn stages(
     _file: &AlignedFile,
     _place: Range<u64>,

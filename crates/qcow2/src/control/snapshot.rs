@@ -78,7 +78,7 @@ impl Qcow2 {
     }
 
     /// Rewrites the snapshot table if entries lack fields that version 3 requires.
-    pub async fn complete_snapshots(&self, job: &Job) -> Result<()> {
+    pub(crate) async fn complete_snapshots(&self, job: &Job) -> Result<()> {
         self.while_still(async |counts| self.complete_in_turn(counts, job).await)
             .await
     }

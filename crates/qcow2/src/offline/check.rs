@@ -32,9 +32,11 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use findings::{Finding, Severity};
 #[doc(hidden)]
-pub use findings::{SnapshotL1Flaw, Structure};
+pub use crate::entry::snapshot::SnapshotL1Flaw;
+#[doc(hidden)]
+pub use findings::Structure;
+pub use findings::{Finding, Severity};
 pub use state::{CheckOptions, CheckResult, Observer};
 
 use reader::Reader;

@@ -36,6 +36,7 @@ use layout::Layout;
 pub const SIZE_UNIT: u64 = 512;
 
 /// The refusal of a disk that an L1 table of the greatest length cannot map.
+#[doc(hidden)]
 pub const TOO_LARGE: &str =
     "The image size is too large for file format 'qcow2' (try using a larger cluster size)";
 

@@ -26,7 +26,7 @@ const GAP_BYTES: u64 = 4096;
 const READ_BYTES_MAX: u64 = 1 << 20;
 
 /// A part of a request that a compressed cluster holds.
-pub struct CompressedPart {
+pub(crate) struct CompressedPart {
     /// Where it is on the disk.
     pub at: u64,
     /// The compressed cluster's place in the file.
@@ -54,7 +54,7 @@ struct Unpacking {
 impl Qcow2 {
     /// Reads parts, each with its own outcome.
     #[boxed]
-    pub async fn read_compressed(
+    pub(crate) async fn read_compressed(
         &self,
         parts: Vec<CompressedPart>,
     ) -> Vec<Result<(u64, IoVecMut)>> {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::entry::snapshot::SnapshotL1Flaw;
+
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
@@ -51,22 +53,6 @@ impl fmt::Display for Structure {
             Structure::CryptoHeader => "the encryption header",
         })
     }
-}
-
-/// A flaw of a snapshot's L1 table.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SnapshotL1Flaw {
-    /// It does not start a cluster.
-    Unaligned {
-        /// Offset of the L1 table in the file.
-        l1_offset: u64,
-    },
-    /// It is larger than any image needs.
-    TooLarge {
-        /// Number of entries that the header gives the L1 table.
-        l1_size: u32,
-    },
 }
 
 /// Something that is wrong with an image.

@@ -24,6 +24,7 @@ macro_rules! address {
         impl $name {
             /// The address `count` units further.
             #[must_use]
+            #[inline]
             pub const fn plus(self, count: u64) -> $name {
                 $name(self.0 + count)
             }
@@ -85,6 +86,7 @@ impl Geometry {
     }
 
     /// log2 of the cluster size.
+    #[inline]
     pub fn cluster_bits(&self) -> u32 {
         self.cluster_bits
     }
@@ -96,26 +98,31 @@ impl Geometry {
     }
 
     /// Returns whether L2 entries are extended (128 bits).
+    #[inline]
     pub fn extended_l2(&self) -> bool {
         self.extended_l2
     }
 
     /// log2 of the width of a refcount in bits.
+    #[inline]
     pub fn refcount_order(&self) -> u32 {
         self.refcount_order
     }
 
     /// Width of a refcount in bits.
+    #[inline]
     pub fn refcount_bits(&self) -> u32 {
         1 << self.refcount_order
     }
 
     /// Bytes that a refcount takes; narrower ones share a byte.
+    #[inline]
     pub fn refcount_bytes(&self) -> u64 {
         u64::from(self.refcount_bits()).div_ceil(8)
     }
 
     /// The largest refcount that the width can hold.
+    #[inline]
     pub fn refcount_max(&self) -> u64 {
         u64::MAX >> (64 - self.refcount_bits())
     }
@@ -123,11 +130,13 @@ impl Geometry {
     // Subclusters.
 
     /// Subclusters in a cluster: 32, or 1 without extended L2 entries.
+    #[inline]
     pub fn subclusters(&self) -> u32 {
         if self.extended_l2 { SUBCLUSTERS } else { 1 }
     }
 
     /// log2 of the subcluster size.
+    #[inline]
     pub fn subcluster_bits(&self) -> u32 {
         if self.extended_l2 {
             self.cluster_bits - 5
@@ -137,11 +146,13 @@ impl Geometry {
     }
 
     /// Bytes in a subcluster: the unit of allocation and zeroing.
+    #[inline]
     pub fn subcluster_bytes(&self) -> u64 {
         1 << self.subcluster_bits()
     }
 
     /// The mask of all subclusters of a cluster.
+    #[inline]
     pub fn all_subclusters(&self) -> SubclusterMask {
         if self.extended_l2 {
             SubclusterMask::MAX
@@ -151,6 +162,7 @@ impl Geometry {
     }
 
     /// The mask of the subclusters that a byte range within a cluster touches.
+    #[inline]
     pub fn subclusters_touched(&self, range: &Range<u64>) -> SubclusterMask {
         if range.is_empty() {
             return 0;
@@ -161,6 +173,7 @@ impl Geometry {
     }
 
     /// The mask of the subclusters that lie wholly in a byte range within a cluster.
+    #[inline]
     pub fn subclusters_within(&self, range: &Range<u64>) -> SubclusterMask {
         let first = range.start.div_ceil(self.subcluster_bytes());
         let end = range.end >> self.subcluster_bits();
@@ -191,36 +204,43 @@ impl Geometry {
     }
 
     /// The first byte of a guest cluster.
+    #[inline]
     pub fn guest_offset(&self, cluster: GuestCluster) -> GuestOffset {
         GuestOffset(cluster.0 << self.cluster_bits)
     }
 
     /// The offset of a byte in its cluster.
+    #[inline]
     pub fn offset_in_cluster(&self, offset: u64) -> u64 {
         offset & (self.cluster_bytes() - 1)
     }
 
     /// Bytes of an L2 entry: 8 or 16.
+    #[inline]
     pub fn l2_entry_bytes(&self) -> u64 {
         if self.extended_l2 { 16 } else { 8 }
     }
 
     /// Entries in an L2 table, which is one cluster.
+    #[inline]
     pub fn l2_entries(&self) -> u64 {
         self.cluster_bytes() / self.l2_entry_bytes()
     }
 
     /// Guest bytes that one L2 table maps.
+    #[inline]
     pub fn l2_coverage_bytes(&self) -> u64 {
         self.l2_entries() << self.cluster_bits
     }
 
     /// The index into the L1 table of a guest cluster.
+    #[inline]
     pub fn l1_index(&self, cluster: GuestCluster) -> u64 {
         cluster.0 / self.l2_entries()
     }
 
     /// The index into its L2 table of a guest cluster.
+    #[inline]
     pub fn l2_index(&self, cluster: GuestCluster) -> u64 {
         cluster.0 % self.l2_entries()
     }
@@ -242,26 +262,31 @@ impl Geometry {
     // Slices.
 
     /// Bytes of a slice of a table: 4 KiB, or the cluster where that is smaller.
+    #[inline]
     pub fn slice_bytes(&self) -> u64 {
         SLICE_BYTES.min(self.cluster_bytes())
     }
 
     /// L2 entries in a slice.
+    #[inline]
     pub fn slice_entries(&self) -> u64 {
         self.slice_bytes() / self.l2_entry_bytes()
     }
 
     /// Slices in a table.
+    #[inline]
     pub fn slices_per_table(&self) -> u64 {
         self.cluster_bytes() / self.slice_bytes()
     }
 
     /// Guest bytes that a slice maps.
+    #[inline]
     pub fn slice_coverage_bytes(&self) -> u64 {
         self.slice_entries() << self.cluster_bits
     }
 
     /// The slice, counted over the whole disk, that maps a guest cluster.
+    #[inline]
     pub fn slice_of(&self, cluster: GuestCluster) -> u64 {
         cluster.0 / self.slice_entries()
     }
@@ -281,6 +306,7 @@ impl Geometry {
     }
 
     /// Returns whether a host offset is the start of a cluster.
+    #[inline]
     pub fn is_cluster_aligned(&self, offset: u64) -> bool {
         self.offset_in_cluster(offset) == 0
     }
@@ -299,21 +325,25 @@ impl Geometry {
     // Refcounts.
 
     /// Host clusters that a refcount block counts.
+    #[inline]
     pub fn refcounts_per_block(&self) -> u64 {
         (self.cluster_bytes() * 8) >> self.refcount_order
     }
 
     /// The entry of the refcount table that reaches a cluster's count.
+    #[inline]
     pub fn refcount_block_index(&self, cluster: HostCluster) -> u64 {
         cluster.0 / self.refcounts_per_block()
     }
 
     /// A cluster's index in its refcount block.
+    #[inline]
     pub fn index_in_refcount_block(&self, cluster: HostCluster) -> u64 {
         cluster.0 % self.refcounts_per_block()
     }
 
     /// The first cluster that refcount block `index` counts.
+    #[inline]
     pub fn first_counted(&self, index: u64) -> HostCluster {
         HostCluster(index * self.refcounts_per_block())
     }
@@ -325,6 +355,7 @@ impl Geometry {
 }
 
 /// Mask of the bits `first..end`.
+#[inline]
 pub fn mask(first: u64, end: u64) -> SubclusterMask {
     debug_assert!(first < end && end <= 32, "subclusters {first}..{end}");
     (SubclusterMask::MAX >> (32 - (end - first))) << first

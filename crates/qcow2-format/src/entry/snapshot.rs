@@ -8,7 +8,21 @@
 use super::super::geometry::Geometry;
 use super::super::header::L1_BYTES_MAX;
 use super::big_endian;
-use crate::offline::check::SnapshotL1Flaw;
+
+/// A flaw of a snapshot's L1 table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotL1Flaw {
+    /// It does not start a cluster.
+    Unaligned {
+        /// Offset of the L1 table in the file.
+        l1_offset: u64,
+    },
+    /// It is larger than any image needs.
+    TooLarge {
+        /// Number of entries that the header gives the L1 table.
+        l1_size: u32,
+    },
+}
 
 /// Bytes of the fixed part.
 pub const FIXED_BYTES: usize = 40;

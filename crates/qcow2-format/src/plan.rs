@@ -100,6 +100,7 @@ pub struct Write {
 
 impl Write {
     /// The subclusters that it may leave marks in, even if it fails.
+    #[inline]
     pub fn attempted(&self, geometry: &Geometry) -> SubclusterMask {
         let touched = geometry.subclusters_touched(&self.bytes);
         self.fills.iter().fold(touched, |mask, fill| {
@@ -109,6 +110,7 @@ impl Write {
 }
 
 /// Returns whether a write to the cluster needs a newly taken cluster.
+#[inline]
 pub fn needs_space(view: &View) -> bool {
     match &view.entry {
         L2Entry::Compressed(_) => true,
@@ -282,6 +284,7 @@ pub enum Freed {
 
 impl Freed {
     /// All that an entry refers to in the image file; `None` if that is nothing.
+    #[inline]
     pub fn of(entry: &L2Entry) -> Option<Freed> {
         match entry {
             L2Entry::Standard(entry) => entry.host.map(Freed::Cluster),

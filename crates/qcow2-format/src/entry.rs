@@ -136,6 +136,7 @@ impl Standard {
 
 impl EntryFormat {
     /// Decodes an L2 entry; `None` if it is corrupt.
+    #[inline]
     pub fn l2_entry(&self, words: &[u8]) -> Option<L2Entry> {
         let (word, bitmap) = (big_endian(&words[..8]), words.get(8..16).map(big_endian));
         self.decode_l2(word, bitmap.unwrap_or(0)).ok()
@@ -145,6 +146,7 @@ impl EntryFormat {
     ///
     /// # Errors
     /// The entry is corrupt.
+    #[inline]
     pub fn decode_l2(&self, entry: u64, bitmap: u64) -> Result<L2Entry, EntryError> {
         if entry & COMPRESSED != 0 {
             return self.decode_compressed(entry).map(L2Entry::Compressed);
@@ -206,6 +208,7 @@ impl EntryFormat {
     ///
     /// # Panics
     /// If the entry is none that the format can hold: a mistake of ours.
+    #[inline]
     pub fn encode_l2(&self, entry: &L2Entry) -> (u64, u64) {
         match entry {
             L2Entry::Standard(standard) => self.encode_standard(standard),
@@ -294,6 +297,7 @@ impl EntryFormat {
     ///
     /// # Errors
     /// The entry is corrupt.
+    #[inline]
     pub fn decode_l1(&self, entry: u64) -> Result<Option<TableRef>, EntryError> {
         let offset = self.offset(entry, COPIED)?;
         let copied = entry & COPIED != 0;
@@ -339,6 +343,7 @@ impl TableRef {
 
 /// Reads the refcount at `index` of a block or a part of one (qcow2.rst, "Refcount table and
 /// blocks"). Widths below a byte count from the least significant bit; wider ones are big-endian.
+#[inline]
 pub fn refcount_at(block: &[u8], index: usize, order: u32) -> u64 {
     match order {
         0..=2 => {
@@ -359,6 +364,7 @@ pub fn refcount_at(block: &[u8], index: usize, order: u32) -> u64 {
 ///
 /// # Panics
 /// If the width cannot hold the count: callers check against `Geometry::refcount_max` first.
+#[inline]
 pub fn set_refcount(block: &mut [u8], index: usize, order: u32, count: u64) {
     assert!(
         count <= u64::MAX >> (64 - (1u32 << order)),

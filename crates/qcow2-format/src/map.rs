@@ -62,6 +62,7 @@ fn map_standard(
 
 /// The subclusters of an entry that read as zeroes without asking the layer below, where
 /// `below_end` is the offset in the cluster from which on that layer has nothing.
+#[inline]
 pub fn reads_as_zero(format: &EntryFormat, entry: &Standard, below_end: u64) -> u32 {
     let geometry = &format.geometry;
     let unallocated = !(entry.allocated | entry.zeroes) & geometry.all_subclusters();

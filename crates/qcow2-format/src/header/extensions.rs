@@ -18,7 +18,7 @@ const ALLOCATION: u32 = 0x434f_5753;
 pub const PADDING: u32 = 0x434f_5750;
 
 /// Bytes of an extension before its data: type and length.
-pub(crate) const PREFIX_BYTES: usize = 8;
+pub const PREFIX_BYTES: usize = 8;
 const FEATURE_NAME_BYTES: usize = 48;
 /// Words for [`incompatible::UNFINISHED`], which refusals of other programs end with.
 pub(super) const UNFINISHED_NAME: &str = "unfinished copy, to be made again";
@@ -245,7 +245,7 @@ pub(super) struct ExtensionError {
 
 /// Returns where the extension area between `start` and `limit` ends; bytes behind it are not read.
 /// `None` if `prefix`, the beginning of the file, does not show it.
-pub(crate) fn area_end(prefix: &[u8], start: u64, limit: u64) -> Option<u64> {
+pub fn area_end(prefix: &[u8], start: u64, limit: u64) -> Option<u64> {
     let mut at = start;
     while limit.saturating_sub(at) >= PREFIX_BYTES as u64 {
         let data_at = at + PREFIX_BYTES as u64;
