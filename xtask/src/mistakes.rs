@@ -3,11 +3,11 @@
 //!
 //! A patch in `crates/sim/mistakes` says in its first line what goes wrong, in a second line
 //! `Slow.` if that takes the simulator more runs than the gate has time for, or `Test NAME.` if
-//! this test of `crates/qcow2` has to notice it rather than the simulator; `Test PACKAGE PROGRAM NAME.`
-//! is a test of another crate. It changes the engine where
-//! `planted::is(Mistake::NAME)` holds, NAME being the file's. As many as go together are applied to
-//! a copy of the sources, which gets the module `planted` that they name, and is built once.
-//! Patches that are in each other's way go into copies one after the other.
+//! this test of `crates/qcow2` has to notice it rather than the simulator; `Test PACKAGE PROGRAM
+//! NAME.` is a test of another crate. It changes the engine where `planted::is(Mistake::NAME)`
+//! holds, NAME being the file's. As many as go together are applied to a copy of the sources, which
+//! gets the module `planted` that they name, and is built once. Patches that are in each other's
+//! way go into copies one after the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -53,8 +53,8 @@ fn expect_none(what: &str, findings: &[String]) {
     assert!(findings.is_empty(), "{what}:\n{}", findings.join("\n"));
 }
 
-/// Whether `crates/qcow2` has a test of this path in its sources, or another crate a test of this name
-/// in this program.
+/// Whether `crates/qcow2` has a test of this path in its sources, or another crate a test of this
+/// name in this program.
 fn is_test(path: &str) -> bool {
     let words: Vec<&str> = path.split(' ').collect();
     if let [package, program, name] = words[..] {

@@ -501,8 +501,8 @@ fn roots_are_written_in_one_place() {
     );
 }
 
-/// The files of `crates/qcow2/src` that may write by themselves, and why other writes may follow one
-/// that has failed there.
+/// The files of `crates/qcow2/src` that may write by themselves, and why other writes may follow
+/// one that has failed there.
 const WRITERS: &[(&str, &str)] = &[
     (
         "control/compact/data.rs",

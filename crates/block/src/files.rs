@@ -85,7 +85,7 @@ impl Files {
     /// Adds a file, which is `written` or only read.
     ///
     /// # Errors
-    /// [`Error::Overwrites`](crate::Error::Overwrites): it is to be written, and is read for something else.
+    /// [`crate::Error::Overwrites`]: it is to be written, and is read for something else.
     pub fn enter(&self, file: &Arc<dyn BlockFile>, role: Role, written: bool) -> Result<Entry> {
         if written {
             self.read.check(file.as_ref())?;

@@ -1,5 +1,5 @@
-//! The qcow2 format: `docs/interop/qcow2.rst` of QEMU, versions 2 and 3. One image at a time: what is
-//! below it is a [`backing::Backing`].
+//! The qcow2 format: `docs/interop/qcow2.rst` of QEMU, versions 2 and 3. One image at a time: what
+//! is below it is a [`backing::Backing`].
 //!
 //! This crate has no stable API. Programs use the crate `cowslip`, which shows the chapters of this
 //! one that are for them, as `cowslip::qcow2`, and disks over images.

@@ -60,8 +60,8 @@ pub struct OpenParameters<'a> {
 /// written.
 ///
 /// # Errors
-/// If the file is no valid image, needs what is not supported or what cannot be opened, or is marked
-/// corrupt and shall be written.
+/// If the file is no valid image, needs what is not supported or what cannot be opened, or is
+/// marked corrupt and shall be written.
 pub async fn open(opening: OpenParameters<'_>) -> Result<Qcow2> {
     let mut opening = opening;
     let mut header = read_header(&opening.file, opening.file_len).await?;

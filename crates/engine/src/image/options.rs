@@ -121,7 +121,7 @@ impl OpenOptions {
         }
     }
 
-    /// What the format of a qcow2 image has to know of them, on top or in the backing chain.
+    /// The part that concerns the format of a qcow2 image, on top or in the backing chain.
     pub(crate) fn of_qcow2(&self, is_top: bool) -> cowslip_qcow2::OpenOptions {
         cowslip_qcow2::OpenOptions {
             writable: self.writable,
