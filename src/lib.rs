@@ -19,17 +19,15 @@ use signal_hook::consts::SIGXFSZ;
 
 mod cmd;
 mod encryption;
-mod ending;
-mod getopt;
-mod job;
 mod layer;
-mod open;
+mod qemu_img;
 #[cfg(feature = "remote")]
 mod remote_args;
-mod repair_text;
-mod text_file;
 
-// Modules that the command shares with its benches and viewers.
+// Modules that the command shares with its servers, its benches and viewers.
+use cowslip_cmdline::{
+    bitmaps, compaction, getopt, job, new_file, open, repair_text, text_file, trace,
+};
 use cowslip_console::{error, interrupt, options, output, size, time};
 
 use cmd::option_order::OptionValidator;
@@ -157,7 +155,7 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
     // Also under the names of QEMU's programs, which have no options for it.
     #[cfg(feature = "remote")]
     drop(remote_args::RemoteArgs::default().set());
-    interrupt::when_cancelled(ending::end_requests);
+    interrupt::when_cancelled(cowslip_nodes::drivers::end_requests);
     let code = dispatch(personality, &args, &program);
     // Writing the buffered output may fail, too.
     output::flush();
@@ -221,7 +219,7 @@ fn run_qemu_img(args: &[OsString], program: &Program) -> u8 {
     let read = words.map(|words| {
         let words: Vec<String> = words.into_iter().map(str::to_string).collect();
         let mut validator = OptionValidator::new(program);
-        getopt::qemu_img::unambiguous(&words, &parser, |verb, name, value| {
+        qemu_img::unambiguous(&words, &parser, |verb, name, value| {
             validator.validate(verb, name, value)
         })
     });

@@ -17,10 +17,10 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
-use super::create::NewFile;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
+use crate::new_file::NewFile;
 use crate::open::{block_on, local_name};
 use crate::options;
 use crate::output::{Program, counted, note, print_json};

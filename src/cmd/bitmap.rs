@@ -15,7 +15,7 @@ use cowslip::image::{BackingChoice, Image};
 use cowslip::qcow2::bitmap::BitmapChange;
 use serde_json::json;
 
-use crate::cmd::checkpoint::PREFIX;
+use crate::bitmaps::{CHECKPOINT, PUBLISHED};
 use crate::error::CommandError;
 use crate::open::{
     self, Access, ImageSpec, OpenSettings, Trust, block_on, open_image, warn_of_guessed_raw,
@@ -23,9 +23,6 @@ use crate::open::{
 use crate::options::bytes_within;
 use crate::output::{DoneArgs, Program, is_called_as_qemu};
 use crate::size::SIZE_MAX;
-
-/// The beginning of the names of bitmaps that have what has changed since a published version.
-pub const PUBLISHED: &str = "published-";
 
 /// Command line of `bitmap`.
 #[derive(clap::Args)]
@@ -212,7 +209,7 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
 /// and a bitmap that has what has changed since a published version, but for its end.
 fn refuse_checkpoint(actions: &[Action], bitmap: &str) -> Result<(), CommandError> {
     let is_harmless = |action: &Action| matches!(action, Action::Add | Action::Merge(_));
-    match bitmap.strip_prefix(PREFIX) {
+    match bitmap.strip_prefix(CHECKPOINT) {
         Some(name) if !is_called_as_qemu() && !actions.iter().all(is_harmless) => {
             Err(CommandError::new(format!(
                 "Bitmap '{bitmap}' is a checkpoint, and checkpoints before it rest on it: \

@@ -14,12 +14,10 @@ use cowslip::qcow2::inspect::BitmapInfo;
 use cowslip_graph::{Link, complete_from, removed_with};
 use serde_json::{Value, json};
 
+use crate::bitmaps::CHECKPOINT;
 use crate::error::CommandError;
 use crate::open::{self, Access, ImageSpec, OpenSettings, Trust, block_on, open_image};
 use crate::output::{Program, print, print_json};
-
-/// The beginning of the names of bitmaps that are checkpoints.
-pub const PREFIX: &str = "checkpoint-";
 
 /// Command line of `checkpoint`.
 #[derive(clap::Args)]
@@ -58,7 +56,7 @@ pub fn run(args: &Args, program: &Program) -> u8 {
 }
 
 fn bitmap_name(checkpoint: &str) -> String {
-    format!("{PREFIX}{checkpoint}")
+    format!("{CHECKPOINT}{checkpoint}")
 }
 
 async fn done(args: &Args) -> Result<(), CommandError> {
@@ -110,7 +108,7 @@ async fn opened_image<'a>(
     };
     let image = open_image(&ImageSpec::named(name, Some("qcow2")), &settings).await?;
     let mut checkpoints = image.bitmaps().await?;
-    checkpoints.retain(|bitmap| bitmap.name.starts_with(PREFIX));
+    checkpoints.retain(|bitmap| bitmap.name.starts_with(CHECKPOINT));
     Ok(Opened {
         name,
         image,
@@ -265,7 +263,7 @@ async fn list(opened: &[Opened<'_>], as_json: bool) -> Result<(), CommandError> 
     for one in opened {
         let complete = complete_from(&one.links());
         for (place, bitmap) in one.checkpoints.iter().enumerate() {
-            let name = bitmap.name.trim_start_matches(PREFIX);
+            let name = bitmap.name.trim_start_matches(CHECKPOINT);
             let changed = match bitmap.in_use {
                 true => None,
                 false => Some(bytes_of(&one.image.dirty_bits(&bitmap.name).await?)),

@@ -16,10 +16,11 @@ use cowslip::qcow2::inspect::inspect;
 use cowslip::{Buf, Error, Job, space};
 use serde_json::json;
 
-use super::create::{NewFile, format_name};
+use super::create::format_name;
 use crate::error::CommandError;
 use crate::job::JobArgs;
 use crate::layer::{self, ImageFileInfo, InspectOptions};
+use crate::new_file::NewFile;
 use crate::open::{self, ImageSpec, OpenSettings, Source, block_on, open_alone, sharing};
 use crate::output::{DoneArgs, Program};
 

@@ -13,6 +13,7 @@ use cowslip::{BufMut, Job};
 use serde_json::{Value, json};
 
 use super::change::ChangeArgs;
+use crate::compaction::{figures, reaches};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::open::{self, Access, OpenSettings, block_on, open_image};
@@ -178,23 +179,6 @@ async fn carry_out(
     image.compact(options, job).await.map(Done::Compacted)
 }
 
-/// Refuses a length of the file that cannot be reached.
-///
-/// # Errors
-/// `Invalid`: the shortest length is in its words.
-pub fn reaches(plan: &CompactionPlan, options: &CompactOptions) -> Result<(), Error> {
-    match options.target_bytes {
-        Some(target) if plan.file_bytes_after > target && plan.file_bytes > target => {
-            let least = plan.file_bytes_after;
-            Err(Error::Invalid(format!(
-                "the file cannot be shorter than {least} bytes ({}); the target size is {target}",
-                size::human(least)
-            )))
-        }
-        Some(_) | None => Ok(()),
-    }
-}
-
 /// How fast the image's data is read, by reading some of it.
 async fn read_rate(image: &Image) -> Result<Option<f64>, Error> {
     let extents = image.extents(0, image.size(), TRIAL_EXTENTS).await?;
@@ -311,25 +295,6 @@ impl Done {
             }
         }
     }
-}
-
-/// The figures of a compaction, for programs.
-pub fn figures(done: &Compaction) -> Value {
-    let mut value = json!({
-        "file-length-before": done.file_bytes_before,
-        "file-length": done.file_bytes,
-        "moved-bytes": done.moved_bytes,
-        "leaked-bytes": done.leaked_bytes,
-        "redundant-bytes": done.redundant_bytes,
-        "subcluster-bytes": done.subcluster_bytes,
-        "rewritten-bytes": done.rewritten_bytes,
-    });
-    if let Some(order) = done.defragmentation {
-        value["extents-before"] = order.extents_before.into();
-        value["extents"] = order.extents.into();
-        value["extents-perfect"] = order.extents_perfect.into();
-    }
-    value
 }
 
 /// How long the moves take, if they are written as fast as they are read.

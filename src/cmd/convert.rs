@@ -25,6 +25,7 @@ use super::create;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
+use crate::new_file;
 use crate::open::{
     self, CacheMode, ImageSpec, OpenSettings, Trust, block_on, chosen_snapshot, foreign,
     open_image, sharing, workers,
@@ -519,7 +520,7 @@ impl<'a> Request<'a> {
         match (self.args.no_create, job.progress().stage) {
             (true, Stage::Begin) => format!("'{target}' is unchanged"),
             (true, _) => format!("'{target}' contains an incomplete copy"),
-            (false, _) => create::what_is_left(target, job),
+            (false, _) => new_file::what_is_left(target, job),
         }
     }
 

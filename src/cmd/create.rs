@@ -19,15 +19,15 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{self, ImageFileInfo, InspectOptions};
+use crate::new_file::{NewFile, same_as_backing, what_is_left};
 use crate::open::{self, Destination, Trust, alloc_policy, block_on, foreign, parse_format};
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, is_called_as_qemu, note, print, print_json, usage_error};
 use crate::size::{self, SIZE_MAX, SizeError};
 
-mod new_file;
+mod hints;
 
-use new_file::set_file_system_options;
-pub use new_file::{NewFile, what_is_left};
+use hints::set_file_system_options;
 
 /// Options of a format, for verbs that write a header.
 #[derive(clap::Args)]
@@ -484,10 +484,6 @@ fn request(
         size,
         flush: FlushPolicy::Honour,
     })
-}
-
-fn same_as_backing() -> CommandError {
-    CommandError::new("Error: Trying to create an image with the same filename as the backing file")
 }
 
 /// Opens the backing chain for its size, unless that is not wanted, and settles the size. Returns

@@ -473,7 +473,7 @@ fn watch_signals(signals: Signals, daemon: Rc<Daemon>) {
             let figures = daemon.query_blockstats(true);
             daemon.log.write_data("figures", &figures);
         }
-        crate::ending::end_requests();
+        cowslip_nodes::drivers::end_requests();
         daemon.quits.set();
     });
 }

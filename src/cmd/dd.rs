@@ -12,10 +12,11 @@ use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 use serde_json::json;
 
-use super::create::{self, NewFile, format_name};
+use super::create::{self, format_name};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
+use crate::new_file::{NewFile, what_is_left};
 use crate::open::{
     self, Access, ImageSpec, OpenSettings, Trust, block_on, foreign, open_image, sharing, workers,
 };
@@ -146,7 +147,7 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
     let begun = Instant::now();
     let done = block_on(Aio::Threads, work);
     if done.is_err() && job.is_cancelled() {
-        return Err(interrupted.report(program, create::what_is_left(output, &job)));
+        return Err(interrupted.report(program, what_is_left(output, &job)));
     }
     let done = done?;
     args.job.end();

@@ -7,10 +7,10 @@ use std::ffi::OsString;
 
 use cowslip_queue::{Backend, Queue};
 
-use crate::cmd::trace::{Traced, trace};
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
 use crate::open::object;
 use crate::output::{self, Program, worded};
+use crate::trace::{Traced, trace};
 
 mod breaks;
 mod opening;

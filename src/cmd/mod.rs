@@ -46,7 +46,6 @@ pub mod resize;
 pub mod serve;
 pub mod snapshot;
 pub mod top;
-pub mod trace;
 pub mod umount;
 
 /// Verbs that are the same under the names `qemu-img` and `cowslip`.

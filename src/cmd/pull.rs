@@ -20,6 +20,7 @@ use super::publish::StoreArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
+use crate::new_file::NewFile;
 use crate::open::{self, Access, ImageSpec, OpenSettings, block_on, open_image, workers};
 use crate::options;
 use crate::output::{DoneArgs, Program};
@@ -183,7 +184,7 @@ async fn make(args: &Args, (part, format): (&str, Format), size: u64) -> Result<
         flush: FlushPolicy::Honour,
     };
     let files = create::make_files(&request, ReadSet::default(), &Job::default()).await?;
-    files.into_iter().for_each(create::NewFile::finished);
+    files.into_iter().for_each(NewFile::finished);
     Ok(())
 }
 

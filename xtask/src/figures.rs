@@ -44,7 +44,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("the daemon", &["src/cmd/daemon"]),
     (
         "the command and the names of images",
-        &["src/", "crates/nodes/"],
+        &["src/", "crates/cmdline/", "crates/nodes/"],
     ),
     ("crates that came since the first review", &["crates/"]),
 ];

@@ -382,7 +382,7 @@ const LINES: &[&[&str]] = &[
     &["engine"],
     &["nodes"],
     &["console", "embed"],
-    &["python"],
+    &["cmdline", "python"],
     &["advise", "extents"],
     &["bench"],
 ];

@@ -41,3 +41,12 @@ pub fn standard() -> Arc<Registry> {
     });
     Arc::clone(&STANDARD)
 }
+
+/// Has requests to servers of images end soon, whatever they wait for: the program was asked to
+/// end.
+pub fn end_requests() {
+    #[cfg(feature = "remote")]
+    cowslip_remote::end_soon();
+    #[cfg(feature = "rbd")]
+    cowslip_rbd::end_soon();
+}

@@ -7,7 +7,7 @@ use cowslip::{Error, Image};
 
 use super::super::create::format_name;
 use super::Args;
-use crate::cmd::checkpoint::PREFIX;
+use crate::bitmaps::CHECKPOINT;
 use crate::error::CommandError;
 use crate::output::Program;
 
@@ -45,7 +45,7 @@ pub async fn wanted(
         program.warn(format!("Skipping inconsistent bitmap '{}'", broken.name));
     }
     // Without a checkpoint that is lost those before it would seem to know what has changed.
-    let is_checkpoint = |bitmap: &BitmapInfo| bitmap.name.starts_with(PREFIX);
+    let is_checkpoint = |bitmap: &BitmapInfo| bitmap.name.starts_with(CHECKPOINT);
     let lost = bitmaps
         .iter()
         .rposition(|bitmap| bitmap.in_use && is_checkpoint(bitmap));

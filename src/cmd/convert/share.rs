@@ -7,8 +7,8 @@ use cowslip::file::host::{HostOptions, open_host_file, reflink};
 use cowslip::file::{BlockFile, Claim, ReadSet};
 use cowslip::{Error, Image, Job};
 
-use super::super::create::NewFile;
 use crate::error::CommandError;
+use crate::new_file::NewFile;
 use crate::open::{Destination, destination};
 
 /// The unit of a disk's size.

@@ -8,9 +8,10 @@ use cowslip::file::{ReadSet, Sharing};
 use cowslip::image::{DiscardPolicy, Format};
 use cowslip::{Image, Job};
 
-use super::super::create::{self, NewFile, format_name};
+use super::super::create::{self, format_name};
 use super::{Form, Request, too_small};
 use crate::error::CommandError;
+use crate::new_file::NewFile;
 use crate::open::{self, Access, Destination, ImageSpec, OpenSettings, open_image, workers};
 use crate::options;
 use crate::output::is_called_as_qemu;

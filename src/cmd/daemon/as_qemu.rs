@@ -7,10 +7,10 @@ use clap::ValueEnum;
 
 use super::line::{Line, Step};
 use crate::cmd::serve::{Daemonize, LogFormat, Verbosity};
-use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
 use crate::getopt::{Long, Name, Scanner, Value};
 use crate::output::{self, Program};
+use crate::trace::{Traced, trace};
 
 const LETTERS: &str = "hT:V";
 

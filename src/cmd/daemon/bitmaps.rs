@@ -13,8 +13,7 @@ use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
 use super::words::{failed, missing, refused};
-use crate::cmd::bitmap::PUBLISHED;
-use crate::cmd::checkpoint::PREFIX;
+use crate::bitmaps::{CHECKPOINT, PUBLISHED};
 
 /// Bytes that the bits of a bitmap may take.
 const BITS_BYTES_MAX: u64 = 512 << 20;
@@ -214,7 +213,7 @@ impl Daemon {
     /// In QEMU's words.
     pub async fn may_change_bitmap(&self, bitmap: &Bitmap, verb: &str) -> Result<(), QmpError> {
         self.may_remove_checkpoint(bitmap)?;
-        if verb != "merge" && bitmap.is_kept() && bitmap.name.starts_with(PREFIX) {
+        if verb != "merge" && bitmap.is_kept() && bitmap.name.starts_with(CHECKPOINT) {
             return Err(QmpError::generic(format!(
                 "Bitmap '{}' is a checkpoint, and checkpoints before it rest on it: \
                  x-cowslip-checkpoint-delete deletes it",

@@ -39,7 +39,7 @@ use super::nodes::Node;
 use super::reserved::Reserved;
 use super::scratch::scratch_for;
 use super::words::{failed, missing, refused};
-use crate::cmd::checkpoint::PREFIX;
+use crate::bitmaps::CHECKPOINT;
 use crate::open::object::is_identifier;
 
 /// A disk that a checkpoint is to be taken of.
@@ -77,7 +77,7 @@ impl Part {
 }
 
 fn bitmap_name(checkpoint: &str) -> String {
-    format!("{PREFIX}{checkpoint}")
+    format!("{CHECKPOINT}{checkpoint}")
 }
 
 async fn change(node: &Node, bitmap: &str, change: BitmapChange) -> Result<(), QmpError> {
@@ -88,7 +88,7 @@ async fn change(node: &Node, bitmap: &str, change: BitmapChange) -> Result<(), Q
 /// The checkpoints of a node, the oldest first.
 async fn checkpoints_of(node: &Rc<Node>) -> Result<Vec<Bitmap>, QmpError> {
     let bitmaps = node.bitmaps().await?.into_iter();
-    let is_one = |bitmap: &Bitmap| bitmap.is_kept() && bitmap.name.starts_with(PREFIX);
+    let is_one = |bitmap: &Bitmap| bitmap.is_kept() && bitmap.name.starts_with(CHECKPOINT);
     Ok(bitmaps.filter(is_one).collect())
 }
 
@@ -488,7 +488,7 @@ impl Daemon {
             let all = checkpoints_of(&node).await?;
             let complete = complete_from(&links(&all));
             for (place, bitmap) in all.iter().enumerate() {
-                let name = bitmap.name.trim_start_matches(PREFIX);
+                let name = bitmap.name.trim_start_matches(CHECKPOINT);
                 let mut described = json!({
                     "name": name,
                     "node": node.name,

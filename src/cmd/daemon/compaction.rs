@@ -19,7 +19,7 @@ use super::job::{Job, JobOptions};
 use super::nodes::Node;
 use super::reserved::Reserved;
 use super::words::failed;
-use crate::cmd::compact;
+use crate::compaction;
 
 /// The kind of the job, which is the name of its command.
 const KIND: &str = "x-cowslip-compact";
@@ -102,10 +102,10 @@ impl Daemon {
         let image = node.image();
         if wanted.target_bytes.is_some() {
             let plan = image.compaction_plan(wanted, &job.work).await;
-            compact::reaches(&plan.map_err(failed)?, wanted).map_err(failed)?;
+            compaction::reaches(&plan.map_err(failed)?, wanted).map_err(failed)?;
         }
         let done = image.compact(wanted, &job.work).await.map_err(failed)?;
-        let mut figures = compact::figures(&done);
+        let mut figures = compaction::figures(&done);
         figures["id"] = job.id.as_str().into();
         figures["node-name"] = node.name.as_str().into();
         self.emit("X_COWSLIP_COMPACTED", figures);

@@ -16,7 +16,7 @@ use super::host::Daemon;
 use super::job::{Job, JobOptions};
 use super::nodes::Node;
 use super::words::{failed, missing};
-use crate::cmd::create::NewFile;
+use crate::new_file::NewFile;
 
 impl Daemon {
     /// `blockdev-create`.

@@ -29,7 +29,7 @@ use super::given::Given;
 use super::host::Daemon;
 use super::nodes::{Node, in_chain};
 use super::words::{failed, missing, refused};
-use crate::cmd::create::NewFile;
+use crate::new_file::NewFile;
 
 /// A disk and the overlay that it gets.
 pub struct Overlay {

@@ -24,7 +24,7 @@ use cowslip_publish::record::VersionRecord;
 use cowslip_publish::store::Store;
 
 use super::{Args, parent_of};
-use crate::cmd::bitmap::PUBLISHED;
+use crate::bitmaps::PUBLISHED;
 use crate::error::CommandError;
 use crate::open::{self, Access, ImageSpec, OpenSettings, open_image};
 

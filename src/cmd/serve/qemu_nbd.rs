@@ -13,12 +13,12 @@ use super::log::Verbosity;
 use super::nbd::{self, DEFAULT_PORT, Nbd, list};
 use super::sandbox;
 use super::service::Service;
-use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
 use crate::open::discard_policy;
 use crate::open::{self, Access, CacheMode, ImageSpec};
 use crate::output::{self, Program};
+use crate::trace::{Traced, trace};
 use cowslip_nbd::remote::{Address, ClientSide, TlsName};
 use cowslip_nodes::driver::Objects;
 

@@ -603,7 +603,7 @@ fn watch_signals(signals: Signals, control: Rc<Control>, log: Log) {
             }
         }
         // If the signals cannot be waited for, ending early is better than never.
-        crate::ending::end_requests();
+        cowslip_nodes::drivers::end_requests();
         control.stop();
     });
 }

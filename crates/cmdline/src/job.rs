@@ -10,13 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cowslip::job::{Attendant, Job, Moment, Progress};
+use cowslip_console::error::CommandError;
+use cowslip_console::options;
+use cowslip_console::output;
+use cowslip_console::size;
 use serde_json::json;
 use signal_hook::consts::SIGUSR1;
-
-use crate::error::CommandError;
-use crate::options;
-use crate::output;
-use crate::size;
 
 /// The longest wait for the pace before it is asked whether the job is cancelled.
 const WAIT_MAX: Duration = Duration::from_millis(100);

@@ -2,11 +2,10 @@
 //! `snapshot.id=` and `snapshot.name=` of an image specification.
 
 use cowslip::qcow2::snapshot::SnapshotChoice;
+use cowslip_console::error::CommandError;
+use cowslip_console::options;
+use cowslip_console::output::Program;
 use cowslip_nodes::options::{with_id, with_name};
-
-use crate::error::CommandError;
-use crate::options;
-use crate::output::Program;
 
 /// The snapshot that `-l` names: `snapshot.id=ID,snapshot.name=NAME` (either alone, too), or an ID,
 /// else a name.

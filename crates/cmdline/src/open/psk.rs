@@ -10,13 +10,13 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use cowslip_console::error::CommandError;
+use cowslip_console::options;
 use cowslip_nbd::tls::{
     ClientCredentials, CredentialsError, Endpoint, PSK_MISSING, ServerTls, SharedKeys,
 };
 
 use super::tls::{self, Credentials};
-use crate::error::CommandError;
-use crate::options;
 
 /// The file of a directory.
 const FILE: &str = "keys.psk";

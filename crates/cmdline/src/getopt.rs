@@ -6,8 +6,6 @@
 
 use std::fmt;
 
-pub mod qemu_img;
-
 /// Whether an option takes a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
@@ -44,7 +42,8 @@ pub enum Name {
 pub struct Found {
     /// The option, by its letter or its full name.
     pub name: Name,
-    value: Option<String>,
+    /// Its value, if it has one.
+    pub value: Option<String>,
 }
 
 impl Found {

@@ -2,8 +2,7 @@
 
 use cowslip::Error;
 use cowslip::error::Feature;
-
-use crate::error::{CommandError, overwrite_words};
+use cowslip_console::error::{CommandError, overwrite_words};
 use cowslip_nodes::Source;
 use cowslip_nodes::foreign::format_refused;
 

@@ -13,15 +13,14 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use cowslip_console::error::CommandError;
+use cowslip_console::options;
+use cowslip_console::output::worded;
 use cowslip_nbd::tls::{
     ClientCredentials, CredentialsError, Endpoint, Identity, PeerCheck, Pem, ServerTls, examine_own,
 };
 use serde::Deserialize;
 use zeroize::Zeroizing;
-
-use crate::error::CommandError;
-use crate::options;
-use crate::output::worded;
 
 /// Certificates are short, even some hundred of them; a file that is named by mistake may not be.
 const FILE_BYTES_MAX: u64 = 4 << 20;

@@ -14,9 +14,8 @@ use clap::{Arg, Command};
 
 use crate::cmd::option_order::Validated;
 use crate::error::CommandError;
+use crate::getopt::{Found, Long, Mistake, Name, Scanner, Value};
 use crate::output::{Program, print_error};
-
-use super::{Found, Long, Mistake, Name, Scanner, Value};
 
 /// The options that qemu-img has for a verb; what they are is declared for the parser.
 #[derive(Clone, Copy, Debug)]

@@ -6,8 +6,7 @@ use std::path::Path;
 
 use cowslip::file::ReadSet;
 use cowslip::file::host::{HostOptions, open_host_file};
-
-use crate::error::CommandError;
+use cowslip_console::error::CommandError;
 
 /// Opens a file for a text that is written later, with [`write_later`]; it keeps its content until
 /// then.

@@ -11,6 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
 use base64::{Engine, alphabet};
 use cowslip::luks::Passphrase;
+use cowslip_console::error::CommandError;
+use cowslip_console::options;
+use cowslip_console::output::worded;
 use cowslip_nbd::remote::{Address, ClientSide, TlsName};
 use cowslip_nbd::tls::{ClientCredentials, ClientTls, PSK_MISSING, ServerTls};
 use cowslip_nodes::driver::Objects;
@@ -19,9 +22,6 @@ use zeroize::Zeroizing;
 
 use super::psk;
 use super::tls::{self, Authorization, Credentials};
-use crate::error::CommandError;
-use crate::options;
-use crate::output::worded;
 
 /// Secrets are short; a file that is named by mistake may not be.
 const SECRET_BYTES_MAX: u64 = 1 << 20;

@@ -1,8 +1,9 @@
 //! Arguments of verbs that take one image.
 
+use cowslip_console::error::CommandError;
+use cowslip_console::output::{Program, usage_error};
+
 use super::ImageSpec;
-use crate::error::CommandError;
-use crate::output::{Program, usage_error};
 
 /// Options of a verb that is about one image.
 #[derive(clap::Args, Clone, Debug)]

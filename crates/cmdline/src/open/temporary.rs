@@ -9,9 +9,9 @@ use cowslip::file::BlockFile;
 use cowslip::file::host::{HostOptions, open_unnamed_file};
 use cowslip::image::{BackingChoice, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
+use cowslip_console::error::CommandError;
 
 use super::{Access, ImageSpec, OpenSettings, Source, open_image, refused};
-use crate::error::CommandError;
 
 /// Opens a new image in an unnamed file over the one that is named, which is only read.
 ///

@@ -7,16 +7,10 @@ use std::sync::Arc;
 use cowslip::file::host::{CreateMode, FlushPolicy, HostOptions, open_host_file};
 use cowslip::file::{BlockFile, Claim, ReadAs, ReadSet};
 use cowslip::job::{Job, Stage};
+use cowslip_console::error::CommandError;
+use cowslip_console::interrupt::RemovedOnInterrupt;
 
-use super::{Request, same_as_backing};
-use crate::error::CommandError;
-use crate::interrupt::RemovedOnInterrupt;
 use crate::open::{self, Destination, claim_file};
-use crate::options;
-use crate::output::warn;
-
-/// The extent size hint where space is allocated ahead, as QEMU's.
-const EXTENT_HINT_BYTES: u64 = 1 << 20;
 
 /// Symbolic links of one name at most, as the kernel has it.
 const LINKS_MAX: usize = 40;
@@ -29,6 +23,11 @@ fn refused_overwrite(checked: cowslip::Result<()>) -> Result<(), CommandError> {
         }
         other => other.into(),
     })
+}
+
+/// The refusal to make an image in the place of its backing file.
+pub fn same_as_backing() -> CommandError {
+    CommandError::new("Error: Trying to create an image with the same filename as the backing file")
 }
 
 /// Why a file is not made or opened.
@@ -95,7 +94,10 @@ impl NewFile {
     }
 
     /// As [`NewFile::open`]; with [`FlushPolicy::Ignore`] flushes of the file do nothing.
-    pub(super) fn open_with(
+    ///
+    /// # Errors
+    /// As [`NewFile::open`], without its beginning where the file is in use.
+    pub fn open_with(
         name: &str,
         read: &ReadSet,
         claim: Claim,
@@ -159,7 +161,7 @@ impl NewFile {
     }
 
     /// Notes that what the file held is lost.
-    pub(super) fn mark_overwritten(&mut self) {
+    pub fn mark_overwritten(&mut self) {
         self.is_overwritten = true;
     }
 
@@ -232,40 +234,6 @@ fn state_of_target(name: &str, begun: bool) -> &'static str {
         (Some(Some(left)), true) if left.is_file() && left.len() == 0 => "was emptied",
         (_, true) => "contains an incomplete image",
     }
-}
-
-/// Passes the allocation hints for a new file to the file system before the file has any space. The
-/// default depends on the policy: whole extents where space is preallocated, no hint where only
-/// written data takes space.
-pub(super) fn set_file_system_options(
-    request: &Request,
-    file: &dyn BlockFile,
-) -> Result<(), CommandError> {
-    let value = |name| options::value(&request.options, name);
-    let nocow = value("nocow").map(|on| options::switch("nocow", on));
-    if nocow.transpose()? == Some(true) {
-        // As in QEMU, which does not say either where it has no effect.
-        drop(file.set_nocow());
-    }
-    let asked = value("extent_size_hint");
-    let bytes = match asked {
-        Some(text) => options::size("extent_size_hint", text)?,
-        None if value("alloc_policy") == Some("sparse") => 0,
-        None => EXTENT_HINT_BYTES,
-    };
-    if bytes > u64::from(u32::MAX) {
-        return Err(CommandError::new("Extent size hint is too large"));
-    }
-    let outcome = if bytes > 0 {
-        file.set_extent_hint(bytes)
-    } else {
-        Ok(())
-    };
-    if let (Err(error), Some(_)) = (outcome, asked) {
-        let why = cowslip::error::system_words(&error);
-        warn(&format!("Failed to set extent size hint: {why}"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

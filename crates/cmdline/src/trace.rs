@@ -1,7 +1,7 @@
 //! `-T` of qemu-io and qemu-nbd. There are no trace events, which is what QEMU says of those that
 //! it does not have.
 
-use crate::output::Program;
+use cowslip_console::output::Program;
 
 /// Result of a request to trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

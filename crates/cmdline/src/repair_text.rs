@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use cowslip::image::{DirtyImage, RepairAtOpen, RepairWatch};
 use cowslip::qcow2::repair::{Event, Step};
-
-use crate::output::{is_called_as_qemu, print_error};
+use cowslip_console::output::{is_called_as_qemu, print_error};
 
 /// Prints a line on standard error.
 pub fn print_line(line: &dyn std::fmt::Display) {

@@ -7,10 +7,10 @@ use cowslip::file::host::BackingPolicy;
 use cowslip::file::{BlockFile, Claim, Protection};
 use cowslip::image::Format;
 use cowslip::{Image, Workers};
+use cowslip_console::error::CommandError;
+use cowslip_console::output;
 use cowslip_nodes::{Environment, OpenError, drivers, open_source};
 
-use crate::error::CommandError;
-use crate::output;
 use crate::repair_text::repaired_when_opened;
 
 mod image_args;
