@@ -35,14 +35,14 @@ use cowslip_queue::{Backend, Queue, Signal, Signals};
 use serde_json::{Value, json};
 
 use self::job::Status;
-use super::serve::sandbox::Mode;
-use super::serve::{
-    Daemonize, Detached, Log, LogFormat, Role, Verbosity, default_poll, role, start_server,
-};
 use crate::error::CommandError;
 use crate::open;
 use crate::output::Program;
 use crate::text_file;
+use cowslip_exports::sandbox::Mode;
+use cowslip_exports::{
+    Daemonize, Detached, Log, LogFormat, Role, Verbosity, default_poll, role, start_server,
+};
 
 mod active;
 pub mod as_qemu;

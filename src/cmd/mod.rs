@@ -41,6 +41,7 @@ pub mod option_order;
 pub mod publish;
 #[cfg(feature = "remote")]
 pub mod pull;
+pub mod qemu_nbd;
 pub mod rebase;
 pub mod resize;
 pub mod serve;
@@ -222,7 +223,7 @@ pub fn run_qemu_io(args: &[OsString], program: &Program) -> u8 {
 
 /// The process called `qemu-nbd`.
 pub fn run_qemu_nbd(args: &[OsString], program: &Program) -> u8 {
-    serve::qemu_nbd::run_args(&args[1..], program)
+    qemu_nbd::run_args(&args[1..], program)
 }
 
 /// The process called `qemu-storage-daemon`.

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::serve::{FuseArgs, ImageArgs, start_fuse};
+use cowslip_exports::ImageArgs;
+
+use super::serve::{FuseArgs, start_fuse};
 use crate::output::Program;
 
 /// Command line of `mount`.

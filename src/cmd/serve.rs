@@ -1,46 +1,18 @@
-//! `cowslip serve`, also under the name `qemu-nbd`: an image for clients of other programs.
+//! `cowslip serve`: an image for clients of other programs.
 //!
-//! What all servers do is in `service.rs`; a transport, such as NBD, is a file beside it, and its
-//! options in the command lines below. Left out, and refused in plain words: the kernel's NBD
-//! devices.
+//! What all servers do is in the crate of exports, with the transports; here are their options.
 
 use std::path::PathBuf;
 
+use cowslip_exports::nbd::{self, DEFAULT_PORT};
+use cowslip_exports::{
+    Daemonize, Fuse, Handover, ImageArgs, Nbd, Service, Transport, VhostUser, invalid,
+};
 use cowslip_nbd::remote::Address;
 use cowslip_nbd::server::Lifetime;
 
 use crate::error::CommandError;
 use crate::output::Program;
-
-mod compaction;
-mod detach;
-mod fuse;
-mod handover;
-mod image_args;
-mod log;
-mod nbd;
-pub mod qemu_nbd;
-mod record;
-pub mod sandbox;
-mod service;
-mod socket_name;
-mod transport;
-mod vhost_user;
-
-use image_args::invalid;
-use nbd::Nbd;
-use service::{Handover, Service};
-
-pub use detach::{Daemonize, Detached, Role, role, start_server};
-pub use fuse::wait_for_close;
-pub use fuse::{Fuse, unmounter};
-pub use image_args::ImageArgs;
-pub use log::{Log, LogFormat, Verbosity};
-pub use nbd::{Listening, depth, report_events as report_nbd, tls as nbd_tls};
-pub use service::{cache_report, default_poll};
-pub use socket_name::SocketName;
-pub use transport::{Endpoint, Served, Transport};
-pub use vhost_user::VhostUser;
 
 /// Serve an image over NBD, to virtual machines as a vhost-user-blk device, or as a file
 #[derive(clap::Args)]
@@ -245,7 +217,7 @@ impl Args {
             // Nobody else's machine is served unless that is asked for.
             (None, None) => Address::Tcp {
                 host: "127.0.0.1".to_string(),
-                port: nbd::DEFAULT_PORT.to_string(),
+                port: DEFAULT_PORT.to_string(),
             },
         };
         let mut service = self.common.service(&self.image)?;

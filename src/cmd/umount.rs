@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use cowslip::error::system_words;
+use cowslip_exports::{unmounter, wait_for_close};
 use cowslip_fuse::{Standing, Unmount, mount, unmount};
 
-use super::serve::{unmounter, wait_for_close};
 use crate::error::CommandError;
 use crate::output::Program;
 

@@ -44,7 +44,12 @@ const PARTS: &[(&str, &[&str])] = &[
     ("the daemon", &["src/cmd/daemon"]),
     (
         "the command and the names of images",
-        &["src/", "crates/cmdline/", "crates/nodes/"],
+        &[
+            "src/",
+            "crates/cmdline/",
+            "crates/exports/",
+            "crates/nodes/",
+        ],
     ),
     ("crates that came since the first review", &["crates/"]),
 ];

@@ -375,7 +375,18 @@ const LINES: &[&[&str]] = &[
     &["queue", "boxed"],
     &["block"],
     &[
-        "filters", "front", "nbd", "luks", "hostfile", "trace", "rbd", "remote", "publish",
+        "filters",
+        "front",
+        "fuse",
+        "graph",
+        "nbd",
+        "luks",
+        "hostfile",
+        "trace",
+        "rbd",
+        "remote",
+        "publish",
+        "vhost-user",
     ],
     &["qcow2-format"],
     &["qcow2"],
@@ -383,7 +394,7 @@ const LINES: &[&[&str]] = &[
     &["nodes"],
     &["console", "embed"],
     &["cmdline", "python"],
-    &["advise", "extents"],
+    &["advise", "exports", "extents"],
     &["bench"],
 ];
 

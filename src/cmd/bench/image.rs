@@ -15,7 +15,6 @@ use cowslip_bench::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS
 use cowslip_queue::pending;
 use serde_json::json;
 
-use crate::cmd::serve::cache_report;
 use crate::error::CommandError;
 use crate::open::{
     self, Access, CacheMode, ImageSpec, OneImage, OpenSettings, Trust, alloc_policy, block_on,
@@ -24,6 +23,7 @@ use crate::open::{
 use crate::options::{bytes_within, number_within};
 use crate::output::{self, Program};
 use crate::size;
+use cowslip_exports::cache_report;
 
 /// qemu-img's limit of most numbers.
 const NUMBER_MAX: u64 = i32::MAX as u64;

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::line::{Line, Step};
-use crate::cmd::serve::{Daemonize, LogFormat, Verbosity};
 use crate::error::CommandError;
 use crate::getopt::{Long, Name, Scanner, Value};
 use crate::output::{self, Program};
 use crate::trace::{Traced, trace};
+use cowslip_exports::{Daemonize, LogFormat, Verbosity};
 
 const LETTERS: &str = "hT:V";
 

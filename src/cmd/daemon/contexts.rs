@@ -23,7 +23,7 @@ use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
 use super::shown::Shown;
-use crate::cmd::serve::depth;
+use cowslip_exports::nbd::depth;
 
 /// The state of what has changed.
 const DIRTY: AllocationFlags = AllocationFlags(1);

@@ -23,11 +23,10 @@ use super::host::Daemon;
 use super::nodes::Node;
 use super::wait::Flag;
 use super::words::{failed, missing, refused};
-use crate::cmd::serve::{
-    Endpoint, Fuse, Listening, Served, Transport, VhostUser, nbd_tls, report_nbd,
-};
 use crate::open::object::{self, is_identifier};
 use crate::output::is_called_as_qemu;
+use cowslip_exports::nbd::{self, Listening};
+use cowslip_exports::{Endpoint, Fuse, Served, Transport, VhostUser};
 
 /// Clients of the NBD server at a time, if nothing else is asked for.
 const CONNECTIONS_MAX: usize = 100;
@@ -45,7 +44,7 @@ impl Daemon {
         }
         let address = given.group("addr").ok_or_else(|| missing("addr"))?;
         let address = address_of(&address)?;
-        let tls = nbd_tls(given.text("tls-creds"), given.text("tls-authz"));
+        let tls = nbd::tls(given.text("tls-creds"), given.text("tls-authz"));
         let listening = Listening::on(&address).map_err(failed)?;
         let defaults = ServerOptions::default();
         let connections = given.number("max-connections")?;
@@ -61,7 +60,7 @@ impl Daemon {
             tls: tls.map_err(failed)?,
             ..defaults
         });
-        report_nbd(&mut server, &self.log);
+        nbd::report_events(&mut server, &self.log);
         let (handle, ended) = (server.handle(), Rc::new(Flag::default()));
         let end = Rc::clone(&ended);
         cowslip_queue::spawn(async move {

@@ -17,9 +17,9 @@ use super::job::Jobs;
 use super::nodes::Nodes;
 use super::wait::Flag;
 use super::words::explained;
-use crate::cmd::serve::{Log, default_poll};
 use crate::error::CommandError;
 use crate::output::is_called_as_qemu;
+use cowslip_exports::{Log, default_poll};
 
 /// The state of a daemon.
 pub struct Daemon {

@@ -20,11 +20,12 @@ use super::http::{self, Figures};
 use super::stdio::Stdio;
 use super::supervisor::{Passed, passed_sockets};
 use super::words::complaint;
-use crate::cmd::serve::sandbox::{self, Mode, Rights};
-use crate::cmd::serve::{Daemonize, Listening, LogFormat, SocketName, Verbosity};
 use crate::error::CommandError;
 use crate::output::is_called_as_qemu;
 use crate::{open, options, text_file};
+use cowslip_exports::nbd::Listening;
+use cowslip_exports::sandbox::{self, Mode, Rights};
+use cowslip_exports::{Daemonize, LogFormat, SocketName, Verbosity};
 
 /// A step that the line asks for, with the value of its option.
 #[derive(Clone, Debug)]

@@ -10,12 +10,12 @@ use std::time::Duration;
 use cowslip::Disk;
 use cowslip::file::host::{Driver, HostOptions, host_file_of};
 use cowslip::file::{BlockFile, Claim, ReadSet, Sharing};
+use cowslip_cmdline::open::claim_file;
+use cowslip_console::error::CommandError;
 use cowslip_graph::Turn;
 use cowslip_trace::{Limits, Recorder, RecordingDisk, Writer};
 
 use super::log::{Log, Severity};
-use crate::error::CommandError;
-use crate::open::claim_file;
 
 /// Pause between two writes of what was noted. The recorder's memory holds what comes meanwhile.
 const PAUSE: Duration = Duration::from_millis(200);

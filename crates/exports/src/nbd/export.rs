@@ -12,11 +12,11 @@ use cowslip::disk::DiskFuture;
 use cowslip::image::Extent;
 use cowslip::qcow2::bitmap::{DirtyBits, DirtyRun};
 use cowslip::{Disk, Error, Image};
+use cowslip_console::error::CommandError;
 use cowslip_nbd::export::{Export, MetadataContext, StatusExtent, joined};
 use cowslip_nbd::protocol::{ALLOCATION_DEPTH, AllocationFlags, DIRTY_BITMAP_NAMESPACE};
 
 use super::{Nbd, Served};
-use crate::error::CommandError;
 
 /// The state of what has changed.
 const DIRTY: AllocationFlags = AllocationFlags(1);

@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip::{Disk, Image};
+use cowslip_console::error::CommandError;
 use cowslip_queue::Event;
 
 use super::log::Log;
 use super::sandbox::Rights;
 use super::socket_name::Ownership;
-use crate::error::CommandError;
 
 /// Work on the thread of the server's queue.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;

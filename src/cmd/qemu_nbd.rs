@@ -1,26 +1,25 @@
 //! The command line of the name `qemu-nbd`, with its complaints.
+//!
+//! Left out, and refused in plain words: the kernel's NBD devices.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use cowslip::image::{DetectZeroes, DiscardPolicy};
+use cowslip_exports::nbd::{self, DEFAULT_PORT, list};
+use cowslip_exports::{Daemonize, Nbd, Service, Verbosity, sandbox};
+use cowslip_nbd::remote::{Address, ClientSide, TlsName};
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::tls::{ClientTls, ServerTls};
+use cowslip_nodes::driver::Objects;
 
-use super::detach::Daemonize;
-use super::log::Verbosity;
-use super::nbd::{self, DEFAULT_PORT, Nbd, list};
-use super::sandbox;
-use super::service::Service;
 use crate::error::CommandError;
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
 use crate::open::discard_policy;
 use crate::open::{self, Access, CacheMode, ImageSpec};
 use crate::output::{self, Program};
 use crate::trace::{Traced, trace};
-use cowslip_nbd::remote::{Address, ClientSide, TlsName};
-use cowslip_nodes::driver::Objects;
 
 /// The longest string that the protocol carries.
 const STRING_BYTES_MAX: usize = cowslip_nbd::protocol::STRING_BYTES_MAX;

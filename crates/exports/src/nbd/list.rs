@@ -3,14 +3,13 @@
 use std::fmt::Write as _;
 
 use cowslip::error::system_words;
+use cowslip_console::error::CommandError;
+use cowslip_console::output;
 use cowslip_nbd::protocol::TransmissionFlags;
+use cowslip_nbd::remote::{Address, refused};
 use cowslip_nbd::tls::ClientTls;
 use cowslip_nbd::{Client, ExportDescription};
 use cowslip_queue::{Backend, Queue};
-
-use crate::error::CommandError;
-use crate::output;
-use cowslip_nbd::remote::{Address, refused};
 
 /// Flags in the order of their bits, with qemu-nbd's names.
 const FLAGS: &[(TransmissionFlags, &str)] = &[

@@ -13,6 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cowslip_console::error::CommandError;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, NetPort, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
@@ -23,7 +24,6 @@ use seccompiler::{
 };
 
 use super::socket_name::REMOVING;
-use crate::error::CommandError;
 
 /// Extent of the sandbox (`--sandbox`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -565,7 +565,7 @@ mod tests {
     fn in_a_child(test: &str, scratch: &Path) -> std::process::Output {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg(format!("cmd::serve::sandbox::tests::{test}"))
+            .arg(format!("sandbox::tests::{test}"))
             .env(CHILD, scratch)
             .output()
             .unwrap()

@@ -12,6 +12,7 @@ use cowslip::error::system_words;
 use cowslip::job::Job;
 use cowslip::qcow2::create::Preallocation;
 use cowslip::{Disk, Error};
+use cowslip_console::error::CommandError;
 use cowslip_fuse::{
     Grow, Growth, MountOptions, Options, Server, ServerEvent, Standing, Unmount, mount,
 };
@@ -21,7 +22,6 @@ use super::log::{Log, Severity};
 use super::sandbox::Rights;
 use super::socket_name;
 use super::transport::{Endpoint, LocalFuture, Names, Served, Transport};
-use crate::error::CommandError;
 
 mod place;
 pub mod unmounter;

@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cowslip_cmdline::open::discard_policy;
+use cowslip_cmdline::open::{self, Access, CacheMode, ImageSpec, Trust};
+use cowslip_console::error::CommandError;
+use cowslip_console::options;
+
 use super::compaction::Background;
 use super::log::Verbosity;
 use super::record::Record;
 use super::sandbox;
 use super::service::Service;
-use crate::error::CommandError;
-use crate::open::discard_policy;
-use crate::open::{self, Access, CacheMode, ImageSpec, Trust};
-use crate::options;
 
 /// Options of `serve` and `mount`.
 #[derive(clap::Args)]

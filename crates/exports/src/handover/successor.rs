@@ -8,6 +8,7 @@ use std::time::Instant;
 use cowslip::Image;
 use cowslip::error::system_words;
 use cowslip::file::{Claim, FileId};
+use cowslip_console::error::CommandError;
 use cowslip_queue::Stream;
 
 use super::super::service::{RELEASE_MAX, RELEASE_PAUSE};
@@ -16,7 +17,6 @@ use super::super::transport::{Endpoint, Part, Served, Transport};
 use super::predecessor::Door;
 use super::wire::{self, Message};
 use super::{State, Terms, VERSION};
-use crate::error::CommandError;
 
 /// State that another server has handed over. Until [`Taken::finish`] that one can go on.
 pub struct Taken {

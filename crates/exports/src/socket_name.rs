@@ -31,14 +31,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cowslip::error::system_words;
+use cowslip_console::error::CommandError;
+use cowslip_console::output::{is_called_as_qemu, worded};
 use cowslip_queue::Listener;
 use rustix::fs::{FileType, FlockOperation, Gid, Mode, OFlags, flock, fstat, open};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::transport::Name;
-use crate::error::CommandError;
-use crate::output::{is_called_as_qemu, worded};
 
 /// Pauses after each connection that a socket accepts: after the last it counts as a live server's.
 /// Few, since a live server sees each of them as a client.

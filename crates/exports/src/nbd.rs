@@ -8,6 +8,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use cowslip::error::system_words;
+use cowslip_cmdline::open;
+use cowslip_console::error::CommandError;
 use cowslip_nbd::remote::Address;
 use cowslip_nbd::server::{Lifetime, ServerHandle, Workers};
 use cowslip_nbd::tls::ServerTls;
@@ -18,8 +20,6 @@ use super::log::{Log, Severity};
 use super::sandbox::Rights;
 use super::socket_name::{self, Ownership, SocketName};
 use super::transport::{AtRest, Endpoint, LocalFuture, Names, Outcome, Part, Served, Transport};
-use crate::error::CommandError;
-use crate::open;
 
 mod export;
 pub mod list;

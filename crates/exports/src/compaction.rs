@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use cowslip::job::{Attendant, Job, Moment};
 use cowslip::qcow2::compact::CompactOptions;
 use cowslip::{Error, Image};
+use cowslip_cmdline::job::Pace;
+use cowslip_console::output::counted;
+use cowslip_console::size;
 use cowslip_graph::{LiveDisk, Quiet, Turn};
 
 use super::log::{Log, Severity};
-use crate::job::Pace;
-use crate::output::counted;
-use crate::size;
 
 /// How compactions go behind clients.
 #[derive(Clone, Copy, Debug)]

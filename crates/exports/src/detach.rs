@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use crate::output::Program;
+use cowslip_console::output::Program;
 
 /// Set in the environment of a server that a parent has started.
 const SERVER_VARIABLE: &str = "COWSLIP_DETACHED_SERVER";
@@ -18,6 +18,7 @@ const SERVER_VARIABLE: &str = "COWSLIP_DETACHED_SERVER";
 /// Whether the server leaves the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Daemonize {
+    /// It stays.
     #[default]
     No,
     /// In a process of its own, detached from the terminal.

@@ -6,10 +6,9 @@
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cowslip_console::output::{Program, is_called_as_qemu, print_error};
+use cowslip_console::time::date_and_time;
 use serde_json::{Map, Value};
-
-use crate::output::{Program, is_called_as_qemu, print_error};
-use crate::time::date_and_time;
 
 /// Events that a server reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

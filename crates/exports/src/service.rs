@@ -16,6 +16,10 @@ use cowslip::error::system_words;
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::{CacheStatistics, Format};
 use cowslip::{Disk, Image};
+use cowslip_cmdline::open::{self, Access, ImageSpec, OpenSettings, object, read_only};
+use cowslip_cmdline::text_file;
+use cowslip_console::error::CommandError;
+use cowslip_console::output::{Program, is_called_as_qemu};
 use cowslip_graph::LiveDisk;
 use cowslip_nodes::KeptFiles;
 use cowslip_queue::{Backend, Event, Queue, Signal, Signals};
@@ -27,10 +31,6 @@ use super::log::{Log, Severity, Verbosity};
 use super::record::{Record, Recording};
 use super::sandbox::{self, Rights};
 use super::transport::{AtRest, Endpoint, LocalFuture, Names, Outcome, Served, Transport};
-use crate::error::CommandError;
-use crate::open::{self, Access, ImageSpec, OpenSettings, object, read_only};
-use crate::output::{Program, is_called_as_qemu};
-use crate::text_file;
 
 /// How long, and how often, the locks of a killed server are waited for.
 pub(super) const RELEASE_MAX: Duration = Duration::from_millis(500);

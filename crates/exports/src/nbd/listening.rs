@@ -4,11 +4,11 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
 use cowslip::error::system_words;
+use cowslip_console::error::CommandError;
+use cowslip_console::output::{is_called_as_qemu, worded};
 use cowslip_queue::Listener;
 
 use super::{Address, SocketName};
-use crate::error::CommandError;
-use crate::output::{is_called_as_qemu, worded};
 
 /// A socket that clients connect to, and its name, if it is one in the file system.
 pub struct Listening {

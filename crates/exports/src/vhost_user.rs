@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use cowslip::error::system_words;
+use cowslip_console::error::CommandError;
 use cowslip_queue::Listener;
 use cowslip_vhost_user::{Connection, ConnectionState, Options, Server, ServerEvent};
 
@@ -13,7 +14,6 @@ use super::log::{Log, Severity};
 use super::sandbox::Rights;
 use super::socket_name::{self, Ownership, SocketName};
 use super::transport::{AtRest, Endpoint, LocalFuture, Names, Outcome, Part, Served, Transport};
-use crate::error::CommandError;
 
 /// Options of the device, and the socket.
 #[derive(Clone, Debug)]
