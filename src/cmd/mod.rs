@@ -6,6 +6,7 @@ use std::ffi::OsString;
 
 use clap::Subcommand;
 use cowslip_bench::{demo, guest_init};
+use cowslip_daemon as daemon;
 
 use crate::output::Program;
 
@@ -26,7 +27,6 @@ pub mod compare;
 pub mod convert;
 pub mod create;
 pub mod ctl;
-pub mod daemon;
 pub mod dd;
 pub mod extents;
 pub mod generate;

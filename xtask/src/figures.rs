@@ -41,7 +41,7 @@ const PARTS: &[(&str, &[&str])] = &[
         "benchmarks and viewers",
         &["crates/bench/", "crates/extents/", "bench/"],
     ),
-    ("the daemon", &["src/cmd/daemon"]),
+    ("the daemon", &["crates/daemon/"]),
     (
         "the command and the names of images",
         &[
@@ -134,7 +134,7 @@ mod tests {
             ("crates/engine/src/image.rs", PARTS[2].0),
             ("crates/engine/tests/main.rs", PARTS[1].0),
             ("crates/sim/tests/smoke.rs", PARTS[0].0),
-            ("src/cmd/daemon/job.rs", PARTS[5].0),
+            ("crates/daemon/src/job.rs", PARTS[5].0),
             ("src/cmd/check.rs", PARTS[6].0),
             ("crates/qmp/src/lib.rs", PARTS[7].0),
             ("elsewhere.rs", "others"),

@@ -380,6 +380,7 @@ const LINES: &[&[&str]] = &[
         "fuse",
         "graph",
         "nbd",
+        "qmp",
         "luks",
         "hostfile",
         "trace",
@@ -395,7 +396,7 @@ const LINES: &[&[&str]] = &[
     &["console", "embed"],
     &["cmdline", "python"],
     &["advise", "exports", "extents"],
-    &["bench"],
+    &["bench", "daemon"],
 ];
 
 #[test]

@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use cowslip_cmdline::getopt::{Long, Name, Scanner, Value};
+use cowslip_cmdline::trace::{Traced, trace};
+use cowslip_console::error::CommandError;
+use cowslip_console::output::{self, Program};
+use cowslip_exports::{Daemonize, LogFormat, Verbosity};
 
 use super::line::{Line, Step};
-use crate::error::CommandError;
-use crate::getopt::{Long, Name, Scanner, Value};
-use crate::output::{self, Program};
-use crate::trace::{Traced, trace};
-use cowslip_exports::{Daemonize, LogFormat, Verbosity};
 
 const LETTERS: &str = "hT:V";
 

@@ -19,9 +19,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use cowslip::error::system_words;
+use cowslip_console::error::CommandError;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-
-use crate::error::CommandError;
 
 /// The first descriptor that a manager passes.
 const FIRST_DESCRIPTOR: i32 = 3;

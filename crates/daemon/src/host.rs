@@ -6,6 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cowslip_console::error::CommandError;
+use cowslip_console::output::is_called_as_qemu;
+use cowslip_exports::{Log, default_poll};
 use cowslip_graph::Turn;
 use cowslip_qmp::{Event, QmpError, ServerHandle};
 use serde_json::Value;
@@ -17,9 +20,6 @@ use super::job::Jobs;
 use super::nodes::Nodes;
 use super::wait::Flag;
 use super::words::explained;
-use crate::error::CommandError;
-use crate::output::is_called_as_qemu;
-use cowslip_exports::{Log, default_poll};
 
 /// The state of a daemon.
 pub struct Daemon {

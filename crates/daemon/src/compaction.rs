@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use cowslip::image::Format;
 use cowslip::qcow2::compact::{BUDGET_BYTES, CompactOptions};
+use cowslip_cmdline::compaction;
 use cowslip_graph::Quiet;
 use cowslip_qmp::QmpError;
 use serde_json::Value;
@@ -19,7 +20,6 @@ use super::job::{Job, JobOptions};
 use super::nodes::Node;
 use super::reserved::Reserved;
 use super::words::failed;
-use crate::compaction;
 
 /// The kind of the job, which is the name of its command.
 const KIND: &str = "x-cowslip-compact";

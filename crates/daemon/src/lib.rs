@@ -29,20 +29,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip::error::system_words;
+use cowslip_cmdline::open;
+use cowslip_cmdline::text_file;
+use cowslip_console::error::CommandError;
+use cowslip_console::output::Program;
+use cowslip_exports::sandbox::Mode;
+use cowslip_exports::{
+    Daemonize, Detached, Log, LogFormat, Role, Verbosity, default_poll, role, start_server,
+};
 use cowslip_graph::TurnGuard;
 use cowslip_qmp::{Call, Executing, Handler, QmpError, Schema, Server};
 use cowslip_queue::{Backend, Queue, Signal, Signals};
 use serde_json::{Value, json};
 
 use self::job::Status;
-use crate::error::CommandError;
-use crate::open;
-use crate::output::Program;
-use crate::text_file;
-use cowslip_exports::sandbox::Mode;
-use cowslip_exports::{
-    Daemonize, Detached, Log, LogFormat, Role, Verbosity, default_poll, role, start_server,
-};
 
 mod active;
 pub mod as_qemu;

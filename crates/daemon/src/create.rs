@@ -7,6 +7,7 @@ use cowslip::file::host::{CreateMode, FlushPolicy, HostOptions, open_host_file};
 use cowslip::file::{Claim, ReadAs, ReadSet, Sharing};
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create_as_job, create_raw};
 use cowslip::qcow2::header::CompressionType;
+use cowslip_cmdline::new_file::NewFile;
 use cowslip_nodes::{Access, Destination};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
@@ -16,7 +17,6 @@ use super::host::Daemon;
 use super::job::{Job, JobOptions};
 use super::nodes::Node;
 use super::words::{failed, missing};
-use crate::new_file::NewFile;
 
 impl Daemon {
     /// `blockdev-create`.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use cowslip::file::host::FlushPolicy;
 use cowslip::file::{Claim, ReadAs, ReadSet};
 use cowslip::qcow2::create::{CreateOptions, create};
+use cowslip_cmdline::new_file::NewFile;
 use cowslip_graph::{Held, NotDone, transact};
 use cowslip_nodes::Destination;
 use cowslip_qmp::QmpError;
@@ -29,7 +30,6 @@ use super::given::Given;
 use super::host::Daemon;
 use super::nodes::{Node, in_chain};
 use super::words::{failed, missing, refused};
-use crate::new_file::NewFile;
 
 /// A disk and the overlay that it gets.
 pub struct Overlay {

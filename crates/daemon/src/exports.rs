@@ -8,6 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip::error::system_words;
+use cowslip_cmdline::open::object::{self, is_identifier};
+use cowslip_console::output::is_called_as_qemu;
+use cowslip_exports::nbd::{self, Listening};
+use cowslip_exports::{Endpoint, Fuse, Served, Transport, VhostUser};
 use cowslip_graph::LiveDisk;
 use cowslip_nbd::export::MetadataContext;
 use cowslip_nbd::remote::Address;
@@ -23,10 +27,6 @@ use super::host::Daemon;
 use super::nodes::Node;
 use super::wait::Flag;
 use super::words::{failed, missing, refused};
-use crate::open::object::{self, is_identifier};
-use crate::output::is_called_as_qemu;
-use cowslip_exports::nbd::{self, Listening};
-use cowslip_exports::{Endpoint, Fuse, Served, Transport, VhostUser};
 
 /// Clients of the NBD server at a time, if nothing else is asked for.
 const CONNECTIONS_MAX: usize = 100;

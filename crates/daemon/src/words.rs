@@ -3,9 +3,8 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use cowslip_console::error::CommandError;
 use cowslip_qmp::QmpError;
-
-use crate::error::CommandError;
 
 /// An error of the engine, or of the program, for a client. What follows its first line is advice
 /// for people.

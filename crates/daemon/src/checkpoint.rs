@@ -20,6 +20,8 @@ use std::sync::Arc;
 
 use cowslip::Disk;
 use cowslip::qcow2::bitmap::BitmapChange;
+use cowslip_cmdline::bitmaps::CHECKPOINT;
+use cowslip_cmdline::open::object::is_identifier;
 use cowslip_graph::{
     Backup, CHUNK_BYTES, Checkpoint, DirtyMap, Held, Link, Marks, Use, View, complete_from, join,
     noted_changes, removed_with,
@@ -39,8 +41,6 @@ use super::nodes::Node;
 use super::reserved::Reserved;
 use super::scratch::scratch_for;
 use super::words::{failed, missing, refused};
-use crate::bitmaps::CHECKPOINT;
-use crate::open::object::is_identifier;
 
 /// A disk that a checkpoint is to be taken of.
 struct Part {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use cowslip::disk::DiskFuture;
 use cowslip::qcow2::bitmap::{DirtyBits, DirtyRun};
 use cowslip::{Disk, Image, Result};
+use cowslip_exports::nbd::depth;
 use cowslip_graph::{DirtyMap, LiveDisk, Marks};
 use cowslip_nbd::export::{MetadataContext, StatusExtent, joined};
 use cowslip_nbd::protocol::{ALLOCATION_DEPTH, AllocationFlags, DIRTY_BITMAP_NAMESPACE};
@@ -23,7 +24,6 @@ use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
 use super::shown::Shown;
-use cowslip_exports::nbd::depth;
 
 /// The state of what has changed.
 const DIRTY: AllocationFlags = AllocationFlags(1);

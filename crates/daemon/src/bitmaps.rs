@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use cowslip::qcow2::bitmap::BitmapChange;
+use cowslip_cmdline::bitmaps::{CHECKPOINT, PUBLISHED};
 use cowslip_graph::{DirtyMap, Drained, Marks};
 use cowslip_qmp::QmpError;
 use serde_json::{Value, json};
@@ -13,7 +14,6 @@ use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
 use super::words::{failed, missing, refused};
-use crate::bitmaps::{CHECKPOINT, PUBLISHED};
 
 /// Bytes that the bits of a bitmap may take.
 const BITS_BYTES_MAX: u64 = 512 << 20;

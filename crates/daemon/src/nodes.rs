@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use cowslip::image::{BackingChoice, CacheStatistics};
 use cowslip::{Disk, Image};
+use cowslip_cmdline::open;
 use cowslip_graph::{DirtyMap, Drained, LiveDisk};
 use cowslip_nodes::{
     Access, OpenSettings, Source, drivers, json, open_source, open_source_beside, reopen_source,
@@ -26,7 +27,6 @@ use super::given::Given;
 use super::passed::Passed;
 use super::shown::Shown;
 use super::words::{failed, not_opened};
-use crate::open;
 
 /// Longest name of a node, as in QEMU.
 const NAME_MAX: usize = 31;

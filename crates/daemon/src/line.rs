@@ -9,6 +9,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use cowslip::error::system_words;
+use cowslip_cmdline::{open, text_file};
+use cowslip_console::error::CommandError;
+use cowslip_console::options;
+use cowslip_console::output::is_called_as_qemu;
+use cowslip_exports::nbd::Listening;
+use cowslip_exports::sandbox::{self, Mode, Rights};
+use cowslip_exports::{Daemonize, LogFormat, SocketName, Verbosity};
 use cowslip_nbd::remote::Address;
 use cowslip_qmp::{QmpError, Schema};
 use cowslip_queue::{Listener, Stream};
@@ -20,12 +27,6 @@ use super::http::{self, Figures};
 use super::stdio::Stdio;
 use super::supervisor::{Passed, passed_sockets};
 use super::words::complaint;
-use crate::error::CommandError;
-use crate::output::is_called_as_qemu;
-use crate::{open, options, text_file};
-use cowslip_exports::nbd::Listening;
-use cowslip_exports::sandbox::{self, Mode, Rights};
-use cowslip_exports::{Daemonize, LogFormat, SocketName, Verbosity};
 
 /// A step that the line asks for, with the value of its option.
 #[derive(Clone, Debug)]
