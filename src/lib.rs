@@ -5,7 +5,7 @@
 //! command line and hands it to one verb in `cmd/`. Start-up does nothing else: scripts start
 //! hundreds of these.
 //!
-//! A library only so that tests and fuzz targets reach it; `main.rs` is the program.
+//! A library only so that tests reach it; `main.rs` is the program.
 //!
 //! May not know: table entries, locks of the engine, bytes of any format.
 
@@ -33,8 +33,6 @@ use cowslip_console::{error, interrupt, options, output, size, time};
 use cmd::option_order::OptionValidator;
 use cmd::{CowslipVerb, QemuImgVerb};
 use output::Program;
-
-pub use cmd::run_io_lines;
 
 /// The release, in `--version` texts.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -189,7 +187,7 @@ fn named(name: &OsString) -> Option<Personality> {
 
 fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u8 {
     if personality == Personality::Cowslip
-        && let Some(text) = cmd::ctl::help::asked_for(args)
+        && let Some(text) = cowslip_clients::ctl::help::asked_for(args)
     {
         output::print(&text);
         return 0;

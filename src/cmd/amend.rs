@@ -17,13 +17,12 @@ use super::change::ChangeArgs;
 use super::create::{
     FormatOptions, LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS, creatable_format,
 };
-use super::resize::shrink_refused;
 use crate::encryption::{self, SlotOptions};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::open::{
     self, Access, CacheMode, OneImage, OpenSettings, alloc_policy, block_on, open_image,
-    warn_of_guessed_raw,
+    shrink_refused, warn_of_guessed_raw,
 };
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, is_called_as_qemu, print, usage_error, worded};

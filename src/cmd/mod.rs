@@ -6,7 +6,9 @@ use std::ffi::OsString;
 
 use clap::Subcommand;
 use cowslip_bench::{demo, guest_init};
+use cowslip_clients::{ctl, top};
 use cowslip_daemon as daemon;
+use cowslip_shell as io;
 
 use crate::output::Program;
 
@@ -26,13 +28,11 @@ pub mod compact;
 pub mod compare;
 pub mod convert;
 pub mod create;
-pub mod ctl;
 pub mod dd;
 pub mod extents;
 pub mod generate;
 pub mod grow;
 pub mod info;
-pub mod io;
 pub mod map;
 pub mod measure;
 pub mod mount;
@@ -46,7 +46,6 @@ pub mod rebase;
 pub mod resize;
 pub mod serve;
 pub mod snapshot;
-pub mod top;
 pub mod umount;
 
 /// Verbs that are the same under the names `qemu-img` and `cowslip`.
@@ -229,11 +228,4 @@ pub fn run_qemu_nbd(args: &[OsString], program: &Program) -> u8 {
 /// The process called `qemu-storage-daemon`.
 pub fn run_qemu_storage_daemon(args: &[OsString], program: &Program) -> u8 {
     daemon::as_qemu::run_args(&args[1..], program)
-}
-
-/// Runs lines of the qemu-io shell on an open image, silently. Commands that reach beyond it (other
-/// files, signals, the end of the process, waiting) are only taken apart. Returns whether all
-/// succeeded. For fuzzing; runs on a queue.
-pub async fn run_io_lines(image: cowslip::Image, lines: &[&str]) -> bool {
-    io::run_lines(image, lines).await
 }

@@ -20,6 +20,7 @@ use crate::open::discard_policy;
 use crate::open::{self, Access, CacheMode, ImageSpec};
 use crate::output::{self, Program};
 use crate::trace::{Traced, trace};
+use cowslip_cmdline::strtol::integer;
 
 /// The longest string that the protocol carries.
 const STRING_BYTES_MAX: usize = cowslip_nbd::protocol::STRING_BYTES_MAX;
@@ -246,7 +247,7 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, Refusal> {
 
 /// A number as the C library reads it: also hexadecimal and octal.
 fn number(text: &str) -> Option<i64> {
-    crate::cmd::io::parse::integer(text)
+    integer(text)
 }
 
 impl Line {

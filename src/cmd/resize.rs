@@ -11,7 +11,9 @@ use serde_json::json;
 use super::change::ChangeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
-use crate::open::{self, Access, OpenSettings, block_on, open_image, warn_of_guessed_raw};
+use crate::open::{
+    self, Access, OpenSettings, block_on, open_image, shrink_refused, warn_of_guessed_raw,
+};
 use crate::options;
 use crate::output::{Program, usage_error};
 
@@ -168,16 +170,6 @@ fn checked_size(
         return Err(shrink_refused(program));
     }
     Ok(size)
-}
-
-/// Complains of a shrink without `--shrink`. Returns the error for that.
-pub fn shrink_refused(program: &Program) -> CommandError {
-    program.complain("Use the --shrink option to perform a shrink operation.");
-    program.warn(
-        "Shrinking an image will delete all data beyond the shrunken image's end. Before \
-         performing such an operation, make sure there is no important data there.",
-    );
-    CommandError::already_reported()
 }
 
 #[cfg(test)]

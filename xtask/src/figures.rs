@@ -47,7 +47,9 @@ const PARTS: &[(&str, &[&str])] = &[
         &[
             "src/",
             "crates/cmdline/",
+            "crates/clients/",
             "crates/exports/",
+            "crates/shell/",
             "crates/nodes/",
         ],
     ),

@@ -395,7 +395,7 @@ const LINES: &[&[&str]] = &[
     &["nodes"],
     &["console", "embed"],
     &["cmdline", "python"],
-    &["advise", "exports", "extents"],
+    &["advise", "clients", "exports", "extents", "shell"],
     &["bench", "daemon"],
 ];
 

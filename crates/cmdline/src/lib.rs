@@ -13,5 +13,6 @@ pub mod job;
 pub mod new_file;
 pub mod open;
 pub mod repair_text;
+pub mod strtol;
 pub mod text_file;
 pub mod trace;

@@ -8,7 +8,7 @@ use cowslip::file::{BlockFile, Claim, Protection};
 use cowslip::image::Format;
 use cowslip::{Image, Workers};
 use cowslip_console::error::CommandError;
-use cowslip_console::output;
+use cowslip_console::output::{self, Program};
 use cowslip_nodes::{Environment, OpenError, drivers, open_source};
 
 use crate::repair_text::repaired_when_opened;
@@ -34,6 +34,16 @@ pub use snapshot_arg::{chosen_snapshot, parse_choice};
 /// The refusal to write to an image that is read-only.
 pub fn read_only() -> String {
     output::worded("Block node is read-only", "The image is read-only")
+}
+
+/// Complains of a shrink without `--shrink`. Returns the error for that.
+pub fn shrink_refused(program: &Program) -> CommandError {
+    program.complain("Use the --shrink option to perform a shrink operation.");
+    program.warn(
+        "Shrinking an image will delete all data beyond the shrunken image's end. Before \
+         performing such an operation, make sure there is no important data there.",
+    );
+    CommandError::already_reported()
 }
 
 /// Settings for reading an image by this program, with the default for everything else.

@@ -79,7 +79,7 @@ pub fn run(input: &[u8]) {
             ..OpenOptions::default()
         };
         let image = Image::open(file, options, &OneDataFile::new()).await;
-        std::hint::black_box(cowslip_cli::run_io_lines(image.unwrap(), &lines).await);
+        std::hint::black_box(cowslip_shell::run_lines(image.unwrap(), &lines).await);
     });
 }
 

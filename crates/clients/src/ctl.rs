@@ -18,15 +18,14 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use cowslip::error::system_words;
+use cowslip_cmdline::open::shrink_refused;
+use cowslip_console::error::CommandError;
+use cowslip_console::output::{self, Program, usage_error};
+use cowslip_console::size;
 use cowslip_qmp::client::ClientError;
 use cowslip_qmp::schema::Command;
 use cowslip_qmp::{Client, Schema};
 use serde_json::{Map, Value, json};
-
-use super::resize::shrink_refused;
-use crate::error::CommandError;
-use crate::output::{self, Program, usage_error};
-use crate::size;
 
 mod events;
 pub mod help;

@@ -1,12 +1,12 @@
 //! Events as lines: for people the time, the name and the data as words; for programs JSON.
 
+use cowslip_console::output;
+use cowslip_console::time::local_date_and_time;
 use cowslip_qmp::Client;
 use cowslip_qmp::client::{ClientError, Received};
 use serde_json::{Value, json};
 
 use super::tables::printable;
-use crate::output;
-use crate::time::local_date_and_time;
 
 /// Prints events until the connection ends; those of these names, or all.
 ///

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::io::{self, IsTerminal};
 use std::rc::Rc;
 
-use crate::output::{self, Program};
+use cowslip_console::output::{self, Program};
 use cowslip_filters::Breakpoints;
 
 /// The C library's buffer for a pipe or a file.

@@ -6,16 +6,16 @@
 
 use std::time::Duration;
 
+use cowslip_console::error::CommandError;
+use cowslip_console::interrupt::CancelledOnInterrupt;
+use cowslip_console::output::{self, Program};
+use cowslip_console::progress::Progress;
+use cowslip_console::size;
 use cowslip_qmp::Client;
 use cowslip_qmp::client::{ClientError, Received};
 use serde_json::{Map, Value, json};
 
 use super::{Args, Request, events, failure};
-use crate::error::CommandError;
-use crate::interrupt::CancelledOnInterrupt;
-use crate::output::{self, Program};
-use crate::size;
-use cowslip_console::progress::Progress;
 
 /// The event that has the figures of a compaction.
 const COMPACTED: &str = "X_COWSLIP_COMPACTED";

@@ -2,7 +2,8 @@
 //!
 //! Its quoting rule is that there is none: words end at a blank, and at nothing else.
 
-use crate::size::{self, SizeError};
+use cowslip_cmdline::strtol::integer;
+use cowslip_console::size::{self, SizeError};
 
 /// The longest request: what fits 31 bits in whole sectors.
 pub const REQUEST_BYTES_MAX: u64 = 2_147_483_136;
@@ -47,26 +48,6 @@ pub fn pattern(text: &str) -> Result<u8, String> {
     integer(text)
         .and_then(|number| u8::try_from(number).ok())
         .ok_or_else(|| format!("{text} is not a valid pattern byte"))
-}
-
-/// Reads what C's `strtol` reads with base 0, and nothing behind it: decimal, `0x` hexadecimal, `0`
-/// octal. `None` also where it would not fit.
-pub fn integer(text: &str) -> Option<i64> {
-    let text = text.trim_start_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c']);
-    let (negative, digits) = match text.strip_prefix('-') {
-        Some(digits) => (true, digits),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let (radix, digits) = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
-        Some(digits) => (16, digits),
-        None if digits.len() > 1 && digits.starts_with('0') => (8, &digits[1..]),
-        None => (10, digits),
-    };
-    if !digits.chars().all(|digit| digit.is_digit(radix)) {
-        return None;
-    }
-    let number = i64::from_str_radix(digits, radix).ok()?;
-    Some(if negative { -number } else { number })
 }
 
 /// The lengths of a vectored request, added up.

@@ -5,15 +5,15 @@ use std::rc::Rc;
 use cowslip::Image;
 use cowslip::file::Sharing;
 use cowslip::image::{DiscardPolicy, Format};
-
-use super::shell::{Complaint, Outcome, Shell};
-use crate::error::CommandError;
-use crate::getopt::{Name, Scanner};
-use crate::open::discard_policy;
-use crate::open::{self, Access, CacheMode, ImageSpec, OpenSettings, Source};
-use crate::options;
+use cowslip_cmdline::getopt::{Name, Scanner};
+use cowslip_cmdline::open::discard_policy;
+use cowslip_cmdline::open::{self, Access, CacheMode, ImageSpec, OpenSettings, Source};
+use cowslip_console::error::CommandError;
+use cowslip_console::options;
 use cowslip_filters::Breakpoints;
 use cowslip_nodes::Bottom;
+
+use super::shell::{Complaint, Outcome, Shell};
 
 /// Image to open, and how.
 #[derive(Clone, Debug)]

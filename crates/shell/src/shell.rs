@@ -8,15 +8,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use cowslip::Image;
+use cowslip_cmdline::getopt::Mistake;
+use cowslip_cmdline::open;
+use cowslip_cmdline::strtol::integer;
+use cowslip_console::output::worded;
 use cowslip_queue::Pending;
 
 use super::opening::{ImageRequest, Opened};
 use super::out::Out;
 use super::parse;
 use super::table::{self, Command, Needs, Verb};
-use crate::getopt::Mistake;
-use crate::open;
-use crate::output::worded;
 
 /// Why a command failed, and which part of it is still to be printed.
 #[derive(Debug)]
@@ -229,7 +230,7 @@ impl Shell {
     }
 
     async fn sleep(&self, args: &[String]) -> Outcome {
-        let milliseconds = parse::integer(&args[0])
+        let milliseconds = integer(&args[0])
             .and_then(|number| u64::try_from(number).ok())
             .ok_or_else(|| Complaint::Said(format!("{} is not a valid number", args[0])))?;
         cowslip_queue::sleep(Duration::from_millis(milliseconds)).await;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::cmd::ctl::printable;
+use crate::ctl::printable;
 
 /// The kinds of requests, as the protocol names them.
 const KINDS: [&str; 3] = ["rd", "wr", "flush"];

@@ -5,17 +5,16 @@
 
 use std::ffi::OsString;
 
+use cowslip_cmdline::getopt::{Long, Mistake, Name, Scanner, Value};
+use cowslip_cmdline::open::object;
+use cowslip_cmdline::trace::{Traced, trace};
+use cowslip_console::output::{self, Program, worded};
 use cowslip_queue::{Backend, Queue};
-
-use crate::getopt::{Long, Mistake, Name, Scanner, Value};
-use crate::open::object;
-use crate::output::{self, Program, worded};
-use crate::trace::{Traced, trace};
 
 mod breaks;
 mod opening;
 mod out;
-pub(super) mod parse;
+mod parse;
 mod questions;
 mod report;
 mod requests;
@@ -217,8 +216,10 @@ fn run_line(line: Line, program: &Program) -> u8 {
     u8::from(!succeeded)
 }
 
-/// See [`crate::run_io_lines`].
-pub(super) async fn run_lines(image: cowslip::Image, lines: &[&str]) -> bool {
+/// Runs lines of the shell on an open image, silently. Commands that reach beyond it (other files,
+/// signals, the end of the process, waiting) are only taken apart. Returns whether all succeeded.
+/// For fuzzing; runs on a queue.
+pub async fn run_lines(image: cowslip::Image, lines: &[&str]) -> bool {
     let mut shell = Shell::new(Out::nowhere());
     shell.adopt(image);
     let harmless = lines.iter().filter(|line| !shell::reaches_out(line));

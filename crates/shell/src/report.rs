@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use cowslip::Error;
 use cowslip::qcow2::header::Header;
-
-use crate::output::is_called_as_qemu;
+use cowslip_console::output::is_called_as_qemu;
 
 /// The shape of the lines after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

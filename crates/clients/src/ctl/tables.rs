@@ -1,8 +1,7 @@
 //! Results as tables: a line for each job, node or export, columns as wide as they need to be.
 
+use cowslip_console::size;
 use serde_json::Value;
-
-use crate::size;
 
 /// A column: its head, the side on which its texts begin, and its text for an element.
 type Column = (&'static str, Side, fn(&Value) -> String);

@@ -14,12 +14,12 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use cowslip_console::error::CommandError;
+use cowslip_console::output::{self, Program};
 use cowslip_qmp::Client;
 use serde_json::json;
 
 use super::ctl::{connect, failure};
-use crate::error::CommandError;
-use crate::output::{self, Program};
 
 mod sample;
 mod screen;

@@ -1,11 +1,11 @@
 //! The commands that ask what the image is like, and `truncate`.
 
 use cowslip::image::Extent;
+use cowslip_cmdline::getopt::{Name, Scanner};
 
 use super::parse;
 use super::report::{self, Held};
 use super::shell::{Complaint, Outcome, Shell};
-use crate::getopt::{Name, Scanner};
 
 /// Extents asked for at once: enough to make the calls few, little enough to hold.
 const EXTENTS_MAX: usize = 4096;

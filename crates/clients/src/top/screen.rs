@@ -4,6 +4,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use cowslip::error::system_words;
+use cowslip_console::error::CommandError;
+use cowslip_console::size;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -13,8 +15,7 @@ use ratatui::widgets::{Cell, Gauge, Row, Table};
 
 use super::sample::{Interval, JobRow, Sample};
 use super::{Sort, Source, table};
-use crate::error::CommandError;
-use crate::size;
+use crate::ctl::printable;
 
 /// Lines of jobs at most; the disks have the rest.
 const JOB_LINES_MAX: usize = 8;
@@ -46,7 +47,7 @@ enum Effect {
 pub fn run(source: &mut Source<'_>, before: Sample) -> Result<(), CommandError> {
     let args = source.args;
     let mut view = View {
-        socket: super::super::ctl::printable(&args.socket.display().to_string()),
+        socket: printable(&args.socket.display().to_string()),
         sort: args.sort,
         all: args.all,
         is_held: false,

@@ -9,13 +9,13 @@ use std::time::Instant;
 use cowslip::errno::{EINVAL, EIO, ENOTSUP};
 use cowslip::image::{Durability, Extent, Space, ZeroOptions};
 use cowslip::{Buf, BufMut, Disk, Error, Image};
+use cowslip_cmdline::getopt::{Name, Scanner};
 use cowslip_queue::pending;
 
 use super::parse;
 use super::report::{self, Report, Style};
 use super::shell::{Complaint, Outcome, Shell};
-use crate::cmd::io::out::Out;
-use crate::getopt::{Name, Scanner};
+use crate::out::Out;
 
 /// Byte that buffers are filled with by default.
 const DEFAULT_PATTERN: u8 = 0xcd;

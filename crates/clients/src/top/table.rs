@@ -1,8 +1,9 @@
 //! The figures of disks and jobs as texts in columns.
 
+use cowslip_console::size;
+
 use super::Sort;
 use super::sample::{Disk, Interval, JobRow, Rates};
-use crate::size;
 
 /// A head of a column of disks, and whether its texts end together.
 pub const DISKS: [(&str, bool); 14] = [
