@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use cowslip_exports::ImageArgs;
+use cowslip_exports::{FuseArgs, ImageArgs};
 
-use super::serve::{FuseArgs, start_fuse};
+use super::serve::start_fuse;
 use crate::output::Program;
 
 /// Command line of `mount`.

@@ -2,7 +2,6 @@
 //!
 //! The protocols are those of `serve`.
 
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +10,9 @@ use cowslip::error::system_words;
 use cowslip_cmdline::open::object::{self, is_identifier};
 use cowslip_console::output::is_called_as_qemu;
 use cowslip_exports::nbd::{self, Listening};
-use cowslip_exports::{Endpoint, Fuse, Served, Transport, VhostUser};
+use cowslip_exports::{Endpoint, Members, Served, Transport, TransportKind, transport_kind};
 use cowslip_graph::LiveDisk;
 use cowslip_nbd::export::MetadataContext;
-use cowslip_nbd::remote::Address;
 use cowslip_nbd::server::Offered;
 use cowslip_nbd::{Export as NbdExport, Server as NbdServer, ServerOptions};
 use cowslip_qmp::QmpError;
@@ -26,12 +24,15 @@ use super::given::Given;
 use super::host::Daemon;
 use super::nodes::Node;
 use super::wait::Flag;
-use super::words::{failed, missing, refused};
+use super::words::{failed, refused};
 
 /// Clients of the NBD server at a time, if nothing else is asked for.
 const CONNECTIONS_MAX: usize = 100;
 /// How long clients of an export that is removed may take for their replies.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A type of exports, and the transport of one, if it has one of its own.
+type Chosen = (&'static dyn TransportKind, Option<Box<dyn Transport>>);
 
 impl Daemon {
     /// `nbd-server-start`.
@@ -42,8 +43,7 @@ impl Daemon {
         if self.exports.server.borrow().is_some() {
             return Err(refused("NBD server already running"));
         }
-        let address = given.group("addr").ok_or_else(|| missing("addr"))?;
-        let address = address_of(&address)?;
+        let address = Members(&given.0).address("addr").map_err(failed)?;
         let tls = nbd::tls(given.text("tls-creds"), given.text("tls-authz"));
         let listening = Listening::on(&address).map_err(failed)?;
         let defaults = ServerOptions::default();
@@ -125,22 +125,23 @@ impl Daemon {
         let port = LiveDisk::new(id.clone(), disk_of(&node, is_writable));
         let image = ImageOf::new(&node);
         let mut bitmaps = Vec::new();
-        let way = match kind.as_str() {
-            "nbd" => match self
+        let way = match self.transport(&kind, given) {
+            Ok((kind, Some(transport))) => self
+                .serve(transport.as_ref(), (&node, &port))
+                .await
+                .map(|way| (kind.name(), way)),
+            Ok((kind, None)) => match self
                 .contexts(given, (&node, is_writable), (&port, &image))
                 .await
             {
                 Ok((contexts, in_use)) => {
                     bitmaps = in_use;
-                    self.offer_nbd(given, (&node, &port), contexts)
+                    let way = self.offer_nbd(given, (&node, &port), contexts);
+                    way.map(|way| (kind.name(), way))
                 }
                 Err(error) => Err(error),
             },
-            "vhost-user-blk" => self.serve_vhost_user(given, (&node, &port)).await,
-            "fuse" => self.serve_fuse(given, (&node, &port)).await,
-            other => Err(QmpError::generic(format!(
-                "Parameter 'type' does not accept value '{other}'"
-            ))),
+            Err(error) => Err(error),
         };
         let (kind, way) = match way {
             Ok(found) => found,
@@ -160,7 +161,7 @@ impl Daemon {
         given: &Given,
         (node, port): (&Node, &Arc<LiveDisk>),
         contexts: Vec<Arc<dyn MetadataContext>>,
-    ) -> Result<(&'static str, Way), QmpError> {
+    ) -> Result<Way, QmpError> {
         let server = self.exports.nbd()?;
         let name = given.text("name").unwrap_or(&node.name).to_string();
         let mut export = NbdExport::new(Arc::clone(port) as _);
@@ -168,79 +169,32 @@ impl Daemon {
         export.shared_cache = true;
         export.contexts = contexts;
         match server.add_export(name.clone(), export) {
-            true => Ok(("nbd", Way::Nbd(name))),
+            true => Ok(Way::Nbd(name)),
             false => Err(QmpError::generic(format!(
                 "NBD server already has export named '{name}'"
             ))),
         }
     }
 
-    async fn serve_vhost_user(
-        &self,
-        given: &Given,
-        disk: (&Rc<Node>, &Arc<LiveDisk>),
-    ) -> Result<(&'static str, Way), QmpError> {
-        let address = given.group("addr").ok_or_else(|| missing("addr"))?;
-        let Address::Unix(socket) = address_of(&address)? else {
-            return Err(refused(
-                "Only socket addresses of type 'unix' are supported",
-            ));
-        };
-        let mut options = cowslip_vhost_user::Options::default();
-        if let Some(queues) = given.number("num-queues")? {
-            if queues == 0 {
-                return Err(refused("num-queues must be greater than 0"));
-            }
-            let queues = u16::try_from(queues)
-                .ok()
-                .filter(|queues| (1..=256).contains(queues));
-            options.queues = queues.ok_or_else(|| refused("num-queues must be 1 to 256"))?;
+    /// The transport of this type, with an export's arguments; `None` for NBD, whose exports are
+    /// of the daemon's NBD server.
+    fn transport(&self, name: &str, given: &Given) -> Result<Chosen, QmpError> {
+        let kind = transport_kind(name).ok_or_else(|| {
+            QmpError::generic(format!("Parameter 'type' does not accept value '{name}'"))
+        })?;
+        if let (Some(what), true) = (kind.needs_outside_of_sandbox(), self.is_confined.get()) {
+            let text = format!("Exports of type '{name}' need {what}, which the sandbox refuses");
+            return Err(refused(&text));
         }
-        if let Some(bytes) = given.number("logical-block-size")? {
-            if !bytes.is_power_of_two() || !(512..=2 << 20).contains(&bytes) {
-                return Err(refused(
-                    "parameter logical-block-size must be a power of 2 between 512 and 2097152",
-                ));
-            }
-            if bytes > 4096 {
-                return Err(refused(
-                    "logical-block-size must be 512, 1024, 2048 or 4096 bytes",
-                ));
-            }
-            options.block_bytes = bytes as u32;
-        }
-        let path = socket.clone();
-        let transport = VhostUser { socket, options };
-        self.serve((&transport, path), disk, "vhost-user-blk").await
-    }
-
-    async fn serve_fuse(
-        &self,
-        given: &Given,
-        disk: (&Rc<Node>, &Arc<LiveDisk>),
-    ) -> Result<(&'static str, Way), QmpError> {
-        if self.is_confined.get() {
-            return Err(refused(
-                "Exports of type 'fuse' need a program that mounts, which the sandbox refuses",
-            ));
-        }
-        let transport = Fuse {
-            file: PathBuf::from(given.required("mountpoint")?),
-            is_growable: false,
-            allows_others: matches!(given.text("allow-other"), Some("on" | "auto")),
-            uses_ring: true,
-            threads: 1,
-        };
-        let path = transport.file.clone();
-        self.serve((&transport, path), disk, "fuse").await
+        let transport = kind.of_export(Members(&given.0)).transpose();
+        Ok((kind, transport.map_err(failed)?))
     }
 
     async fn serve(
         &self,
-        (transport, path): (&dyn Transport, PathBuf),
+        transport: &dyn Transport,
         (node, port): (&Rc<Node>, &Arc<LiveDisk>),
-        kind: &'static str,
-    ) -> Result<(&'static str, Way), QmpError> {
+    ) -> Result<Way, QmpError> {
         transport.has_predecessor(&self.log).map_err(failed)?;
         let served = Served {
             disk: Arc::clone(port) as _,
@@ -260,15 +214,12 @@ impl Daemon {
             drop(endpoint.serve().await);
             end.set();
         });
-        Ok((
-            kind,
-            Way::Own {
-                path,
-                stop,
-                inform,
-                ended,
-            },
-        ))
+        Ok(Way::Own {
+            path: transport.path().unwrap_or_default(),
+            stop,
+            inform,
+            ended,
+        })
     }
 
     /// `block-export-del`.
@@ -366,24 +317,5 @@ impl Daemon {
             described
         };
         exports.iter().map(describe).collect()
-    }
-}
-
-/// An address, flat or in the older way with `data`.
-fn address_of(given: &Given) -> Result<Address, QmpError> {
-    let data = given.group("data");
-    let inner = data.as_ref().unwrap_or(given);
-    match given.required("type")? {
-        "unix" => Ok(Address::Unix(inner.required("path")?.into())),
-        "inet" => Ok(Address::Tcp {
-            host: inner.required("host")?.to_string(),
-            port: match inner.0.get("port") {
-                Some(Value::Number(port)) => port.to_string(),
-                _ => inner.required("port")?.to_string(),
-            },
-        }),
-        other => Err(QmpError::generic(format!(
-            "sockets of type '{other}' are not supported"
-        ))),
     }
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use clap::{Args, Command};
 use cowslip::error::system_words;
 use cowslip::job::Job;
 use cowslip::qcow2::create::Preallocation;
@@ -18,7 +19,9 @@ use cowslip_fuse::{
 };
 use rustix::fs::{Mode, OFlags};
 
+use super::kind::{Line, OfLine, TransportKind};
 use super::log::{Log, Severity};
+use super::members::Members;
 use super::sandbox::Rights;
 use super::socket_name;
 use super::transport::{Endpoint, LocalFuture, Names, Served, Transport};
@@ -31,22 +34,112 @@ use unmounter::{Ended, Unmounter};
 
 pub use place::wait_for_close;
 
+/// A choice of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+/// Options of an image that is shown as a file.
+#[derive(clap::Args)]
+pub struct FuseArgs {
+    /// Let writes beyond the end of the file, and truncate(2), grow the disk
+    #[arg(long)]
+    growable: bool,
+    /// Let other users use the file, as its mode allows
+    #[arg(long)]
+    allow_other: bool,
+    /// Take the file's requests by way of io_uring, where the kernel offers that (its parameter
+    /// fuse.enable_uring)
+    #[arg(long, value_enum, default_value = "on", value_name = "MODE")]
+    fuse_uring: Switch,
+}
+
+/// The same with the name of the file; those of an export in a daemon are beside them, in [`Kind`].
+#[derive(clap::Args)]
+struct FileArgs {
+    /// Show the disk as this file (FUSE); NBD is served too if --socket or --listen is given
+    #[arg(long, value_name = "FILE")]
+    fuse: Option<PathBuf>,
+    #[command(flatten)]
+    options: FuseArgs,
+}
+
+impl FuseArgs {
+    /// The transport for a file.
+    pub fn transport(&self, file: PathBuf, threads: usize) -> Fuse {
+        Fuse {
+            file,
+            is_growable: self.growable,
+            allows_others: self.allow_other,
+            uses_ring: self.fuse_uring == Switch::On,
+            threads,
+        }
+    }
+}
+
+/// FUSE among the transports.
+pub struct Kind;
+
+impl TransportKind for Kind {
+    fn name(&self) -> &'static str {
+        "fuse"
+    }
+
+    fn declare(&self, command: Command) -> Command {
+        FileArgs::augment_args(command)
+    }
+
+    fn of_line(&self, line: Line<'_>) -> Result<OfLine, CommandError> {
+        let FileArgs { fuse, options } = line.options()?;
+        let threads = line.threads.unwrap_or(1);
+        let of_file = |file| Box::new(options.transport(file, threads)) as Box<dyn Transport>;
+        Ok(OfLine {
+            transport: fuse.map(of_file),
+            lets_grow: options.growable,
+            ..OfLine::default()
+        })
+    }
+
+    fn of_export(&self, given: Members<'_>) -> Option<Result<Box<dyn Transport>, CommandError>> {
+        Some(given.required("mountpoint").map(|file| {
+            Box::new(Fuse {
+                file: file.into(),
+                is_growable: false,
+                allows_others: matches!(given.text("allow-other"), Some("on" | "auto")),
+                uses_ring: true,
+                threads: 1,
+            }) as _
+        }))
+    }
+
+    fn needs_outside_of_sandbox(&self) -> Option<&'static str> {
+        Some("a program that mounts")
+    }
+}
+
 /// Options of the file.
 #[derive(Clone, Debug)]
 pub struct Fuse {
     /// Path of the file.
-    pub file: PathBuf,
+    file: PathBuf,
     /// Whether writes beyond the end, and truncate(2), grow the disk.
-    pub is_growable: bool,
+    is_growable: bool,
     /// Whether other users may use the file.
-    pub allows_others: bool,
+    allows_others: bool,
     /// Whether its requests come by way of the kernel's ring, where there is one for that.
-    pub uses_ring: bool,
+    uses_ring: bool,
     /// Threads that serve it.
-    pub threads: usize,
+    threads: usize,
 }
 
 impl Fuse {
+    /// Whether clients may change the size of the disk.
+    pub fn is_growable(&self) -> bool {
+        self.is_growable
+    }
+
     fn refused(&self, why: impl std::fmt::Display) -> CommandError {
         CommandError::new(format!("Could not mount '{}': {why}", self.file.display()))
     }
@@ -57,6 +150,10 @@ impl Fuse {
 }
 
 impl Transport for Fuse {
+    fn path(&self) -> Option<PathBuf> {
+        Some(self.file.clone())
+    }
+
     fn has_predecessor(&self, log: &Log) -> Result<bool, CommandError> {
         let path = mount::resolved(&self.file).map_err(|error| self.failed(&error))?;
         match mount::standing(&path).map_err(|error| self.failed(&error))? {

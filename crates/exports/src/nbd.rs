@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use clap::{Args, Command};
 use cowslip::error::system_words;
 use cowslip_cmdline::open;
 use cowslip_console::error::CommandError;
@@ -16,7 +17,10 @@ use cowslip_nbd::tls::ServerTls;
 use cowslip_nbd::{Export, Server, ServerEvent, ServerOptions};
 use cowslip_queue::Listener;
 
+use super::image_args::invalid;
+use super::kind::{Line, OfLine, TransportKind};
 use super::log::{Log, Severity};
+use super::members::Members;
 use super::sandbox::Rights;
 use super::socket_name::{self, Ownership, SocketName};
 use super::transport::{AtRest, Endpoint, LocalFuture, Names, Outcome, Part, Served, Transport};
@@ -31,6 +35,112 @@ pub use listening::Listening;
 
 /// The port that NBD is assigned.
 pub const DEFAULT_PORT: u16 = 10809;
+
+/// Options of a command line. Those of the export follow those of the image.
+#[derive(clap::Args)]
+struct NbdArgs {
+    /// Listen on this Unix socket
+    #[arg(short = 'k', long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Listen on this address, HOST:PORT; 127.0.0.1:10809 without an address, a socket or another
+    /// export, which every user of this host can reach
+    #[arg(short, long, value_name = "ADDRESS", conflicts_with = "socket")]
+    listen: Option<String>,
+    /// The export's name
+    #[arg(short = 'x', long = "name", default_value = "", display_order = 101)]
+    export_name: String,
+    /// Description of the export, shown to clients that list exports
+    #[arg(short = 'D', long, default_value = "", display_order = 102)]
+    description: String,
+    /// Offer the metadata context qemu:allocation-depth: the image of the backing chain that holds
+    /// each extent
+    #[arg(short = 'A', long, display_order = 103)]
+    allocation_depth: bool,
+    /// Offer this persistent bitmap, of the image or of one below it, as the metadata context
+    /// qemu:dirty-bitmap:NAME; more than once for several
+    #[arg(short = 'B', long = "bitmap", value_name = "NAME", display_order = 104)]
+    bitmaps: Vec<String>,
+    /// End when the last client has left
+    #[arg(long, display_order = 105)]
+    once: bool,
+    /// Serve at most this many clients at a time; others wait. 0 is no limit
+    #[arg(
+        short = 'e',
+        long,
+        default_value_t = 0,
+        value_name = "N",
+        display_order = 106
+    )]
+    clients: usize,
+    /// Serve over TLS only, with the credentials of this ID (--object
+    /// tls-creds-x509,…,endpoint=server or tls-creds-psk,…)
+    #[arg(long, value_name = "ID", display_order = 109)]
+    tls_creds: Option<String>,
+    /// Serve only clients that the object of this ID authorizes (--object authz-simple,… or
+    /// authz-list,…)
+    #[arg(long, value_name = "ID", requires = "tls_creds", display_order = 110)]
+    tls_authz: Option<String>,
+}
+
+/// NBD among the transports; without another one it serves unasked.
+pub struct Kind;
+
+impl TransportKind for Kind {
+    fn name(&self) -> &'static str {
+        "nbd"
+    }
+
+    fn declare(&self, command: Command) -> Command {
+        NbdArgs::augment_args(command)
+    }
+
+    fn of_line(&self, line: Line<'_>) -> Result<OfLine, CommandError> {
+        let args: NbdArgs = line.options()?;
+        let is_fallback = args.socket.is_none() && args.listen.is_none();
+        let nbd = Nbd {
+            address: address(args.socket, args.listen)?,
+            threads: line.threads.unwrap_or(1),
+            export_name: args.export_name,
+            description: args.description,
+            has_depth_context: args.allocation_depth,
+            bitmaps: args.bitmaps,
+            clients_max: Some(args.clients).filter(|clients| *clients > 0),
+            lifetime: match args.once {
+                true => Lifetime::UntilLastClient,
+                false => Lifetime::UntilStopped,
+            },
+            tls: tls(args.tls_creds.as_deref(), args.tls_authz.as_deref())?,
+            ..Nbd::default()
+        };
+        Ok(OfLine {
+            transport: Some(Box::new(nbd)),
+            is_fallback,
+            ..OfLine::default()
+        })
+    }
+
+    fn of_export(&self, _: Members<'_>) -> Option<Result<Box<dyn Transport>, CommandError>> {
+        None
+    }
+}
+
+/// The address that options name.
+fn address(socket: Option<PathBuf>, listen: Option<String>) -> Result<Address, CommandError> {
+    // Nobody else's machine is served unless that is asked for.
+    let (host, port) = match (socket, &listen) {
+        (Some(path), _) => return Ok(Address::Unix(path)),
+        (None, None) => ("127.0.0.1", DEFAULT_PORT.to_string()),
+        (None, Some(listen)) => {
+            let parts = listen.rsplit_once(':');
+            let (host, port) = parts.ok_or_else(|| invalid("an address (HOST:PORT)", listen))?;
+            (host.trim_matches(['[', ']']), port.to_string())
+        }
+    };
+    Ok(Address::Tcp {
+        host: host.to_string(),
+        port,
+    })
+}
 
 /// Options of an export, and of the server that offers it.
 #[derive(Clone, Debug)]

@@ -1,7 +1,8 @@
 //! [`Transport`]: a protocol by which clients reach a disk, such as NBD.
 //!
-//! The protocol itself is a crate that serves a [`Disk`]. Its file here reads what the command line
-//! says of it, and makes the endpoint that clients connect to. A server (`service.rs`) runs any
+//! The protocol itself is a crate that serves a [`Disk`]. Its file here declares its options, reads
+//! what a command line or a daemon says of it (`registry.rs` has a line for it), and makes the
+//! endpoint that clients connect to. A server (`service.rs`) runs any
 //! number of transports over one image, in this order:
 //!
 //! 1. [`Transport::listen`], when the image is open and locked,
@@ -46,6 +47,11 @@ pub trait Transport {
     fn has_predecessor(&self, log: &Log) -> Result<bool, CommandError> {
         let _nothing_to_report = log;
         Ok(false)
+    }
+
+    /// The socket or the file by which clients find it, if it has one.
+    fn path(&self) -> Option<PathBuf> {
+        self.door()
     }
 
     /// The socket beside which a server listens for its successor, if that can take over from it

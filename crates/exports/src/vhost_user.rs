@@ -5,23 +5,135 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use clap::{Args, Command};
 use cowslip::error::system_words;
 use cowslip_console::error::CommandError;
+use cowslip_nbd::remote::Address;
 use cowslip_queue::Listener;
 use cowslip_vhost_user::{Connection, ConnectionState, Options, Server, ServerEvent};
 
+use super::kind::{Line, OfLine, TransportKind};
 use super::log::{Log, Severity};
+use super::members::Members;
 use super::sandbox::Rights;
 use super::socket_name::{self, Ownership, SocketName};
 use super::transport::{AtRest, Endpoint, LocalFuture, Names, Outcome, Part, Served, Transport};
 
+/// Most queues that a device may have.
+const QUEUES_MAX: u16 = 256;
+
+/// Options of a command line; those of an export in a daemon are beside them, in [`Kind`].
+#[derive(clap::Args)]
+struct VhostUserArgs {
+    /// Serve a virtual machine monitor as a vhost-user-blk device on this Unix socket; NBD is
+    /// served too if --socket or --listen is given
+    #[arg(long, value_name = "PATH")]
+    vhost_user: Option<PathBuf>,
+    /// Most queues of the vhost-user-blk device
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "vhost_user")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+    queues: u16,
+    /// Its serial number, at most 20 bytes
+    #[arg(long, value_name = "TEXT", default_value = "", requires = "vhost_user")]
+    serial: String,
+    /// Its logical block size: 512, 1024, 2048 or 4096
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 512,
+        requires = "vhost_user"
+    )]
+    #[arg(value_parser = block_size)]
+    block_size: u32,
+    /// Offer to give its requests back in order (VIRTIO_F_IN_ORDER), for front ends that need it;
+    /// a slow request holds up those behind it
+    #[arg(long, requires = "vhost_user")]
+    in_order: bool,
+}
+
+fn block_size(text: &str) -> Result<u32, String> {
+    let bytes = text.parse().ok().filter(|bytes| is_block_size(*bytes));
+    bytes.ok_or_else(|| "a block has 512, 1024, 2048 or 4096 bytes".to_string())
+}
+
+fn is_block_size(bytes: u32) -> bool {
+    matches!(bytes, 512 | 1024 | 2048 | 4096)
+}
+
+/// vhost-user-blk among the transports.
+pub struct Kind;
+
+impl TransportKind for Kind {
+    fn name(&self) -> &'static str {
+        "vhost-user-blk"
+    }
+
+    fn declare(&self, command: Command) -> Command {
+        VhostUserArgs::augment_args(command)
+    }
+
+    fn of_line(&self, line: Line<'_>) -> Result<OfLine, CommandError> {
+        let args: VhostUserArgs = line.options()?;
+        let defaults = Options::default();
+        let threads = line.threads.unwrap_or(defaults.threads);
+        let options = Options {
+            serial: args.serial,
+            queues: args.queues,
+            threads: threads.min(usize::from(args.queues)),
+            block_bytes: args.block_size,
+            is_in_order: args.in_order,
+            ..defaults
+        };
+        let of_socket = |socket| Box::new(VhostUser { socket, options }) as Box<dyn Transport>;
+        Ok(OfLine {
+            transport: args.vhost_user.map(of_socket),
+            ..OfLine::default()
+        })
+    }
+
+    fn of_export(&self, given: Members<'_>) -> Option<Result<Box<dyn Transport>, CommandError>> {
+        Some(of_export(given).map(|transport| Box::new(transport) as _))
+    }
+}
+
+fn of_export(given: Members<'_>) -> Result<VhostUser, CommandError> {
+    let Address::Unix(socket) = given.address("addr")? else {
+        return Err(CommandError::new(
+            "Only socket addresses of type 'unix' are supported",
+        ));
+    };
+    let mut options = Options::default();
+    if let Some(queues) = given.number("num-queues")? {
+        let queues = match u16::try_from(queues) {
+            Ok(0) => Err("num-queues must be greater than 0"),
+            Ok(queues @ 1..=QUEUES_MAX) => Ok(queues),
+            _ => Err("num-queues must be 1 to 256"),
+        };
+        options.queues = queues.map_err(CommandError::new)?;
+    }
+    if let Some(bytes) = given.number("logical-block-size")? {
+        if !bytes.is_power_of_two() || !(512..=2 << 20).contains(&bytes) {
+            return Err(CommandError::new(
+                "parameter logical-block-size must be a power of 2 between 512 and 2097152",
+            ));
+        }
+        options.block_bytes = bytes as u32;
+        if !is_block_size(options.block_bytes) {
+            return Err(CommandError::new(
+                "logical-block-size must be 512, 1024, 2048 or 4096 bytes",
+            ));
+        }
+    }
+    Ok(VhostUser { socket, options })
+}
+
 /// Options of the device, and the socket.
 #[derive(Clone, Debug)]
-pub struct VhostUser {
+struct VhostUser {
     /// Path of the socket.
-    pub socket: PathBuf,
+    socket: PathBuf,
     /// Options of the device.
-    pub options: Options,
+    options: Options,
 }
 
 impl Transport for VhostUser {
