@@ -12,9 +12,6 @@ use std::path::{Path, PathBuf};
 /// Files that a circle may have.
 const FILES_MAX: usize = 4;
 
-/// Crates that have larger ones yet: how many files, which may only become fewer.
-const LARGER: &[(&str, usize)] = &[("crates/sim", 9)];
-
 #[test]
 fn files_that_need_each_other_are_few() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -29,14 +26,8 @@ fn files_that_need_each_other_are_few() {
         }
         let name = directory.strip_prefix(root).unwrap_or(&directory);
         let name = name.to_string_lossy();
-        let listed = LARGER.iter().find(|(listed, _)| *listed == name);
-        let most = listed.map_or(FILES_MAX, |(_, files)| *files);
         let circles = Crate::read(&directory.join("src")).circles();
-        let largest = circles.iter().map(Vec::len).max().unwrap_or(0);
-        if listed.is_some() && largest < most {
-            findings.push(format!("{name}: {largest} files, LARGER says {most}"));
-        }
-        for circle in circles.iter().filter(|circle| circle.len() > most) {
+        for circle in circles.iter().filter(|circle| circle.len() > FILES_MAX) {
             findings.push(format!("{name}: {} files: {circle:?}", circle.len()));
         }
     }

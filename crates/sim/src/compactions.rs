@@ -7,9 +7,9 @@
 
 use crate::config::{Config, Ending, Kind};
 use crate::disk::fault::{ENOSPC, Verb};
-use crate::profile::some_fail;
 use crate::rng::Rng;
 use crate::seeds;
+use crate::shapes::some_fail;
 
 /// Issues and completions after which a session ends of which no compaction has.
 const EVENTS_MAX: u64 = 1 << 20;

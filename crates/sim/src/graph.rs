@@ -8,11 +8,15 @@
 //! show what the power would leave at a flush, and each session ends with a close, a dead process
 //! or a power failure ([`ending`]). Then the disk is read through each image that may show it.
 
+mod attending;
 mod checkpoint;
 mod ending;
+mod figures;
 mod guest;
 mod images;
+mod kept;
 mod marks;
+mod opinions;
 mod script;
 mod transaction;
 mod world;
@@ -32,7 +36,10 @@ use crate::seeds;
 use crate::trace::Trace;
 
 use images::Files;
+use kept::{Kept, Past};
 use world::World;
+
+pub use figures::Figures;
 
 /// Seeds from here on are about graphs.
 pub const FIRST_SEED: u64 = seeds::GRAPHS;
@@ -45,37 +52,11 @@ const LOOKS_MAX: u64 = 25;
 /// The largest disk.
 const SIZE_MAX: u64 = 160 << 10;
 
-/// Figures of a run.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Figures {
-    /// Requests that were answered.
-    pub requests: u64,
-    /// Operations of the disk.
-    pub operations: u64,
-    /// Power failures, dead processes, and looks.
-    pub crashes: u64,
-    /// Sessions that were closed in order.
-    pub closes: u64,
-    /// Operations that failed as asked.
-    pub faults: u64,
-    /// Changes of the graph that were made.
-    pub changes: u64,
-}
-
 /// Seeds for some runs.
 pub(crate) fn seeds(attempt: u64) -> Vec<u64> {
     (0..RUNS)
         .map(|run| FIRST_SEED + attempt * RUNS + run)
         .collect()
-}
-
-/// A backup that was reported complete, and what it has to hold.
-#[derive(Clone, Debug)]
-pub(crate) struct Kept {
-    file: String,
-    format: Format,
-    size: u64,
-    content: crate::remembered::Content,
 }
 
 /// A disk of a guest, between sessions.
@@ -85,7 +66,7 @@ pub(crate) struct Drive {
     file: (String, Format),
     model: Rc<RefCell<Model>>,
     kept: Rc<RefCell<Vec<Kept>>>,
-    pasts: Rc<RefCell<Vec<checkpoint::Past>>>,
+    pasts: Rc<RefCell<Vec<Past>>>,
     alive: Rc<RefCell<Vec<(String, String)>>>,
 }
 
@@ -280,7 +261,7 @@ impl Run {
         let left = self.disk.if_power_failed(rng, (losses, &Trace::off()));
         for port in &world.ports {
             for file in port.shown_by() {
-                let found = ending::second_opinion(&left, &file, &port.model.borrow());
+                let found = opinions::second_opinion(&left, &file, &port.model.borrow());
                 found.map_err(|what| {
                     if self.trace.is_kept() {
                         // The same once more, for the record.
@@ -290,7 +271,7 @@ impl Run {
                 })?;
             }
             for kept in port.kept.borrow().iter() {
-                let held = ending::kept_opinion(&left, kept, &port.model.borrow());
+                let held = opinions::kept_opinion(&left, kept, &port.model.borrow());
                 held.map_err(|what| format!("if the power failed now: {what}"))?;
             }
         }

@@ -3,7 +3,7 @@
 //! other, a quarter tells stories, after every sixteenth comes one about chains, half way between
 //! these one about raw disks, and after every eighth one about graphs.
 
-use crate::directed::{self, Goal};
+use crate::goals::{self, Goal};
 use crate::graph;
 use crate::rng::Rng;
 use crate::seeds;
@@ -54,7 +54,7 @@ impl Mixture {
                     _ => &self.barriers,
                 };
                 let (eighth, count) = (quarter / 2, goals.len() as u64);
-                directed::seed(goals[(eighth % count) as usize], eighth / count)
+                goals::seed(goals[(eighth % count) as usize], eighth / count)
             }
             2 => 2 * quarter + 1,
             _ => stories::seed(quarter),

@@ -7,12 +7,12 @@ use cowslip_queue::BufMut;
 
 use crate::anatomy;
 use crate::config::{Ending, Kind, Part, Round, draw_faults};
-use crate::coverage::{Phase, Situation, Target};
-use crate::directed::Goal;
 use crate::disk::Losses;
 use crate::disk::fault::{Duration, EIO, Fault, Verb};
 use crate::drive::{Stop, attempt, attempt_watched, block_on};
+use crate::goals::Goal;
 use crate::inspect::inspect;
+use crate::matrix::{Phase, Situation, Target};
 use crate::model::{Model, Survival};
 use crate::names::TOP;
 use crate::places;

@@ -1,8 +1,9 @@
-//! Disks and rounds of requests that stories and barriers begin with.
+//! Disks and rounds of requests that stories and barriers begin with, and failures in rounds.
 
 use cowslip::image::{DiscardPolicy, WritePolicy};
 
 use crate::config::{Config, Ending, Round};
+use crate::disk::fault::{Duration, Fault, Verb};
 use crate::model::SECTOR_BYTES;
 use crate::rng::Rng;
 
@@ -55,4 +56,17 @@ pub(crate) fn tables(config: &mut Config, count: u64) {
     let used = 4 * config.layout.cluster_bytes() / SECTOR_BYTES;
     let starts = (0..count).map(|table| table * step / SECTOR_BYTES);
     config.windows = starts.map(|start| start..start + used).collect();
+}
+
+/// Makes some operations of a kind fail, each once.
+pub(crate) fn some_fail(rng: &mut Rng, (verb, errno): (Verb, i32), among: u64) -> Vec<Fault> {
+    let count = rng.between(1, 8);
+    let faults = (0..count).map(|_| Fault {
+        verb,
+        after: rng.below(among),
+        errno,
+        duration: Duration::Once,
+        file: None,
+    });
+    faults.collect()
 }

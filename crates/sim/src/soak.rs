@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::chains;
 use crate::config::Kind;
 use crate::directed;
+use crate::goals::Goal;
 use crate::graph;
 use crate::mixture::Mixture;
 use crate::perform::run;
@@ -190,7 +191,7 @@ impl<'a> Soak<'a> {
             for batch in seeds.chunks(BATCH) {
                 let coverage = self.coverage();
                 let open = |seed: &&u64| {
-                    let goal = directed::Goal::of(**seed);
+                    let goal = Goal::of(**seed);
                     all || goal.is_some_and(|goal| !coverage.has_reached(goal))
                 };
                 let open: Vec<u64> = batch.iter().filter(open).copied().collect();

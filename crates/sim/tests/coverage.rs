@@ -2,7 +2,7 @@
 //! the completion of each kind of operation, and on each event of a run.
 
 use cowslip_sim::config::Kind;
-use cowslip_sim::directed::{self, Goal};
+use cowslip_sim::goals::{self, Goal};
 use cowslip_sim::run::{Changes, run};
 use cowslip_sim::soak::Soak;
 use cowslip_sim::trace::Trace;
@@ -25,7 +25,7 @@ fn a_crash_falls_on_each_event() {
     let goals = Goal::all();
     let grows = |goal: &Goal| format!("{goal:?}") == "Cell(Roots, L1Table, Extended)";
     let number = goals.iter().position(grows).expect("there is such a cell");
-    let seed = directed::seed(number, 0);
+    let seed = goals::seed(number, 0);
     for moment in 1..160 {
         let changes = Changes {
             moment: Some(moment),

@@ -20,28 +20,15 @@ use crate::model::SECTOR_BYTES;
 use crate::remembered::Content;
 use crate::rng::Rng;
 
-use super::Kept;
-use super::ending::check_kept;
+use super::attending::Attending;
 use super::guest::pause;
 use super::images::Style;
+use super::kept::{Kept, Past};
 use super::marks::Bitmap;
-use super::script::{Attending, keep, note};
-use super::transaction::open_target;
 use super::world::{Node, Port, World, size_of};
 
 /// The beginning of the names of bitmaps that are checkpoints.
 const PREFIX: &str = "checkpoint-";
-
-/// A checkpoint whose copy is complete.
-#[derive(Clone, Debug)]
-pub(crate) struct Past {
-    /// The image that keeps its bitmap.
-    image: String,
-    /// The bitmap.
-    name: String,
-    /// The copy.
-    copy: (String, Format),
-}
 
 /// A disk that is ready for the moment.
 struct Ready {
@@ -151,7 +138,7 @@ async fn prepare((world, port): (&World, &Rc<Port>), rng: &mut Rng) -> Result<Re
     let layout = (size_of(&node), Style::draw(rng));
     let making = world.files.make((&file, Format::Qcow2), layout, backing);
     making.await?;
-    let target = open_target(world, &file).await?;
+    let target = world.open_target(&file).await?;
     let name = format!("{PREFIX}{}", world.request_id());
     let copy = use_of((world, &node, &target), rng).await?;
     let last = earlier.last().filter(|bitmap| bitmap.is_enabled()).cloned();
@@ -304,7 +291,7 @@ async fn take(world: &World, ready: Vec<Ready>) -> Vec<(Ready, Content)> {
         world.explain("a checkpoint", &error);
         for part in ready {
             let removed = part.moment.next.remove(&part.node).await;
-            note(world, "removing a bitmap", removed);
+            world.note_outcome("removing a bitmap", removed);
         }
         return Vec::new();
     }
@@ -359,7 +346,7 @@ async fn copy(world: &World, ready: Ready, content: Content, mut rng: Rng) {
         }
     };
     if is_done {
-        keep(&port, &target, content);
+        port.keep(&target, content);
         port.pasts.borrow_mut().push(Past {
             image: node.file.clone(),
             name,
@@ -367,7 +354,7 @@ async fn copy(world: &World, ready: Ready, content: Content, mut rng: Rng) {
         });
     }
     let closed = target.image().close().await;
-    note(world, "closing a target", closed);
+    world.note_outcome("closing a target", closed);
 }
 
 /// A client that reads a view.
@@ -429,7 +416,7 @@ impl Client<'_> {
         let buf = BufMut::zeroed(len as usize);
         let bytes = self.view.read(start, buf.into()).await?.to_vec();
         let granules = start / SECTOR_BYTES..range.end / SECTOR_BYTES;
-        if let Err(what) = check_kept(&self.expected, &granules, &bytes) {
+        if let Err(what) = self.expected.check(&granules, &bytes) {
             self.fail(what);
         }
         for (granule, found) in granules.zip(bytes.chunks(SECTOR_BYTES as usize)) {

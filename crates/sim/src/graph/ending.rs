@@ -4,152 +4,20 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use cowslip::Error;
 use cowslip::image::{BackingChoice, Format};
-use cowslip::{BufMut, Error, Image};
 use cowslip_graph::{LiveDisk, Turn};
 
-use crate::disk::{Losses, SimDisk};
+use crate::disk::Losses;
 use crate::drive::{Stop, block_on};
 use crate::executor::Executor;
-use crate::inspect::inspect;
-use crate::model::{Found, Granules, Model, SECTOR_BYTES, Survival, recognise};
+use crate::model::{Model, SECTOR_BYTES, Survival};
 use crate::prepare::{self, Lag};
 use crate::rng::Rng;
-use crate::second_reader::Layer;
 
-use super::images::Files;
+use super::images::{Files, read_all};
 use super::world::{Port, World};
-use super::{Ending, Kept, Run};
-
-/// Checks an image that a power failure has left, and its chain, by a reader that shares nothing
-/// with the engine.
-///
-/// # Errors
-/// What is wrong with it.
-pub(super) fn second_opinion(
-    left: &SimDisk,
-    (file, _): &(String, Format),
-    model: &Model,
-) -> Result<(), String> {
-    let content = left.content(file).ok_or("an image is missing")?;
-    sound(file, &content)?;
-    let layer = Layer::open(left, file).ok_or("a file that is below is missing")?;
-    let mut model = model.clone();
-    model.crash();
-    let adopted = model.adopt_size(layer.size(), Survival::Durable);
-    adopted.map_err(|violation| format!("{file}: {violation}"))?;
-    for (granules, bytes) in known_parts(&layer, &model) {
-        let adopted = model.adopt(&granules, &bytes, Survival::Durable);
-        adopted.map_err(|violation| format!("{file}: {violation}"))?;
-    }
-    Ok(())
-}
-
-fn sound(file: &str, content: &crate::disk::content::Content) -> Result<(), String> {
-    if !crate::inspect::is_image(content) {
-        return Ok(());
-    }
-    let findings = inspect(content);
-    let wrong = findings.corruptions.iter().chain(&findings.flags);
-    match wrong.chain(&findings.low_counts).next() {
-        None => Ok(()),
-        Some(first) => Err(format!("{file}: corrupt: {first}")),
-    }
-}
-
-/// The runs of granules of a disk of which the second reader knows all bytes.
-fn known_parts(layer: &Layer, model: &Model) -> Vec<(Granules, Vec<u8>)> {
-    let len = layer.size() as usize;
-    let (mut bytes, mut known) = (vec![0; len], vec![false; len]);
-    layer.read(0, &mut bytes, &mut known);
-    let sector = SECTOR_BYTES as usize;
-    let mut parts: Vec<(Granules, Vec<u8>)> = Vec::new();
-    for window in model.windows() {
-        for granule in model.on_disk(&window) {
-            let at = granule as usize * sector;
-            if !known[at..at + sector].iter().all(|known| *known) {
-                continue;
-            }
-            let found = &bytes[at..at + sector];
-            match parts.last_mut() {
-                Some((granules, part)) if granules.end == granule => {
-                    granules.end += 1;
-                    part.extend_from_slice(found);
-                }
-                _ => parts.push((granule..granule + 1, found.to_vec())),
-            }
-        }
-    }
-    parts
-}
-
-/// The same of a backup that was reported complete.
-///
-/// # Errors
-/// Bytes that are not those of its moment.
-pub(super) fn kept_opinion(left: &SimDisk, kept: &Kept, model: &Model) -> Result<(), String> {
-    let content = left.content(&kept.file).ok_or("a backup is missing")?;
-    sound(&kept.file, &content)?;
-    let layer = Layer::open(left, &kept.file).ok_or("a file below a backup is missing")?;
-    if layer.size() != kept.size {
-        let size = layer.size();
-        return Err(format!(
-            "{}: {size} bytes of a backup were found",
-            kept.file
-        ));
-    }
-    let model = model.clone().with_size(kept.size);
-    for (granules, bytes) in known_parts(&layer, &model) {
-        check_kept(kept, &granules, &bytes)?;
-    }
-    Ok(())
-}
-
-/// Checks some bytes of a backup, or of a view.
-///
-/// # Errors
-/// Bytes that are not those of its moment.
-pub(super) fn check_kept(kept: &Kept, granules: &Granules, bytes: &[u8]) -> Result<(), String> {
-    let sectors = bytes.chunks(SECTOR_BYTES as usize);
-    for (granule, bytes) in granules.clone().zip(sectors) {
-        let possible = kept
-            .content
-            .iter()
-            .find(|(window, _)| window.contains(&granule))
-            .map(|(window, contents)| &contents[(granule - window.start) as usize]);
-        let possible = possible.expect("the disk lies within the windows");
-        let found = recognise(granule, bytes);
-        if !matches!(found, Found::Own(write) if possible.contains(&write)) {
-            return Err(format!(
-                "{}: {found:?} was found in a backup at {:#x}; possible: {possible:?}",
-                kept.file,
-                granule * SECTOR_BYTES
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Checks all bytes of a backup.
-///
-/// # Errors
-/// Bytes that are not those of its moment.
-pub(super) fn check_whole(kept: &Kept, bytes: &[u8]) -> Result<(), String> {
-    if bytes.len() as u64 != kept.size {
-        let len = bytes.len();
-        return Err(format!("{len} bytes of backup {} were found", kept.file));
-    }
-    check_kept(kept, &(0..kept.size / SECTOR_BYTES), bytes)
-}
-
-/// All bytes of an image's disk.
-///
-/// # Errors
-/// Of the image.
-pub(super) async fn read_all(image: &Image) -> cowslip::Result<Vec<u8>> {
-    let buf = BufMut::zeroed(image.size() as usize);
-    Ok(image.read(0, buf).await?.to_vec())
-}
+use super::{Ending, Run};
 
 impl Run {
     /// Opens the disks as a host does that has started: each from the image that its drive names.
@@ -320,7 +188,7 @@ impl Run {
         let kept = self.drives[number].kept.borrow().clone();
         for kept in kept {
             let bytes = self.read(&(kept.file.clone(), kept.format))?;
-            check_whole(&kept, &bytes)?;
+            kept.check_whole(&bytes)?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cowslip::file::BlockFile;
 use cowslip::image::{BackingChoice, DiscardPolicy, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::{Error, Image, Result};
+use cowslip::{BufMut, Error, Image, Result};
 
 use crate::disk::content::Content;
 use crate::disk::{SimDisk, regular};
@@ -120,4 +120,13 @@ impl Files {
             .reopen(file, options, &SimGate(self.disk.clone()))
             .await
     }
+}
+
+/// All bytes of an image's disk.
+///
+/// # Errors
+/// Of the image.
+pub(super) async fn read_all(image: &Image) -> Result<Vec<u8>> {
+    let buf = BufMut::zeroed(image.size() as usize);
+    Ok(image.read(0, buf).await?.to_vec())
 }

@@ -1,27 +1,21 @@
 //! A script: changes of a disk's chain, one after the other, as clients of a daemon ask for them.
 
-use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use cowslip::image::Format;
-use cowslip::{Error, Job, Result};
-use cowslip_graph::{
-    Attended, Committed, CopyMode, Held, Host, Mirror, Mirroring, TurnGuard, commit, mirror,
-    resize, stream,
-};
+use cowslip_graph::{Committed, CopyMode, Held, Host, Mirroring, commit, mirror, resize, stream};
 
 use crate::disk::fault::{Duration, ENOSPC, Fault, Verb};
 use crate::model::{Outcome, SECTOR_BYTES, Until};
 use crate::rng::Rng;
 
+use super::SIZE_MAX;
+use super::attending::Attending;
 use super::checkpoint::checkpoint;
 use super::guest::pause;
-use super::images::Style;
 use super::marks::remove_lost;
 use super::transaction::transaction;
-use super::world::{Node, Port, World, size_of};
-use super::{Kept, SIZE_MAX};
+use super::world::{Port, World, size_of};
 
 /// Images of a chain.
 const DEPTH_MAX: usize = 5;
@@ -70,139 +64,7 @@ pub(crate) async fn follow(world: Rc<World>, port: Rc<Port>, mut rng: Rng) {
     port.has_ended.set(true);
 }
 
-/// A job, and what its user will do to it.
-pub(super) struct Attending<'a> {
-    world: &'a World,
-    port: Rc<Port>,
-    /// The disk of its guests when it began.
-    node: Rc<Node>,
-    pub job: Job,
-    mirror: Rc<RefCell<Option<Arc<Mirror>>>>,
-    /// Turns from when it is ready to when its user completes it.
-    completes_after: u64,
-    /// Turns after that until its user cancels it, having thought better of it.
-    cancels_after: Option<u64>,
-    stays: bool,
-    /// It was cancelled before its guests have moved.
-    is_cancelled: Rc<Cell<bool>>,
-    has_ended: Rc<Cell<bool>>,
-}
-
-impl<'a> Attending<'a> {
-    pub fn begin((world, port): (&'a World, &Rc<Port>), rng: &mut Rng) -> Attending<'a> {
-        let attending = Attending {
-            world,
-            port: Rc::clone(port),
-            node: Rc::clone(&port.node.borrow()),
-            job: Job::default(),
-            mirror: Rc::default(),
-            completes_after: rng.pick(&[0, 10, 60, 300]),
-            cancels_after: rng.chance(20).then(|| rng.below(40)),
-            stays: rng.chance(25),
-            is_cancelled: Rc::default(),
-            has_ended: Rc::default(),
-        };
-        if rng.chance(20) {
-            let most = rng.pick(&[30, 150, 600]);
-            let cancelling = attending.cancel_after(rng.below(most));
-            world.spawn("canceller", cancelling);
-        }
-        attending
-    }
-
-    /// Cancels it some turns later, if it has not ended.
-    fn cancel_after(&self, turns: u64) -> impl Future<Output = ()> + use<> {
-        let (job, mirror) = (self.job.clone(), Rc::clone(&self.mirror));
-        let has_ended = Rc::clone(&self.has_ended);
-        let is_cancelled = Rc::clone(&self.is_cancelled);
-        let (port, node) = (Rc::clone(&self.port), Rc::clone(&self.node));
-        async move {
-            for _ in 0..turns {
-                if has_ended.get() {
-                    return;
-                }
-                pause().await;
-            }
-            if has_ended.get() {
-                return;
-            }
-            // Behind the move of its guests it is too late.
-            is_cancelled.set(Rc::ptr_eq(&port.node.borrow(), &node));
-            job.cancel();
-            if let Some(mirror) = &*mirror.borrow() {
-                mirror.wake();
-            }
-        }
-    }
-
-    /// The job has ended; whether it succeeded.
-    pub fn end(&self, what: &str, outcome: &Result<()>) -> bool {
-        self.has_ended.set(true);
-        self.mirror.take();
-        match outcome {
-            Ok(()) => true,
-            Err(Error::Cancelled) => false,
-            Err(error) => {
-                self.world.explain(what, error);
-                false
-            }
-        }
-    }
-
-    /// Whether the user has asked for the end without an effect.
-    pub fn was_cancelled(&self) -> bool {
-        self.is_cancelled.get()
-    }
-
-    /// No cancelling counts any more.
-    fn too_late(&self) {
-        self.has_ended.set(true);
-    }
-}
-
-impl<'a> Attended<World> for Attending<'a> {
-    type Turn = TurnGuard<'a, ()>;
-
-    fn follows(&self, mirror: &Arc<Mirror>) {
-        self.mirror.replace(Some(Arc::clone(mirror)));
-    }
-
-    fn is_ready(&self) {
-        let Some(mirror) = self.mirror.borrow().clone() else {
-            return;
-        };
-        let turns = self.completes_after;
-        let cancelling = self.cancels_after.map(|turns| self.cancel_after(turns));
-        self.world.spawn("completer", async move {
-            for _ in 0..turns {
-                pause().await;
-            }
-            mirror.complete();
-            drop(mirror);
-            if let Some(cancelling) = cancelling {
-                cancelling.await;
-            }
-        });
-    }
-
-    fn stays(&self) -> bool {
-        self.stays
-    }
-
-    async fn finalize(&self) -> Result<TurnGuard<'a, ()>> {
-        self.job.check()?;
-        Ok(self.world.turn.take().await)
-    }
-}
-
 type Both<'a> = (&'a Rc<World>, &'a Rc<Port>);
-
-/// Notes a step that failed because an operation was to.
-pub(super) fn note(world: &World, what: &str, outcome: Result<()>) {
-    if let Err(error) = outcome {
-        world.explain(what, &error);
-    }
-}
 
 async fn stream_into((world, port): Both<'_>, rng: &mut Rng) {
     let chain = port.node.borrow().chain();
@@ -267,7 +129,7 @@ async fn commit_some((world, port): Both<'_>, rng: &mut Rng, which: Which) {
         port.also.borrow_mut().clear();
     }
     let _turn = world.turn.take().await;
-    note(world, "closing a base", world.leave(&part.base).await);
+    world.note_outcome("closing a base", world.leave(&part.base).await);
     if is_done {
         world.remove(&chain[top..base]).await;
     }
@@ -277,7 +139,7 @@ async fn mirror_to((world, port): Both<'_>, rng: &mut Rng) {
     let node = Rc::clone(&port.node.borrow());
     let is_top = node.backing().is_some() && rng.chance(30);
     let backing = node.backing().filter(|_| is_top);
-    let Some(target) = new_node(world, (size_of(&node), backing), rng).await else {
+    let Some(target) = world.new_node((size_of(&node), backing), rng).await else {
         return;
     };
     {
@@ -325,57 +187,16 @@ async fn mirror_to((world, port): Both<'_>, rng: &mut Rng) {
     attending.too_late();
     let is_done = attending.end("a mirror", &mirrored);
     if is_done && attending.stays && !is_top {
-        keep(port, &target, content);
+        port.keep(&target, content);
     }
     let _turn = world.turn.take().await;
-    note(world, "closing a target", world.leave(&target).await);
+    world.note_outcome("closing a target", world.leave(&target).await);
     match has_moved {
         true => {
             let left = if is_top { 1 } else { chain.len() };
             world.remove(&chain[..left]).await;
         }
         false => world.remove(&[target]).await,
-    }
-}
-
-/// Notes what a copy has to hold from now on.
-pub(super) fn keep(port: &Port, target: &Node, content: crate::remembered::Content) {
-    let mut kept = port.kept.borrow_mut();
-    kept.push(Kept {
-        file: target.file.clone(),
-        format: target.format,
-        size: size_of(target),
-        content,
-    });
-    if kept.len() > 3 {
-        kept.remove(0);
-    }
-}
-
-/// Makes an image, and opens it as a node, which nobody writes yet.
-pub(super) async fn new_node(
-    world: &World,
-    (size, backing): (u64, Option<Rc<Node>>),
-    rng: &mut Rng,
-) -> Option<Rc<Node>> {
-    let format = match backing.is_none() && rng.chance(15) {
-        true => Format::Raw,
-        false => Format::Qcow2,
-    };
-    let file = world.files.new_name("image");
-    let named = backing.as_ref().map(|node| (&*node.file, node.format));
-    let style = Style::draw(rng);
-    let making = world.files.make((&file, format), (size, style), named);
-    if let Err(error) = making.await {
-        world.explain("making an image", &error);
-        return None;
-    }
-    match world.add((&file, format), false, backing).await {
-        Ok(node) => Some(node),
-        Err(error) => {
-            world.explain("opening an image", &error);
-            None
-        }
     }
 }
 
@@ -395,7 +216,7 @@ async fn change_size((world, port): Both<'_>, rng: &mut Rng) {
         let _turn = world.turn.take().await;
         let node = Rc::clone(&port.node.borrow());
         // Of a disk with such bitmaps the size cannot be changed.
-        note(world, "removing bitmaps", remove_lost(&node).await);
+        world.note_outcome("removing bitmaps", remove_lost(&node).await);
         port.model.borrow_mut().begin_resize(id, size);
         let resized = resize(&**world, &node, size).await;
         world.note(port, || {
@@ -409,7 +230,7 @@ async fn change_size((world, port): Both<'_>, rng: &mut Rng) {
         let mut model = port.model.borrow_mut();
         model.end_resize(id, (size, now), outcome);
         drop(model);
-        note(world, "a resize", resized);
+        world.note_outcome("a resize", resized);
     }
     port.is_quiet.set(false);
 }
@@ -423,5 +244,5 @@ async fn open_again((world, port): Both<'_>) {
         disks: world.hold(&node).await,
     };
     world.note(port, || format!("{} is opened again", node.file));
-    note(world, "opening again", world.open(&node, true, &held).await);
+    world.note_outcome("opening again", world.open(&node, true, &held).await);
 }

@@ -4,16 +4,17 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip::image::{BackingChoice, Extent, Format};
+use cowslip::image::{Extent, Format};
 use cowslip::{Error, Job, Result};
 use cowslip_graph::{Backup, Held, Host, NotDone, Rotates, Rotation, transact};
 
 use crate::remembered::Content;
 use crate::rng::Rng;
 
-use super::images::Style;
+use super::attending::Attending;
+use super::images::{Style, read_all};
+use super::kept::Kept;
 use super::marks::{Bitmap, NewBitmap};
-use super::script::{Attending, keep, new_node, note};
 use super::world::{Node, Port, World, size_of};
 
 /// A part of a transaction.
@@ -81,7 +82,7 @@ pub(super) async fn transaction(
                 true => prepare_backup((world, port, &node), rng, &mut actions).await,
                 false => {
                     let backing = (size_of(&node), Some(Rc::clone(&node)));
-                    let Some(overlay) = new_node(world, backing, rng).await else {
+                    let Some(overlay) = world.new_node(backing, rng).await else {
                         continue;
                     };
                     if let Err(error) = world.enter(&overlay).await {
@@ -184,12 +185,13 @@ impl cowslip_graph::Action<World> for Part<'_> {
         match &mut self.action {
             Action::Overlay(_, overlay) => {
                 let alone = self.world.put_over(overlay, None, held);
-                note(self.world, "taking an overlay off", alone);
+                self.world.note_outcome("taking an overlay off", alone);
             }
             Action::Bitmap(port, _, begun) => {
                 if let Some(bitmap) = begun.take() {
                     let node = Rc::clone(&port.node.borrow());
-                    note(self.world, "removing a bitmap", bitmap.remove(&node).await);
+                    self.world
+                        .note_outcome("removing a bitmap", bitmap.remove(&node).await);
                 }
             }
             Action::Backup(prepared) => {
@@ -199,7 +201,8 @@ impl cowslip_graph::Action<World> for Part<'_> {
                         // What it has to have is not known.
                         prepared.port.bitmap.take();
                     }
-                    note(self.world, "taking the rotation of a bitmap back", rotated);
+                    self.world
+                        .note_outcome("taking the rotation of a bitmap back", rotated);
                 }
             }
         }
@@ -279,7 +282,7 @@ async fn prepare_backup(
         .files
         .make((&file, Format::Qcow2), (size, style), named);
     let made = match making.await {
-        Ok(()) => open_target(world, &file).await,
+        Ok(()) => world.open_target(&file).await,
         Err(error) => Err(error),
     };
     let target = match made {
@@ -299,21 +302,15 @@ async fn prepare_backup(
     })));
     if begins_again {
         if let Some(old) = port.bitmap.take() {
-            note(world, "removing a bitmap", old.remove(node).await);
+            world.note_outcome("removing a bitmap", old.remove(node).await);
         }
         let new = NewBitmap::draw((world, node), rng);
         actions.push(Action::Bitmap(Rc::clone(port), new, None));
     }
 }
 
-pub(super) async fn open_target(world: &World, file: &str) -> Result<Rc<Node>> {
-    let named = (file, Format::Qcow2);
-    let image = world.files.open(named, true, BackingChoice::AsNamed);
-    Ok(Rc::new(Node::apart(named, image.await?)))
-}
-
 async fn close_target(world: &World, target: &Node) {
-    note(world, "closing a target", target.image().close().await);
+    world.note_outcome("closing a target", target.image().close().await);
 }
 
 /// Copies, and keeps what the copy has to hold.
@@ -345,11 +342,11 @@ async fn run(world: &World, started: Started, rng: &mut Rng) {
             // What it has to have is not known.
             port.bitmap.take();
         }
-        note(world, "the rotation of a bitmap", rotated);
+        world.note_outcome("the rotation of a bitmap", rotated);
     }
     if is_done {
         if is_chained {
-            keep(&port, &target, content);
+            port.keep(&target, content);
         } else {
             check_top((world, &port), &target, &content).await;
         }
@@ -363,8 +360,8 @@ async fn run(world: &World, started: Started, rng: &mut Rng) {
 /// Checks a copy of the uppermost image while what lies below it is as it was.
 async fn check_top(both: (&World, &Port), target: &Node, content: &Content) {
     let (world, port) = both;
-    let read = super::ending::read_all(&target.image()).await;
-    let kept = super::Kept {
+    let read = read_all(&target.image()).await;
+    let kept = Kept {
         file: target.file.clone(),
         format: target.format,
         size: size_of(target),
@@ -372,7 +369,7 @@ async fn check_top(both: (&World, &Port), target: &Node, content: &Content) {
     };
     match read {
         Ok(bytes) => {
-            if let Err(what) = super::ending::check_whole(&kept, &bytes) {
+            if let Err(what) = kept.check_whole(&bytes) {
                 world.fail(format!("disk {}: {what}", port.number));
             }
         }

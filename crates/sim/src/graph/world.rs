@@ -13,12 +13,14 @@ use cowslip::{Disk, Error, Image, Job, Result};
 use cowslip_graph::{Drained, Held, Host, LiveDisk, Turn};
 
 use crate::model::{Model, WriteId};
+use crate::remembered::Content;
+use crate::rng::Rng;
 use crate::trace::Trace;
 
-use super::checkpoint::Past;
-use super::images::Files;
+use super::figures::Figures;
+use super::images::{Files, Style};
+use super::kept::{Kept, Past};
 use super::marks::Bitmap;
-use super::{Figures, Kept};
 
 /// A disk with an image of its own, over the image of the disk below.
 #[derive(Debug)]
@@ -66,6 +68,20 @@ impl Port {
         let also = self.also.borrow();
         files.extend(also.iter().filter(|also| also.0 != node.file).cloned());
         files
+    }
+
+    /// Notes what a copy has to hold from now on.
+    pub fn keep(&self, target: &Node, content: Content) {
+        let mut kept = self.kept.borrow_mut();
+        kept.push(Kept {
+            file: target.file.clone(),
+            format: target.format,
+            size: size_of(target),
+            content,
+        });
+        if kept.len() > 3 {
+            kept.remove(0);
+        }
     }
 }
 
@@ -151,6 +167,13 @@ impl World {
         let (faults, _) = self.files.disk.delivered();
         if faults == 0 && self.files.disk.has_power() {
             self.fail(format!("{what} failed without a fault: {error}"));
+        }
+    }
+
+    /// Notes a step that failed because an operation was to.
+    pub fn note_outcome(&self, what: &str, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            self.explain(what, &error);
         }
     }
 
@@ -262,6 +285,43 @@ impl World {
             disks: self.hold(node).await,
         };
         self.open(node, is_written, &held).await
+    }
+
+    /// Makes an image, and opens it as a node, which nobody writes yet.
+    pub async fn new_node(
+        &self,
+        (size, backing): (u64, Option<Rc<Node>>),
+        rng: &mut Rng,
+    ) -> Option<Rc<Node>> {
+        let format = match backing.is_none() && rng.chance(15) {
+            true => Format::Raw,
+            false => Format::Qcow2,
+        };
+        let file = self.files.new_name("image");
+        let named = backing.as_ref().map(|node| (&*node.file, node.format));
+        let style = Style::draw(rng);
+        let making = self.files.make((&file, format), (size, style), named);
+        if let Err(error) = making.await {
+            self.explain("making an image", &error);
+            return None;
+        }
+        match self.add((&file, format), false, backing).await {
+            Ok(node) => Some(node),
+            Err(error) => {
+                self.explain("opening an image", &error);
+                None
+            }
+        }
+    }
+
+    /// Opens an image that is no part of the graph, to be written by a copy.
+    ///
+    /// # Errors
+    /// Of the image.
+    pub async fn open_target(&self, file: &str) -> Result<Rc<Node>> {
+        let named = (file, Format::Qcow2);
+        let image = self.files.open(named, true, BackingChoice::AsNamed);
+        Ok(Rc::new(Node::apart(named, image.await?)))
     }
 }
 

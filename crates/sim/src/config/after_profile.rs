@@ -7,7 +7,7 @@ use cowslip::qcow2::create::Preallocation;
 
 use super::{Config, Data, Encryption, Kind, Part, Room};
 use crate::barriers::Barrier;
-use crate::directed::Goal;
+use crate::goals::Goal;
 use crate::model::SECTOR_BYTES;
 use crate::profile::Profile;
 use crate::rng::Rng;
