@@ -181,6 +181,62 @@ fn started_requests_fail_no_command() {
     assert_eq!(code, Some(0));
 }
 
+/// `aio_discard`, which qemu-io 10.0.2 does not have yet; the texts are those of 10.0.13.
+#[test]
+fn started_discards_are_reported_as_a_newer_qemu_io_reports_them() {
+    let (out, err, code) = run_lines(&[
+        "aio_discard 0 32k",
+        "aio_flush",
+        "aio_discard -q 32k 32k",
+        "aio_discard -C 0 512",
+        "aio_discard 512k 1M",
+        "aio_flush",
+        "read -q -P 0 0 64k",
+    ]);
+    assert_eq!(
+        out,
+        "discarded  32768/32768 bytes at offset 0
+32 KiB, 1 ops;
+aio_discard failed: Input/output error
+512,1,...
+"
+    );
+    assert_eq!((&*err, code), ("", Some(0)));
+    let (out, err, code) = run_lines(&[
+        "aio_discard 0",
+        "aio_discard 0 1 2",
+        "aio_discard x 1",
+        "help aio_discard",
+    ]);
+    assert_eq!(
+        out,
+        "aio_discard [-Cq] off len -- asynchronously discards a number of bytes
+Parsing error: non-numeric argument, or extraneous/unrecognized suffix -- x
+aio_discard [-Cq] off len -- asynchronously discards a number of bytes
+
+ asynchronously discards a range of bytes from the given offset
+
+ Example:
+ 'aio_discard 512 1k' - discards 1 kilobyte from 512 bytes into the file
+
+ Discards a segment of the currently open file.
+ -C, -- report statistics in a machine parsable format
+ -q, -- quiet mode, do not show I/O statistics
+ The discard is performed asynchronously and the aio_flush command must be
+ used to ensure all outstanding aio requests have been completed.
+ Note that due to its asynchronous nature, this command will be
+ considered successful once the request is submitted, independently
+ of potential I/O errors.
+
+"
+    );
+    assert_eq!(
+        err,
+        "bad argument count 1 to aio_discard, expected at least 2 arguments\n"
+    );
+    assert_eq!(code, Some(1));
+}
+
 #[test]
 fn an_image_opened_for_reading_is_not_written() {
     let directory = scratch();

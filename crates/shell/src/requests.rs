@@ -431,6 +431,57 @@ fn aio_write_line(args: &[String]) -> Result<Option<Writing>, Complaint> {
     }))
 }
 
+/// A command that discards, with its options.
+#[derive(Debug)]
+struct Discarding {
+    offset: u64,
+    length: u64,
+    style: Style,
+    /// Name of the request in failures.
+    called: &'static str,
+    /// Verb of its report.
+    done: &'static str,
+}
+
+/// The options, offset and length of `discard` and `aio_discard`.
+fn discard_operands(args: &[String]) -> Result<(Chosen, [&str; 2]), Complaint> {
+    let mut scanner = Scanner::new(args, "Cq", &[]);
+    let mut chosen = Chosen::default();
+    while let Some(option) = scanner.next_option()? {
+        match option.name {
+            Name::Letter('C') => chosen.machine = true,
+            _ => chosen.quiet = true,
+        }
+    }
+    match scanner.operands()[..] {
+        [offset, length] => Ok((chosen, [offset, length])),
+        _ => Err(Complaint::Usage(None)),
+    }
+}
+
+fn discard_line(args: &[String]) -> Result<Discarding, Complaint> {
+    let (chosen, [offset, length]) = discard_operands(args)?;
+    Ok(Discarding {
+        offset: parse::size(offset).map_err(Complaint::Said)?,
+        length: length_within_limit(length, "")?,
+        style: chosen.style(),
+        called: "discard",
+        done: "discard",
+    })
+}
+
+fn aio_discard_line(args: &[String]) -> Result<Discarding, Complaint> {
+    let (chosen, [offset, length]) = discard_operands(args)?;
+    Ok(Discarding {
+        offset: parse::size(offset).map_err(Complaint::Said)?,
+        length: parse::size(length).map_err(Complaint::Said)?,
+        style: chosen.style(),
+        called: "aio_discard",
+        // QEMU's report has a second space there.
+        done: "discarded ",
+    })
+}
+
 /// The failure of a request that was refused before the engine saw it.
 fn refused(errno: i32) -> Error {
     Error::io("Request", std::io::Error::from_raw_os_error(errno))
@@ -586,6 +637,32 @@ async fn do_write(image: &Image, out: &Out, writing: &Writing) -> Outcome {
     Ok(())
 }
 
+/// Carries a discard out and prints its result.
+async fn do_discard(image: &Image, out: &Out, discarding: &Discarding) -> Outcome {
+    let (offset, length) = (discarding.offset, discarding.length);
+    let started = Instant::now();
+    let result = match check_range(image, offset, length) {
+        Ok(()) if length > 0 => image.discard(offset, length).await,
+        checked => checked,
+    };
+    let elapsed = started.elapsed();
+    result.map_err(|error| {
+        Complaint::Said(format!(
+            "{} failed: {}",
+            discarding.called,
+            report::cause(&error)
+        ))
+    })?;
+    let report = Report {
+        done: discarding.done,
+        offset,
+        length,
+        elapsed,
+    };
+    out.print(&report.text(discarding.style));
+    Ok(())
+}
+
 impl Shell {
     pub(super) async fn read(&self, args: &[String]) -> Outcome {
         do_read(&*self.image()?, &self.out, &read_line(args)?).await
@@ -620,6 +697,11 @@ impl Shell {
         self.start(async move |image: &Image, out: &Out| do_write(image, out, &writing).await)
     }
 
+    pub(super) fn aio_discard(&mut self, args: &[String]) -> Outcome {
+        let discarding = aio_discard_line(args)?;
+        self.start(async move |image: &Image, out: &Out| do_discard(image, out, &discarding).await)
+    }
+
     /// Starts a request in the background. Its failure is printed, and fails no command.
     fn start(&mut self, request: impl AsyncFnOnce(&Image, &Out) -> Outcome + 'static) -> Outcome {
         let (image, out) = (self.image()?, self.out.clone());
@@ -646,36 +728,6 @@ impl Shell {
     }
 
     pub(super) async fn discard(&self, args: &[String]) -> Outcome {
-        let mut scanner = Scanner::new(args, "Cq", &[]);
-        let mut chosen = Chosen::default();
-        while let Some(option) = scanner.next_option()? {
-            match option.name {
-                Name::Letter('C') => chosen.machine = true,
-                _ => chosen.quiet = true,
-            }
-        }
-        let [offset, length] = scanner.operands()[..] else {
-            return Err(Complaint::Usage(None));
-        };
-        let offset = parse::size(offset).map_err(Complaint::Said)?;
-        let length = length_within_limit(length, "")?;
-        let image = self.image()?;
-        let started = Instant::now();
-        let result = match check_range(&image, offset, length) {
-            Ok(()) if length > 0 => image.discard(offset, length).await,
-            checked => checked,
-        };
-        let elapsed = started.elapsed();
-        result.map_err(|error| {
-            Complaint::Said(format!("discard failed: {}", report::cause(&error)))
-        })?;
-        let report = Report {
-            done: "discard",
-            offset,
-            length,
-            elapsed,
-        };
-        self.out.print(&report.text(chosen.style()));
-        Ok(())
+        do_discard(&*self.image()?, &self.out, &discard_line(args)?).await
     }
 }

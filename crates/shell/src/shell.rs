@@ -178,6 +178,7 @@ impl Shell {
     async fn command(&mut self, command: &Command, args: &[String]) -> Outcome {
         match command.verb {
             Verb::Abort => std::process::abort(),
+            Verb::AioDiscard => self.aio_discard(args),
             Verb::AioFlush => self.aio_flush().await,
             Verb::AioRead => self.aio_read(args),
             Verb::AioWrite => self.aio_write(args),

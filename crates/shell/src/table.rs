@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 pub enum Verb {
     /// Ends the process as a crash does.
     Abort,
+    /// Starts a discard.
+    AioDiscard,
     /// Waits for the `aio_` requests.
     AioFlush,
     /// Starts a read.
@@ -124,6 +126,32 @@ pub const COMMANDS: &[Command] = &[
         name: "abort",
         needs: Needs::Nothing,
         purpose: "simulate a program crash using abort(3)",
+        ..PLAIN
+    },
+    // Since QEMU 10.0.13.
+    Command {
+        verb: Verb::AioDiscard,
+        name: "aio_discard",
+        needs: Needs::WritableImage,
+        count: Count::AtLeast(2),
+        args: Some("[-Cq] off len"),
+        purpose: "asynchronously discards a number of bytes",
+        help: "
+ asynchronously discards a range of bytes from the given offset
+
+ Example:
+ 'aio_discard 512 1k' - discards 1 kilobyte from 512 bytes into the file
+
+ Discards a segment of the currently open file.
+ -C, -- report statistics in a machine parsable format
+ -q, -- quiet mode, do not show I/O statistics
+ The discard is performed asynchronously and the aio_flush command must be
+ used to ensure all outstanding aio requests have been completed.
+ Note that due to its asynchronous nature, this command will be
+ considered successful once the request is submitted, independently
+ of potential I/O errors.
+
+",
         ..PLAIN
     },
     Command {
