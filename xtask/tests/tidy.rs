@@ -394,7 +394,7 @@ const LINES: &[&[&str]] = &[
     &["engine"],
     &["nodes"],
     &["console", "embed"],
-    &["cmdline", "python"],
+    &["cmdline", "load", "python"],
     &["advise", "clients", "exports", "extents", "shell"],
     &["bench", "daemon"],
 ];

@@ -28,8 +28,6 @@ mod flush;
 mod fragmentation;
 mod guest;
 mod host_usage;
-mod latency;
-pub mod load;
 pub mod machine;
 mod metadata;
 mod page;

@@ -1,10 +1,11 @@
 //! A table of operations a second as a section of a page: charts, requests over time, all rows, the
 //! figures of those who asked first, what each run was started with.
 
+use cowslip_load::SERIES_STEP_MS;
 use serde_json::Value;
 
 use crate::document::{Document, DocumentRow, distinct, kind_of, numbers};
-use crate::load::SERIES_STEP_MS;
+
 use crate::page::{
     Align, Bar, Bars, Block, Curves, Kind, Scale, Section, Series, Table, TableRow, grouped,
     rounded,

@@ -6,11 +6,12 @@
 
 use cowslip_console::error::CommandError;
 use cowslip_console::progress::Progress;
+use cowslip_load::SERIES_STEP_MS;
 use cowslip_testbed::{Side, TextColumns};
 
 use crate::cell::Cell;
 use crate::document::{DocumentRow, numbers};
-use crate::load::SERIES_STEP_MS;
+
 use crate::report::{self, Column, Row, comparisons};
 use crate::reporter::{Made, Results};
 use crate::sparkline::Sparkline;

@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::RemovedOnInterrupt;
 use cowslip_front::load::{Load, READ, WRITE};
+use cowslip_load::{Histogram, permuted};
 use serde_json::Value;
 
 use self::restarts::gaps;
 use crate::cell::{Backing, Before, Cell, CellLoad, Direction, Shape, Subclusters, Way};
 use crate::description::Description;
 use crate::fio::{Fio, Target};
-use crate::latency::Histogram;
-use crate::load::permuted;
 use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;

@@ -11,7 +11,7 @@ use cowslip::Image;
 use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
 use cowslip::image::WriteStatistics;
-use cowslip_bench::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Verbosity};
+use cowslip_load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Verbosity};
 use cowslip_queue::pending;
 use serde_json::json;
 

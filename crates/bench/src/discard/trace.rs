@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::load::permuted;
+use cowslip_load::permuted;
 
 /// The pieces of the synthetic trace.
 pub const PIECE_BYTES: u64 = 64 << 10;

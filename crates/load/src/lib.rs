@@ -15,7 +15,9 @@ use cowslip_queue::{Completer, pending};
 use futures_util::future::try_join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use crate::latency::Histogram;
+pub use latency::Histogram;
+
+mod latency;
 
 /// Width of a step of the series in milliseconds.
 pub const SERIES_STEP_MS: u64 = 100;
