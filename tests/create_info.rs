@@ -265,6 +265,75 @@ fn info_says_what_qemu_img_says() {
     assert!(failures.is_empty(), "{failures}");
 }
 
+/// Sets these incompatible bits of an image, and the table of their names: kind, bit, name.
+fn with_features(image: &[u8], bits: u64, names: &[(u8, u8, &[u8])]) -> Vec<u8> {
+    let mut image = image.to_vec();
+    image[72..80].copy_from_slice(&bits.to_be_bytes());
+    let start = u32::from_be_bytes(image[100..104].try_into().unwrap()) as usize;
+    image[start..4096].fill(0);
+    if names.is_empty() {
+        return image;
+    }
+    let entry = |(kind, bit, name): &(u8, u8, &[u8])| {
+        let mut entry = [&[*kind, *bit], *name].concat();
+        entry.resize(48, 0);
+        entry
+    };
+    let table: Vec<u8> = names.iter().flat_map(entry).collect();
+    let len = table.len() as u32;
+    let parts = [
+        &0x6803_f857_u32.to_be_bytes()[..],
+        &len.to_be_bytes(),
+        &table,
+    ];
+    let extension = parts.concat();
+    image[start..start + extension.len()].copy_from_slice(&extension);
+    image
+}
+
+#[test]
+fn features_that_are_not_known_are_named_as_by_qemu_img() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    run(Command::new("qemu-img").current_dir(&dir).args([
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "new.qcow2",
+        "1M",
+    ]));
+    let image = std::fs::read(dir.path().join("new.qcow2")).unwrap();
+    let long = [b'n'; 46];
+    let tables: [&[(u8, u8, &[u8])]; 7] = [
+        &[],
+        &[(0, 63, b"c")],
+        &[(0, 63, b"c"), (0, 61, b"a"), (0, 62, b"b")],
+        &[
+            (0, 61, b"first"),
+            (0, 61, b"second"),
+            (1, 62, b"compatible"),
+        ],
+        &[(0, 61, b""), (0, 62, b"b"), (0, 63, b"c")],
+        &[(2, 63, b"autoclear"), (0, 17, b"not set"), (0, 62, b"b")],
+        &[(0, 62, &long), (0, 5, b"next")],
+    ];
+    for names in tables {
+        for bits in [1 << 63, 7 << 61, 1 << 62 | 1 << 5] {
+            let image = with_features(&image, bits, names);
+            std::fs::write(dir.path().join("a.qcow2"), image).unwrap();
+            for line in [&["a.qcow2"][..], &["-f", "qcow2", "a.qcow2"]] {
+                let [expected, actual] =
+                    [theirs, ours].map(|program| program(dir.path(), "info", line));
+                assert!(expected.contains("Unsupported"), "{expected}");
+                assert_eq!(actual, expected, "{bits:x} {names:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_was_made_is_described_in_json() {
     let dir = scratch();

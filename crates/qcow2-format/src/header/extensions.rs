@@ -216,14 +216,38 @@ impl FeatureNames {
         FeatureNames(table)
     }
 
-    /// The name of a bit, if the table has it.
-    pub fn name(&self, kind: FeatureKind, bit: u32) -> Option<String> {
-        self.0
-            .chunks(FEATURE_NAME_BYTES)
-            .filter(|entry| entry.len() > 2)
-            .find(|entry| entry[0] == kind as u8 && u32::from(entry[1]) == bit)
-            .map(|entry| printable(&entry[2..]))
-            .filter(|name| !name.is_empty())
+    /// The table of an extension area, also of one that is not sound behind it; the last of
+    /// several.
+    pub(super) fn find(cluster: &[u8], start: usize, end: usize) -> Option<FeatureNames> {
+        let mut found = None;
+        let mut at = start;
+        while end.saturating_sub(at) >= PREFIX_BYTES && be32(cluster, at) != END {
+            let len = be32(cluster, at + 4) as usize;
+            if len > end - at - PREFIX_BYTES {
+                break;
+            }
+            if be32(cluster, at) == FEATURE_NAMES {
+                found = Some(FeatureNames(padded(cluster, at + PREFIX_BYTES, len)));
+            }
+            at += PREFIX_BYTES + len.next_multiple_of(8);
+        }
+        found
+    }
+
+    /// The names of these incompatible bits in the order of the table, and the bits that it has no
+    /// name for. An entry without a name ends the table, as for QEMU.
+    pub fn incompatible(&self, mut bits: u64) -> (Vec<String>, u64) {
+        let mut names = Vec::new();
+        let entries = self.0.chunks(FEATURE_NAME_BYTES);
+        for entry in entries.take_while(|entry| entry.len() > 2 && entry[2] != 0) {
+            let bit = 1u64.checked_shl(u32::from(entry[1])).unwrap_or(0);
+            if entry[0] == FeatureKind::Incompatible as u8 && bits & bit != 0 {
+                let name = printable(&entry[2..]);
+                bits &= if name.is_empty() { u64::MAX } else { !bit };
+                names.extend(Some(name).filter(|name| !name.is_empty()));
+            }
+        }
+        (names, bits)
     }
 }
 
@@ -261,11 +285,16 @@ pub fn area_end(prefix: &[u8], start: u64, limit: u64) -> Option<u64> {
     Some(at.min(limit))
 }
 
+/// Whether the feature name table is in new images with clusters of this size.
+pub(super) fn have_room_for_names(cluster_bytes: u64) -> bool {
+    cluster_bytes > FEATURE_NAMES_CLUSTER_BYTES
+}
+
 impl Extensions {
     /// The extensions of a new image: like QEMU, small clusters keep their room for other things
     /// than the feature name table.
     pub fn for_new_image(version: u32, cluster_bytes: u64) -> Extensions {
-        let has_names = version >= 3 && cluster_bytes > FEATURE_NAMES_CLUSTER_BYTES;
+        let has_names = version >= 3 && have_room_for_names(cluster_bytes);
         Extensions {
             feature_names: has_names.then(FeatureNames::standard),
             ..Extensions::default()

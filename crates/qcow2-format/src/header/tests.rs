@@ -125,7 +125,10 @@ fn what_the_specification_forbids_is_refused() {
         (&[(35, &[3])], "encryption method 3"),
         (&[(35, &[2])], "Missing CRYPTO header"),
         (&[(79, &[0x20])], "Unknown incompatible feature: 20"),
-        (&[(72, &[0x80])], "unfinished copy, to be made again"),
+        (
+            &[(72, &[0x80])],
+            "Unknown incompatible feature: 8000000000000000",
+        ),
         (
             &[(72, &[0x40])],
             "Unknown incompatible feature: 4000000000000000",
@@ -191,6 +194,58 @@ fn unknown_features_are_named_by_the_image() {
     // A last entry that is cut short names a bit all the same.
     header.extensions.feature_names = Some(FeatureNames::from_bytes(b"\0\x11short".to_vec()));
     refuses(header, &[(77, &[2])], "feature(s) short is not");
+}
+
+/// A table of names: kind, bit, name.
+fn names(entries: &[(u8, u8, &[u8])]) -> Option<FeatureNames> {
+    let entry = |&(kind, bit, name): &(u8, u8, &[u8])| {
+        let mut entry = [&[kind, bit], name].concat();
+        entry.resize(48, 0);
+        entry
+    };
+    let table = entries.iter().flat_map(entry).collect();
+    Some(FeatureNames::from_bytes(table))
+}
+
+/// All cases were compared with qemu-img.
+#[test]
+fn names_of_features_have_the_order_of_the_images_table() {
+    let bits: &[(usize, &[u8])] = &[(72, &[0xe0])];
+    let mut header = sample(3);
+    let entries: [(u8, u8, &[u8]); 5] = [
+        (1, 61, b"compatible"),
+        (0, 63, b"c"),
+        (0, 62, b"b"),
+        (0, 62, b"again"),
+        (2, 61, b"autoclear"),
+    ];
+    header.extensions.feature_names = names(&entries);
+    let words = "feature(s) c, b, Unknown incompatible feature: 2000000000000000 is not";
+    refuses(header.clone(), bits, words);
+    header.extensions.feature_names = names(&[(0, 62, b"b"), (0, 60, b""), (0, 61, b"a")]);
+    let words = "feature(s) b, Unknown incompatible feature: a000000000000000 is not";
+    refuses(header.clone(), bits, words);
+    // An extension behind it that is not sound.
+    header.extensions.feature_names = names(&[(0, 61, b"a"), (0, 62, b"b"), (0, 63, b"c")]);
+    header.extensions.unknown.push(UnknownExtension {
+        kind: 7,
+        data: vec![],
+    });
+    let at = header.encode().unwrap().len() - 12;
+    refuses(
+        header,
+        &[bits[0], (at, &[1, 0, 0, 0])],
+        "feature(s) a, b, c is not",
+    );
+}
+
+#[test]
+fn the_mark_of_an_unfinished_copy_is_named_where_the_image_has_no_room_for_its_name() {
+    let mut header = sample(3);
+    header.cluster_bits = 12;
+    header.extensions = Extensions::for_new_image(3, 1 << 12);
+    let words = "feature(s) unfinished copy, to be made again is not";
+    refuses(header, &[(72, &[0x80])], words);
 }
 
 #[test]

@@ -4,12 +4,12 @@
 
 use super::super::geometry::{CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, CLUSTER_BITS_MIN_EXTENDED};
 use super::extensions::{
-    Extensions, UNFINISHED_NAME, area_end, be32, be64, compression_type, text,
+    Extensions, FeatureNames, UNFINISHED_NAME, area_end, be32, be64, compression_type,
+    have_room_for_names, text,
 };
 use super::{
-    BACKING_NAME_BYTES_MAX, CompressionType, CryptMethod, FeatureKind, HEADER_BYTES_V2,
-    HEADER_BYTES_V3_MIN, Header, L1_BYTES_MAX, MAGIC, REFCOUNT_TABLE_BYTES_MAX, SNAPSHOTS_MAX,
-    autoclear, incompatible,
+    BACKING_NAME_BYTES_MAX, CompressionType, CryptMethod, HEADER_BYTES_V2, HEADER_BYTES_V3_MIN,
+    Header, L1_BYTES_MAX, MAGIC, REFCOUNT_TABLE_BYTES_MAX, SNAPSHOTS_MAX, autoclear, incompatible,
 };
 use crate::error::Feature;
 use crate::{Error, Result};
@@ -228,26 +228,23 @@ impl<'a> Parser<'a> {
             return Err(self.header(at::BACKING_OFFSET, "Invalid backing file offset"));
         }
         let end = if name_at == 0 { cluster_bytes } else { name_at };
-        let decoded = Extensions::decode(self.bytes, start as usize, end as usize);
-        let names = decoded.as_ref().ok().and_then(|e| e.feature_names.as_ref());
         let unknown = header.incompatible_features & !incompatible::KNOWN;
         if unknown != 0 {
-            let (mut named, mut unnamed) = (Vec::new(), 0_u64);
-            for bit in (0..64).filter(|bit| unknown >> bit & 1 == 1) {
-                match names.and_then(|names| names.name(FeatureKind::Incompatible, bit)) {
-                    Some(name) => named.push(name),
-                    // Small clusters have no room for names.
-                    None if incompatible::UNFINISHED == 1 << bit => {
-                        named.push(UNFINISHED_NAME.to_string());
-                    }
-                    None => unnamed |= 1 << bit,
-                }
+            let names = FeatureNames::find(self.bytes, start as usize, end as usize);
+            let named = names.map(|names| names.incompatible(unknown));
+            let (mut named, mut unnamed) = named.unwrap_or((Vec::new(), unknown));
+            // There the mark had no room for its name.
+            let is_mark = unnamed & incompatible::UNFINISHED != 0;
+            if is_mark && !have_room_for_names(cluster_bytes) {
+                named.push(UNFINISHED_NAME.to_string());
+                unnamed &= !incompatible::UNFINISHED;
             }
             if unnamed != 0 {
                 named.push(format!("Unknown incompatible feature: {unnamed:x}"));
             }
             return Err(self.unsupported(Feature::Qcow2(named)));
         }
+        let decoded = Extensions::decode(self.bytes, start as usize, end as usize);
         header.extensions =
             decoded.map_err(|e| self.corrupt("header extension", e.offset, e.detail))?;
         self.backing_name(header)
