@@ -209,6 +209,51 @@ fn a_result_that_cannot_be_written_is_an_error_that_names_the_cause() {
     }
 }
 
+/// A line in a process whose standard output the shell redirects.
+fn redirected(dir: &Path, line: &str, redirection: &str) -> Output {
+    let ours = cowslip();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &format!("exec \"$@\" {redirection}"), "sh"])
+        .arg(ours.get_program())
+        .args(ours.get_args())
+        .args(words(line))
+        .current_dir(dir)
+        .stderr(Stdio::piped());
+    for (name, value) in ours.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    outcome(&mut command)
+}
+
+#[test]
+fn standard_output_that_is_closed_or_opened_for_reading_takes_no_result() {
+    let template = scratch();
+    prepare(template.path());
+    let more = ["completions bash", "io -f qcow2 -c length old"];
+    for line in RESULTS.iter().chain(&more) {
+        for redirection in [">&-", "1</dev/null"] {
+            let dir = copy_of(template.path());
+            let output = redirected(dir.path(), line, redirection);
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{line}: {text}");
+            let cause = "cowslip: Could not write to standard output: Bad file descriptor\n";
+            assert_eq!(text, cause, "{line} {redirection}");
+        }
+    }
+    // What is only a message decides about nothing.
+    for (line, image) in WORK {
+        let dir = copy_of(template.path());
+        let output = redirected(dir.path(), line, ">&-");
+        assert_eq!(output.status.code(), Some(0), "{line}: {output:?}");
+        assert!(dir.path().join(image).exists(), "{line}");
+    }
+    for redirection in [">/dev/null", "1<>/dev/null"] {
+        let output = redirected(template.path(), "info old", redirection);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+    }
+}
+
 #[test]
 fn commands_of_the_shell_are_run_and_its_image_closed_without_an_output() {
     let dir = scratch();

@@ -13,6 +13,7 @@ pub mod output;
 mod program;
 pub mod progress;
 pub mod queue;
+mod standard;
 pub mod time;
 
 pub use cowslip_block::size;

@@ -8,7 +8,8 @@
 //! silently, as other programs do. While an operation runs that must be completed first
 //! ([`outlasts_its_output`]), the process goes on, and its exit code reports the failure. Progress
 //! and messages that accompany work ([`note`]) are dropped where they cannot be written: they
-//! decide about nothing, as in QEMU's programs.
+//! decide about nothing, as in QEMU's programs. Standard output that was closed when the process
+//! began takes nothing either (`standard.rs`).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -24,6 +25,7 @@ use serde_json::Value;
 use crate::error::CommandError;
 use crate::program;
 pub use crate::program::{is_called_as_qemu, worded};
+use crate::standard;
 
 /// Exit status of a process that SIGPIPE has killed, as shells report it.
 const BROKEN_PIPE_STATUS: u8 = 141;
@@ -205,7 +207,10 @@ pub fn print(text: &str) {
     if has_failed() {
         return;
     }
-    check(io::stdout().lock().write_all(text.as_bytes()));
+    check(match standard::output_takes_nothing() {
+        true => Err(rustix::io::Errno::BADF.into()),
+        false => io::stdout().lock().write_all(text.as_bytes()),
+    });
 }
 
 /// Writes progress, or a message beside some work, to standard output. It is dropped where it
