@@ -14,6 +14,7 @@ mod checkpoint;
 mod cli_differential;
 mod clone;
 mod compact;
+mod compare;
 mod convert;
 mod create_info;
 mod ctl;

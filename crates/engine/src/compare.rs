@@ -27,8 +27,8 @@
 //!
 //! The tables come first: a range that is zero on both disks, or that both take from one image, is
 //! not read (`pairs.rs`). The rest is read in pieces, of both disks at once and several pieces
-//! ahead, and compared in order, so that the difference reported is the first one. Memory is 1 MiB
-//! of each disk for each of 8 pieces in flight.
+//! ahead, and compared in order, so that the difference reported is the first one. Memory is 2 MiB
+//! of each disk for each of 4 pieces in flight.
 
 use std::pin::pin;
 
@@ -43,10 +43,11 @@ use crate::pairs::{Known, Span, Spans};
 use crate::zero::is_zero;
 use crate::{Error, Result};
 
-/// Bytes of each disk that are compared at a time.
-const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes of each disk that are compared at a time, as in qemu-img, so that a failed read is
+/// reported at the same offset.
+const PIECE_BYTES: u64 = 2 << 20;
 /// Pieces that are read at a time.
-const IN_FLIGHT: usize = 8;
+const IN_FLIGHT: usize = 4;
 /// Unit in which differences are reported, counted from the start of the comparison, as qemu-img
 /// does.
 const SECTOR_BYTES: u64 = 512;
