@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use signal_hook::consts::SIGXFSZ;
 
@@ -81,6 +82,49 @@ struct CowslipLine {
     remote: remote_args::RemoteArgs,
     #[command(subcommand)]
     verb: CowslipVerb,
+}
+
+/// Verbs that open no image by its name, so that neither objects nor options about images at URLs
+/// are for them.
+const WITHOUT_IMAGES: [&str; 9] = [
+    "ctl",
+    "top",
+    "umount",
+    "allocate",
+    "extents",
+    "grow",
+    "demo",
+    "completions",
+    "manual",
+];
+
+impl CowslipLine {
+    /// The declaration, without options in the help of verbs that they are not for.
+    fn declared() -> clap::Command {
+        let line = CowslipLine::command();
+        let globals = line.get_arguments().filter(|arg| arg.is_global_set());
+        let hidden: Vec<clap::Arg> = globals.map(|arg| arg.clone().hide(true)).collect();
+        WITHOUT_IMAGES.iter().fold(line, |line, verb| {
+            line.mut_subcommand(verb, |verb| verb.args(hidden.clone()))
+        })
+    }
+
+    /// Says which option of a line is not for its verb.
+    fn misplaced(matches: &clap::ArgMatches) -> Option<String> {
+        let verb = matches.subcommand_name()?;
+        if !WITHOUT_IMAGES.contains(&verb) {
+            return None;
+        }
+        let line = CowslipLine::command();
+        let globals = line.get_arguments().filter(|arg| arg.is_global_set());
+        let mut given = globals.filter(|arg| {
+            matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
+        });
+        let option = given.next()?.get_long()?;
+        Some(format!(
+            "'--{option}' is not an option of '{verb}', which opens no image by its name"
+        ))
+    }
 }
 
 /// The command line under the name `qemu-img`.
@@ -193,7 +237,7 @@ fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u
         return 0;
     }
     match personality {
-        Personality::Cowslip => match parse::<CowslipLine>(args, program) {
+        Personality::Cowslip => match parse_cowslip(args, program) {
             Ok(line) => {
                 #[cfg(feature = "remote")]
                 if let Err(error) = line.remote.set() {
@@ -208,6 +252,20 @@ fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u
         Personality::QemuNbd => cmd::run_qemu_nbd(args, program),
         Personality::QemuStorageDaemon => cmd::run_qemu_storage_daemon(args, program),
     }
+}
+
+/// Parses a line under the name `cowslip`, or answers it.
+///
+/// # Errors
+/// The exit code to end with.
+fn parse_cowslip(args: &[OsString], program: &Program) -> Result<CowslipLine, u8> {
+    let matches = matches_of(CowslipLine::declared(), args, program)?;
+    if let Some(misplaced) = CowslipLine::misplaced(&matches) {
+        let verb = matches.subcommand_name().unwrap_or_default();
+        return Err(program.fail(&output::usage_error(&misplaced, verb, program)));
+    }
+    let line = CowslipLine::from_arg_matches(&matches);
+    line.map_err(|error| program.answer_command_line(&error, args))
 }
 
 /// The process called `qemu-img`: getopt's reading of the line, and then the parser's.
@@ -227,7 +285,7 @@ fn run_qemu_img(args: &[OsString], program: &Program) -> u8 {
         // The parser says what is wrong with a line that is no text.
         None => args.to_vec(),
     };
-    match parse_with::<QemuImgLine>(parser, &args, program) {
+    match parse::<QemuImgLine>(parser, &args, program) {
         Ok(line) => line.objects.before(program, || line.verb.run(program)),
         Err(code) => code,
     }
@@ -237,26 +295,25 @@ fn run_qemu_img(args: &[OsString], program: &Program) -> u8 {
 ///
 /// # Errors
 /// The exit code to end with.
-pub(crate) fn parse<T: CommandFactory + FromArgMatches>(
-    args: &[OsString],
-    program: &Program,
-) -> Result<T, u8> {
-    parse_with(T::command(), args, program)
-}
-
-fn parse_with<T: FromArgMatches>(
+fn parse<T: FromArgMatches>(
     parser: clap::Command,
     args: &[OsString],
     program: &Program,
 ) -> Result<T, u8> {
+    let line = T::from_arg_matches(&matches_of(parser, args, program)?);
+    line.map_err(|error| program.answer_command_line(&error, args))
+}
+
+fn matches_of(
+    parser: clap::Command,
+    args: &[OsString],
+    program: &Program,
+) -> Result<clap::ArgMatches, u8> {
     let matches = parser
         .bin_name(program.name.clone())
         .version(version_text(program))
         .try_get_matches_from(args);
-    match matches.and_then(|matches| T::from_arg_matches(&matches)) {
-        Ok(line) => Ok(line),
-        Err(error) => Err(program.answer_command_line(&error, args)),
-    }
+    matches.map_err(|error| program.answer_command_line(&error, args))
 }
 
 fn version_text(program: &Program) -> &'static str {

@@ -594,3 +594,47 @@ fn a_file_without_permission_is_named() {
         assert_says(&outcome.stderr, &[IMAGE, "Permission denied"]);
     }
 }
+
+#[test]
+fn options_about_images_are_not_for_verbs_that_open_none() {
+    let said = |line: &str| {
+        let output = cowslip().args(words(line)).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        (text, output.status.code())
+    };
+    for line in [
+        "ctl socket query-version",
+        "top socket",
+        "umount a",
+        "allocate --size 1M /nosuch/a",
+        "extents /nosuch/a",
+        "grow /nosuch/a",
+        "demo --dir /nosuch/a",
+        "completions bash",
+        "manual /dev/null/pages",
+    ] {
+        let verb = words(line)[0];
+        let (help, code) = said(&format!("{verb} --help"));
+        assert_eq!(code, Some(0), "{help}");
+        for option in ["--object", "--remote-"] {
+            assert!(!help.contains(option), "{verb}: {help}");
+        }
+        for line in [
+            format!("{line} --object secret,id=s,data=x"),
+            format!("--object secret,id=s,data=x {line}"),
+            format!("--remote-timeout 5 {line}"),
+        ] {
+            let (text, code) = said(&line);
+            assert_eq!(code, Some(1), "{line}: {text}");
+            assert!(
+                text.contains(&format!("is not an option of '{verb}'")),
+                "{line}: {text}"
+            );
+        }
+    }
+    for verb in ["info", "advise", "serve", "daemon", "bench", "compact"] {
+        let (help, _) = said(&format!("{verb} --help"));
+        assert!(help.contains("--object") && help.contains("--remote-cache"));
+    }
+}

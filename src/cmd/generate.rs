@@ -22,7 +22,7 @@ enum Declared {
 impl Declared {
     fn command(self) -> Command {
         match self {
-            Declared::Cowslip => CowslipLine::command(),
+            Declared::Cowslip => CowslipLine::declared(),
             Declared::QemuImg => QemuImgLine::command(),
         }
     }
@@ -63,7 +63,7 @@ pub fn completions(args: &CompletionsArgs) -> u8 {
 pub fn manual(args: &ManualArgs, program: &Program) -> u8 {
     let made = std::fs::create_dir_all(&args.directory);
     let written = made.and_then(|()| match args.markdown {
-        true => markdown::write(CowslipLine::command(), &args.directory),
+        true => markdown::write(CowslipLine::declared(), &args.directory),
         false => write_pages(&args.directory),
     });
     program.exit_code(written.map_err(|error| {
