@@ -528,6 +528,29 @@ fn compressed_clusters_are_refused_in_encrypted_images() {
     }
 }
 
+#[test]
+fn a_passphrase_that_opens_nothing_and_ends_with_a_line_end_is_reported_with_that() {
+    let dir = scratch();
+    let dir = dir.path();
+    std::fs::write(dir.join("key"), "hunter2\n").unwrap();
+    for (format, keys) in [("qcow2", QCOW2_KEYS), ("luks", LUKS_KEYS)] {
+        Whose::Ours.img(dir, &format!("create -q -f {format} -o {keys} image 1M"));
+        let read = |secret: &str| {
+            let mut io = Whose::Ours.program("qemu-io", dir);
+            io.args(["--object", secret, "--image-opts", &opened(format, "image")]);
+            golden::said(&outcome(io.args(["-r", "-c", "read -q 0 512"])))
+        };
+        let hinted = read("secret,id=s,file=key");
+        let wrong = "Invalid password, cannot unlock any keyslot";
+        let hint = format!("{wrong} (it ends with a line end, which is a part of it)\n");
+        assert!(hinted.contains(&hint), "{hinted}");
+        let plain = read("secret,id=s,data=hunter");
+        assert!(plain.contains(&format!("{wrong}\n")), "{plain}");
+        let opens = read("secret,id=s,data=hunter2");
+        assert_eq!(opens, "[exit status: 0]\n");
+    }
+}
+
 /// Headers whose opening would take very long, or that point outside of their areas.
 #[test]
 fn hostile_headers_are_errors_that_name_their_place() {

@@ -147,7 +147,12 @@ impl Volume<'_> {
                 return Ok(key);
             }
         }
-        let text = "Invalid password, cannot unlock any keyslot";
-        Err(Error::Key(text.to_string()))
+        let hint = match passphrase.bytes().ends_with(b"\n") {
+            // Files of passphrases that editors and `echo` have written.
+            true => " (it ends with a line end, which is a part of it)",
+            false => "",
+        };
+        let text = format!("Invalid password, cannot unlock any keyslot{hint}");
+        Err(Error::Key(text))
     }
 }
