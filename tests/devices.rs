@@ -596,3 +596,38 @@ fn direct_writes_are_whole_pages_where_blocks_are_smaller() {
         assert_eq!(alignment, rustix::param::page_size(), "{format:?}");
     }
 }
+
+/// The kernel shows whole sectors of a file, so the last bytes of an image's table may be missing.
+#[test]
+fn an_image_whose_end_a_loop_device_lacks_is_refused_with_the_reason() {
+    let dir = scratch();
+    let file = dir.path().join("image");
+    run(cowslip()
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(&file)
+        .arg("1M"));
+    let len = std::fs::metadata(&file).unwrap().len();
+    assert_eq!(len % 512, 8, "an L1 table of one entry is the last of it");
+    let Some(device) = LoopDevice::over(&file, &["-r"]) else {
+        return;
+    };
+    let info = |path: &Path| said(&outcome(cowslip().arg("info").arg(path)));
+    let refused = info(&device.path);
+    let reason = format!(
+        "beyond the end of the file; the loop device lacks the last 8 bytes of '{}', which fill \
+         no sector",
+        file.display()
+    );
+    assert!(refused.contains(&reason), "{refused}");
+    drop(device);
+    let image = std::fs::File::options().write(true).open(&file);
+    image.unwrap().set_len(len.next_multiple_of(512)).unwrap();
+    let device = LoopDevice::over(&file, &["-r"]).unwrap();
+    let opened = info(&device.path);
+    assert!(opened.contains("virtual size: 1 MiB"), "{opened}");
+    // What is damaged otherwise has no such reason.
+    let image = std::fs::File::options().write(true).open(&file);
+    image.unwrap().set_len(64 << 10).unwrap();
+    let refused = info(&file);
+    assert!(!refused.contains("loop device"), "{refused}");
+}
