@@ -6,9 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use cowslip::Error;
 use cowslip::error::Feature;
 use cowslip_console::error::{CommandError, overwrite_words};
-use rustix::fs::{major, minor};
 use cowslip_nodes::Source;
 use cowslip_nodes::foreign::format_refused;
+use rustix::fs::{major, minor};
 
 /// The unit of a loop device's length.
 const SECTOR_BYTES: u64 = 512;
