@@ -383,6 +383,12 @@ fn single_lines_say_what_qemu_io_says() {
                 .stdin(Stdio::null());
             said.push(streams(&outcome(&mut program)));
         }
+        if !said[0].0.contains("aio_discard") {
+            // A command of newer ones, in the list of all.
+            let lines = said[1].0.split_inclusive('\n');
+            let known = lines.filter(|line| !line.starts_with("aio_discard "));
+            said[1].0 = known.collect();
+        }
         if said[0] != said[1] {
             differing.push(format!(
                 "{line}\n  qemu-io: {:?}\n  ours: {:?}",
