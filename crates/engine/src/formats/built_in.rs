@@ -47,7 +47,7 @@ async fn open_luks(opening: OpenRequest<'_>) -> Result<Opened> {
     } = opening;
     luks::check_built(file.name())?;
     let passphrase = options
-        .passphrase(is_top)
+        .passphrase_for(is_top)
         .ok_or_else(|| Error::Key("Parameter 'key-secret' is required for cipher".to_string()))?;
     let key = (passphrase, &options.workers);
     let (header, cipher) = luks::unlock(&file, 0..file_len, key).await?;

@@ -114,7 +114,7 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     /// Returns the passphrase of the image on top, or of those in its backing chain.
-    pub(crate) fn passphrase(&self, is_top: bool) -> Option<&Passphrase> {
+    pub(crate) fn passphrase_for(&self, is_top: bool) -> Option<&Passphrase> {
         match is_top {
             true => self.passphrase.as_ref(),
             false => self.backing_passphrase.as_ref(),
@@ -138,7 +138,7 @@ impl OpenOptions {
             workers: self.workers.clone(),
             snapshot: self.snapshot.clone(),
             encrypt_format: self.encrypt_format.clone(),
-            passphrase: self.passphrase(is_top).cloned(),
+            passphrase: self.passphrase_for(is_top).cloned(),
         }
     }
 

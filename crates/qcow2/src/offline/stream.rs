@@ -11,7 +11,7 @@
 //!
 //! The image has no backing file: it holds all of the disk. Zeroes take no space, whether the
 //! source stores them or not. Memory is that of the tables, of the counts (2 bytes for each
-//! cluster of the file), and of [`READS`] reads.
+//! cluster of the file), and of `READS` reads.
 //!
 //! `stream/sequence.rs` decides where everything goes, and does no I/O.
 
