@@ -55,6 +55,7 @@ mod source;
 mod test;
 mod threads;
 mod tree;
+mod versions;
 mod wheel;
 
 #[derive(Parser)]
@@ -73,6 +74,8 @@ enum Command {
     Bench(bench::Args),
     /// Measures the engine beside others written in Rust, in one process, on loop-mounted ext4
     Beside(beside::Args),
+    /// Measures this version of the command and an older one in turn, on loop-mounted ext4
+    Versions(versions::Args),
     /// Runs the simulator in a release build with the arguments that follow
     Sim {
         /// Arguments of the simulator, such as `--seeds 1000`
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Beside(args) => beside::run(&args),
+        Command::Versions(args) => versions::run(&args),
         Command::Sim { arguments } => sim(&arguments),
         Command::Models(args) => threads::models(&args),
         Command::Threads(args) => threads::threads(&args),
