@@ -50,7 +50,7 @@ struct Row {
     work: Work,
 }
 
-/// What is measured.
+/// Work that is measured.
 enum Work {
     /// A command line, this often.
     Lines(&'static str, usize),
