@@ -51,6 +51,7 @@ mod package;
 mod peers;
 mod recipe;
 mod run;
+mod scratch_place;
 mod source;
 mod test;
 mod threads;

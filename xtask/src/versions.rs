@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cowslip_testbed::{Place, Recipe, Spread, TextColumns, enter_namespace, populate};
+use cowslip_testbed::{Spread, TextColumns, populate};
 
 use crate::run;
+use crate::scratch_place::PlaceArgs;
 
 /// Options of `cargo xtask versions`.
 #[derive(clap::Args)]
@@ -25,15 +26,10 @@ pub struct Args {
     /// Only rows whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// The file system that is made and mounted (needs root), or `here` for the directory as it is
-    #[arg(long, default_value = "ext4")]
-    filesystem: String,
-    /// Directory of the images, or of the file system's image; needs about 3 GiB
-    #[arg(long)]
-    dir: Option<PathBuf>,
+    #[command(flatten)]
+    place: PlaceArgs,
 }
 
-const PLACE_BYTES: u64 = 3 << 30;
 const DISK_BYTES: u64 = 512 << 20;
 /// Requests of a run; of NBD, which takes longer, a third.
 const REQUESTS: u32 = 200_000;
@@ -112,20 +108,10 @@ pub fn run(args: &Args) -> Result<(), String> {
         found.map_err(|e| format!("cannot find {}: {e}", path.display()))
     };
     let programs = [absolute(&args.old)?, absolute(&new)?];
-    if args.filesystem != "here" {
-        enter_namespace()?;
-    }
-    let parent = args.dir.clone().unwrap_or_else(run::target);
-    let directory = parent.join(format!("versions-{}", std::process::id()));
-    fs::create_dir_all(&directory).map_err(|e| format!("{}: {e}", directory.display()))?;
-    let place = match args.filesystem.as_str() {
-        "here" => Place::here("here", &directory)?,
-        name => Place::mount_new(&Recipe::parse(name)?, &directory, PLACE_BYTES)?,
-    };
-    let measured = table(args, &programs, &place.directory);
-    drop(place);
-    let removed = fs::remove_dir_all(&directory);
-    measured.and(removed.map_err(|e| format!("cannot remove {}: {e}", directory.display())))
+    args.place
+        .measure(("versions", run::target()), |directory| {
+            table(args, &programs, directory)
+        })
 }
 
 fn table(args: &Args, programs: &[PathBuf; 2], directory: &Path) -> Result<(), String> {
