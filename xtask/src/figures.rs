@@ -39,7 +39,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("NBD and the queue", &["crates/nbd/", "crates/queue/"]),
     (
         "benchmarks and viewers",
-        &["crates/bench/", "crates/extents/", "bench/"],
+        &["crates/bench/", "crates/load/", "crates/extents/", "bench/"],
     ),
     ("the daemon", &["crates/daemon/"]),
     (
