@@ -302,6 +302,51 @@ impl Attendant for Polite {
     }
 }
 
+/// Counts the surveys of the file: nothing else of a compaction begins with no bytes.
+#[derive(Default)]
+struct Surveys(Arc<AtomicUsize>);
+
+impl Attendant for Surveys {
+    fn pace(&self, bytes: u64) -> Option<Moment> {
+        self.0.fetch_add(usize::from(bytes == 0), Ordering::Relaxed);
+        None
+    }
+}
+
+/// The last block of the file had clusters that the session did not take. One was planned for a
+/// cluster, which stayed; the next was to go where that was, and so on: each round did little, and
+/// read all tables once more. Clusters that go before the disk's did so a batch in a round, too.
+#[test]
+fn few_rounds_are_enough_where_blocks_are_larger_than_clusters() {
+    let create_options = CreateOptions {
+        cluster_size: 512,
+        size: 384 << 10,
+        ..shapes()[1].clone()
+    };
+    let (bytes, disk) = scattered(&create_options);
+    for budget in 3..12 {
+        let file = Arc::new(MemoryFile::new("image", bytes.clone(), 4096));
+        let image = open(file.clone());
+        let options = CompactOptions {
+            budget_bytes: budget * 512,
+            ..ordered(512)
+        };
+        let surveys = Surveys::default();
+        let count = surveys.0.clone();
+        let done = block_on(image.compact(&options, &Job::attended(surveys))).unwrap();
+        let order = order_of(&done);
+        assert!(
+            5 * order.extents <= 6 * order.extents_perfect,
+            "{budget}: {order:?}"
+        );
+        let surveys = count.load(Ordering::Relaxed);
+        assert!(surveys <= 16, "{budget}: {surveys}");
+        assert!(read(&image) == disk, "{budget}");
+        block_on(image.close()).unwrap();
+        checked_clean(&file, "blocks of 4096 bytes");
+    }
+}
+
 /// A guest writes and discards all the time.
 #[test]
 fn requests_go_on_while_clusters_get_their_order() {

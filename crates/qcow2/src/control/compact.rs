@@ -307,6 +307,15 @@ impl Qcow2 {
         if !self.writable {
             return Survey::read(&self.file, &self.header(), job).await;
         }
+        let mut survey = self.survey_beside_requests(job).await?;
+        // Where blocks are larger than clusters, the last one of the file may have more of them
+        // than this session takes.
+        survey.cut(self.lock().space.claimed());
+        Ok(survey)
+    }
+
+    #[boxed]
+    async fn survey_beside_requests(&self, job: &Job) -> Result<Survey> {
         for _ in 0..LOOKS_MAX {
             // While a job waits for its user, or for the guest, nothing is held back.
             job.begin(0).await?;
@@ -480,13 +489,12 @@ impl Qcow2 {
                     end: round.outline.end,
                     without_gaps: options.subclusters,
                 };
-                let counted = (job, &mut done.moved_bytes);
-                self.move_runs(&batch, destination, counted).await?;
+                self.move_runs(&batch, destination, (job, done)).await?;
             }
             for batch in &round.later {
                 job.enter(Stage::Tables);
-                let counted = (job, &mut done.moved_bytes);
-                self.move_units(batch, round.outline.end, counted).await?;
+                self.move_units(batch, round.outline.end, (job, done))
+                    .await?;
             }
             let moved = done.moved_bytes - before;
             let wanted = round.outline.moving << self.geometry().cluster_bits();

@@ -105,6 +105,14 @@ impl FreeSet {
         self.runs().map(behind).sum()
     }
 
+    /// Free clusters before `end`.
+    pub fn clusters_to(&self, end: u64) -> u64 {
+        let before = self.runs.range(..end);
+        before
+            .map(|(&at, &(len, _))| (at + len).min(end) - at)
+            .sum()
+    }
+
     /// The runs of free clusters, in order: the first one, how many there are, and what they hold.
     pub fn runs(&self) -> impl Iterator<Item = (u64, u64, SpaceContent)> + '_ {
         let runs = self.runs.iter();

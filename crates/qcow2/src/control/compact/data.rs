@@ -7,7 +7,6 @@
 //! place. Persistent bitmaps do not follow: the guest sees no change.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use cowslip_boxed::boxed;
 use cowslip_queue::Buf;
@@ -23,6 +22,7 @@ use crate::mapping::inflight::{LeaseKind, LeaseRequest, Ticket};
 use crate::path::admit::LeaseGuard;
 use crate::path::obstacle::{Blocked, Look};
 use crate::plan::{Freed, WriteOrdering};
+use crate::sync::{Mutex, lock};
 use crate::zero::is_zero;
 use crate::{Qcow2, State};
 
@@ -122,37 +122,33 @@ impl Moving<'_> {
 
 impl Qcow2 {
     /// Moves runs, those that are still as they were planned: to the places that are planned if
-    /// these are free, else before the end, or not at all if that is 0. Counts the bytes that have
-    /// moved, also if some have not. While a run waits for the job's pace, those under way go on:
-    /// they have leases, for which guests wait.
+    /// these are free, else before the end, or not at all if that is 0. Adds the places that are
+    /// left to a list, also if some are not. While a run waits for the job's pace, those under way
+    /// go on: they have leases, for which guests wait.
     #[boxed]
     pub(super) async fn move_batch(
         &self,
         batch: &[Move],
         destination: Destination,
-        (job, moved_bytes): (&Job, &mut u64),
+        (job, left): (&Job, &mut Vec<HostCluster>),
     ) -> Result<()> {
-        let bits = self.geometry().cluster_bits();
-        let moved = AtomicU64::new(0);
         let mut runs = Runs {
             left: batch.iter(),
-            cluster_bits: bits,
+            cluster_bits: self.geometry().cluster_bits(),
         };
-        let moved_by_all = &moved;
+        let all = &Mutex::new(left);
         let outcome = job.run_each(&mut runs, |run| async move {
-            let clusters = self.move_all(run, destination).await?;
-            moved_by_all.fetch_add(clusters << bits, Ordering::Relaxed);
+            let left = self.move_all(run, destination).await?;
+            lock(all).extend(left);
             Ok(())
         });
-        let outcome = outcome.await;
-        *moved_bytes += moved.into_inner();
-        outcome
+        outcome.await
     }
 
-    /// Moves what is left of a run, part by part. Returns how many clusters have moved.
+    /// Moves what is left of a run, part by part. Returns the places that are left.
     #[boxed]
-    async fn move_all(&self, run: Move, destination: Destination) -> Result<u64> {
-        let (mut at, mut moved) = (0, 0);
+    async fn move_all(&self, run: Move, destination: Destination) -> Result<Vec<HostCluster>> {
+        let (mut at, mut left) = (0, Vec::new());
         while at < run.clusters {
             let rest = Move {
                 guest: run.guest.plus(at),
@@ -161,9 +157,10 @@ impl Qcow2 {
                 clusters: run.clusters - at,
             };
             let (passed, done) = self.move_part(rest, destination).await?;
-            (at, moved) = (at + passed, moved + done);
+            left.extend((at..at + done).map(|moved| run.from.plus(moved)));
+            at += passed;
         }
-        Ok(moved)
+        Ok(left)
     }
 
     /// Moves the beginning of a run, or passes it: how many clusters, and how many of them moved.

@@ -3,10 +3,10 @@
 //!
 //! Each place that a cluster goes to is free by then: what lay there has moved, and the cycles that
 //! free its place have ended (`release_moved`), before anything is copied over it. What is not as
-//! it was planned, because a guest has written it or has taken the place, stays where it is; the
-//! next round plans once more.
+//! it was planned, because a guest has written it or has taken the place, stays where it is, and
+//! nothing else of the round goes to either place; the next round plans once more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use cowslip_boxed::boxed;
 use smallvec::SmallVec;
@@ -186,7 +186,8 @@ impl Qcow2 {
             let is_meant = |at| at >= front.end && !order.is_disk(at);
             let units = self.find_units(&survey, (&is_meant, front.end), job);
             let mut units = units.await?;
-            units.note_blocks(&survey, survey.kinds.len() as u64);
+            // Also one that counts nothing yet.
+            units.note_blocks(&survey, u64::MAX);
             others = units.batches(self.geometry(), batch);
         }
         Ok(Round {
@@ -331,43 +332,47 @@ impl Qcow2 {
         (job, done): (&Job, &mut Compaction),
     ) -> Result<()> {
         self.punch_places(&step.released).await?;
-        let before = done.moved_bytes;
         self.lock().space.spare(step.spared.clone());
-        let moved = self.move_clusters(step, round, (job, done)).await;
+        let left = self.move_clusters(step, round, (job, done)).await;
         self.lock().space.spare(Vec::new());
-        moved?;
-        let moved = (done.moved_bytes - before) >> self.geometry().cluster_bits();
-        match moved < step.clusters() {
-            // What has stayed where it is leaves places with space that nothing was to have.
-            true => self.punch_places(&step.destinations()).await,
-            false => Ok(()),
+        let left = left?;
+        if left.len() as u64 == step.clusters() {
+            return Ok(());
         }
+        let left: HashSet<_> = left.into_iter().collect();
+        let stay = step.pairs().filter(|(from, _)| !left.contains(from));
+        stay.for_each(|(from, to)| round.order.stays(from, to));
+        // Some places have space that nothing was to have.
+        self.punch_places(&step.destinations()).await
     }
 
+    /// Returns the places that are left.
     async fn move_clusters(
         &self,
         step: &Step,
         round: &mut Round,
         (job, done): (&Job, &mut Compaction),
-    ) -> Result<()> {
+    ) -> Result<Vec<HostCluster>> {
+        let mut left = Vec::new();
         if !step.moves.is_empty() {
             job.enter(Stage::Copy);
             let destination = Destination {
                 end: 0,
                 without_gaps: round.without_gaps,
             };
-            let counted = (job, &mut done.moved_bytes);
             // What has moved is given up before anything takes its place.
-            self.move_runs(&step.moves, destination, counted).await?;
+            left = self
+                .move_runs(&step.moves, destination, (job, done))
+                .await?;
         }
         if step.shared.is_empty() {
-            return Ok(());
+            return Ok(left);
         }
         job.enter(Stage::Tables);
         let mut units = Vec::with_capacity(step.shared.len());
         for &(from, to) in &step.shared {
             if let Some(words) = round.words.remove(&from.0) {
-                // If it stays where it is, its words will not be those of the new place.
+                // If it stays where it is, it is not moved again.
                 round.words.insert(to.0, words.clone());
                 units.push(Unit {
                     kind: Kind::Shared,
@@ -378,13 +383,14 @@ impl Qcow2 {
             }
         }
         for batch in in_batches(units, self.geometry(), round.batch) {
-            let counted = (job, &mut done.moved_bytes);
-            self.move_units(&batch, 0, counted).await?;
+            left.extend(self.move_units(&batch, 0, (job, done)).await?);
         }
-        Ok(())
+        Ok(left)
     }
 
-    /// Empties some of the front of the disk's clusters, and moves all else there.
+    /// Empties the front of the disk's clusters as all else is moved there, in batches: so that the
+    /// tables are read once for many of them. Tables that have moved are not where the words of
+    /// clusters were that snapshots share; such a cluster stays for the next round.
     #[boxed]
     async fn clear_front(
         &self,
@@ -392,17 +398,41 @@ impl Qcow2 {
         front: Front,
         (job, done): (&Job, &mut Compaction),
     ) -> Result<()> {
-        job.expect(front.clusters << self.geometry().cluster_bits());
-        let pace = &mut Pace::of(job);
-        let step = round.order.next_of_front(front, round.batch, pace);
-        if let Some(step) = step.await? {
-            self.move_step(&step, round, (job, done)).await?;
-        }
-        for batch in &round.others {
+        job.expect(2 * front.clusters << self.geometry().cluster_bits());
+        for batch in std::mem::take(&mut round.others) {
+            self.empty_front((round, front), batch.len() as u64, (job, done))
+                .await?;
+            if self.room_before(front.end) == 0 {
+                return Ok(());
+            }
             job.enter(Stage::Tables);
-            let counted = (job, &mut done.moved_bytes);
-            self.move_units(batch, front.end, counted).await?;
+            self.move_units(&batch, front.end, (job, done)).await?;
         }
         Ok(())
+    }
+
+    /// Moves the disk's clusters out of the front until it has as many free ones, or none left that
+    /// can move.
+    #[boxed]
+    async fn empty_front(
+        &self,
+        (round, front): (&mut Round, Front),
+        clusters: u64,
+        (job, done): (&Job, &mut Compaction),
+    ) -> Result<()> {
+        while self.room_before(front.end) < clusters {
+            let pace = &mut Pace::of(job);
+            let step = round.order.next_of_front(front, round.batch, pace);
+            let Some(step) = step.await? else {
+                return Ok(());
+            };
+            self.move_step(&step, round, (job, done)).await?;
+        }
+        Ok(())
+    }
+
+    /// Free clusters before a cluster.
+    fn room_before(&self, end: u64) -> u64 {
+        self.lock().space.free.clusters_to(end)
     }
 }

@@ -70,6 +70,13 @@ pub struct Step {
 }
 
 impl Step {
+    /// Where each cluster is, and where it goes.
+    pub fn pairs(&self) -> impl Iterator<Item = (HostCluster, HostCluster)> + '_ {
+        let own = self.moves.iter();
+        let own = own.flat_map(|run| (0..run.clusters).map(|n| (run.from.plus(n), run.to.plus(n))));
+        own.chain(self.shared.iter().copied())
+    }
+
     /// How many clusters move.
     pub fn clusters(&self) -> u64 {
         let moves = self.moves.iter().map(|run| run.clusters);
@@ -78,9 +85,7 @@ impl Step {
 
     /// Where they go, in order.
     pub fn destinations(&self) -> Vec<HostCluster> {
-        let moves = self.moves.iter();
-        let own = moves.flat_map(|run| (0..run.clusters).map(|at| run.to.plus(at)));
-        let mut all: Vec<_> = own.chain(self.shared.iter().map(|&(_, to)| to)).collect();
+        let mut all: Vec<_> = self.pairs().map(|(_, to)| to).collect();
         all.sort_unstable();
         all
     }
@@ -360,6 +365,27 @@ impl Order {
             released: released.into_iter().map(place).collect(),
             spared,
         })
+    }
+
+    /// Notes that a cluster of the last steps has not moved, as a guest has written it, or another
+    /// has taken its place. It stays where it is; no other goes there, or where it was to go.
+    pub fn stays(&mut self, from: HostCluster, to: HostCluster) {
+        let (from, to) = (from.0 as u32, to.0 as u32);
+        let k = std::mem::replace(&mut self.layout.owners[to as usize], NONE);
+        self.layout.cells[to as usize] = Cell::Fixed;
+        self.spared.forget(from);
+        // Where another was to go there, that one stays, too.
+        let cell = &mut self.layout.cells[from as usize];
+        if *cell == Cell::Free {
+            *cell = Cell::Fixed;
+            self.free -= 1;
+        }
+        if k != NONE {
+            self.set_place(k as usize, from);
+            if let Some(home) = self.homes.get_mut(k as usize) {
+                *home = from;
+            }
+        }
     }
 
     /// The highest free place that is not within a range; those that are there are noted. One that

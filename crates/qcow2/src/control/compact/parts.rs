@@ -4,12 +4,14 @@ use std::ops::Range;
 
 use cowslip_boxed::boxed;
 
+use super::Compaction;
 use super::data::Destination;
 use super::plan::Move;
 use super::units::{Unit, moves_in_turn};
 use crate::Qcow2;
 use crate::Result;
 use crate::commit::writeback::is_no_space;
+use crate::geometry::HostCluster;
 use crate::job::Job;
 
 /// Runs that move at a time, at most: each may change a part of a table of its own, and the cycle
@@ -82,7 +84,8 @@ fn moves_of(batch: &[Move], part: Range<u64>) -> (Vec<Move>, Range<u64>) {
 
 impl Qcow2 {
     /// Moves runs, and gives their places up before the budget is spent again. Where there is no
-    /// space for all, they move in parts, at last one cluster at a time.
+    /// space for all, they move in parts, at last one cluster at a time. Returns the places that
+    /// are left; what has moved is counted, also if some has not.
     ///
     /// # Errors
     /// No space for one cluster; others.
@@ -91,15 +94,16 @@ impl Qcow2 {
         &self,
         batch: &[Move],
         destination: Destination,
-        (job, moved_bytes): (&Job, &mut u64),
-    ) -> Result<()> {
+        (job, done): (&Job, &mut Compaction),
+    ) -> Result<Vec<HostCluster>> {
         let mut parts = Parts::of(batch.iter().map(|run| run.clusters).sum());
+        let mut left = Vec::new();
         while let Some(part) = parts.next() {
-            let before = *moved_bytes;
+            let before = left.len();
             let (moves, part) = moves_of(batch, part);
-            let moved = self
-                .move_batch(&moves, destination, (job, moved_bytes))
-                .await;
+            let moved = self.move_batch(&moves, destination, (job, &mut left)).await;
+            let moved_bytes = self.bytes_of(&left[before..]);
+            done.moved_bytes += moved_bytes;
             let released = self.release_moved(job).await;
             match moved {
                 Ok(()) => {
@@ -111,15 +115,16 @@ impl Qcow2 {
                         return Err(error);
                     }
                     // These are met again.
-                    job.expect(*moved_bytes - before);
+                    job.expect(moved_bytes);
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(left)
     }
 
-    /// Moves clusters of one kind that are not the disk's alone, in parts likewise.
+    /// Moves clusters of one kind that are not the disk's alone, in parts likewise. Returns the
+    /// places that are left.
     ///
     /// # Errors
     /// No space for one cluster; others.
@@ -128,25 +133,32 @@ impl Qcow2 {
         &self,
         batch: &[Unit],
         end: u64,
-        (job, moved_bytes): (&Job, &mut u64),
-    ) -> Result<()> {
+        (job, done): (&Job, &mut Compaction),
+    ) -> Result<Vec<HostCluster>> {
         if moves_in_turn(batch) {
-            *moved_bytes += self.move_roots(batch, end, job).await?;
-            return Ok(());
+            let left = self.move_roots(batch, end, job).await?;
+            done.moved_bytes += self.bytes_of(&left);
+            return Ok(left);
         }
         let mut parts = Parts::of(batch.len() as u64);
+        let mut left = Vec::new();
         while let Some(part) = parts.next() {
             let units = &batch[part.start as usize..part.end as usize];
             match self.move_still(units, end, job).await {
-                Ok(bytes) => {
-                    *moved_bytes += bytes;
+                Ok(places) => {
+                    done.moved_bytes += self.bytes_of(&places);
+                    left.extend(places);
                     parts.passed(&part);
                 }
                 Err(error) if self.finds_no_space(&error) && parts.failed(&part) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(left)
+    }
+
+    fn bytes_of(&self, clusters: &[HostCluster]) -> u64 {
+        (clusters.len() as u64) << self.geometry().cluster_bits()
     }
 
     fn finds_no_space(&self, error: &crate::Error) -> bool {

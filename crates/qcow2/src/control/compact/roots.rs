@@ -54,23 +54,28 @@ fn field(header: &mut Header, kind: Kind) -> Option<&mut u64> {
 
 impl Qcow2 {
     /// Moves structures to free places before `end` clusters, those that are where they were.
-    /// Returns the bytes that have moved.
+    /// Returns the places that are left.
     #[boxed]
-    pub(super) async fn move_roots(&self, batch: &[Unit], end: u64, job: &Job) -> Result<u64> {
+    pub(super) async fn move_roots(
+        &self,
+        batch: &[Unit],
+        end: u64,
+        job: &Job,
+    ) -> Result<Vec<HostCluster>> {
         let bytes = self.geometry().cluster_bytes();
-        let mut moved = 0;
+        let mut left = Vec::new();
         for unit in batch {
             job.begin(bytes).await?;
             {
                 let mut counts = self.turn.take().await;
                 let moving = self.move_root(&mut counts, unit, end);
                 if self.latch_if_cancelled(moving).await? {
-                    moved += bytes;
+                    left.push(unit.from);
                 }
             }
             job.done(bytes);
         }
-        Ok(moved)
+        Ok(left)
     }
 
     #[boxed]

@@ -92,11 +92,15 @@ async fn all(works: Vec<impl Future<Output = Result<()>>>) -> Result<()> {
 impl Qcow2 {
     /// Moves clusters of one kind to the places that are planned, or to free ones before `end`
     /// clusters, those of which all references are known. Requests wait meanwhile. Returns the
-    /// bytes that have moved.
+    /// places that are left.
     #[boxed]
-    pub(super) async fn move_still(&self, batch: &[Unit], end: u64, job: &Job) -> Result<u64> {
-        let bits = self.geometry().cluster_bits();
-        let bytes = (batch.len() as u64) << bits;
+    pub(super) async fn move_still(
+        &self,
+        batch: &[Unit],
+        end: u64,
+        job: &Job,
+    ) -> Result<Vec<HostCluster>> {
+        let bytes = (batch.len() as u64) << self.geometry().cluster_bits();
         job.begin(bytes).await?;
         // So that requests wait for less.
         self.write_back().await?;
@@ -107,26 +111,31 @@ impl Qcow2 {
                 self.latch_if_cancelled(moved).await?
             }
             // What a request may reach that was dropped stays where it is.
-            Err(_) => 0,
+            Err(_) => Vec::new(),
         };
         job.done(bytes);
-        Ok(moved << bits)
+        Ok(moved)
     }
 
     #[boxed]
-    async fn move_in_turn(&self, counts: &mut Counts, batch: &[Unit], end: u64) -> Result<u64> {
+    async fn move_in_turn(
+        &self,
+        counts: &mut Counts,
+        batch: &[Unit],
+        end: u64,
+    ) -> Result<Vec<HostCluster>> {
         self.settle_space(counts).await?;
         {
             let state = self.lock();
             self.unlatched(&state)?;
             if !state.space.quarantine.is_empty() {
-                return Ok(0);
+                return Ok(Vec::new());
             }
         }
         let mut moving = self.sure(counts, batch).await?;
         self.take_planned(&mut moving.sure, end);
         if moving.sure.is_empty() {
-            return Ok(0);
+            return Ok(Vec::new());
         }
         if let Err(error) = self.fill_places(counts, &mut moving).await {
             self.give_places_back(counts, &moving, &error).await;
@@ -141,7 +150,7 @@ impl Qcow2 {
         }
         let settled = self.settle_moved(counts, &moving.sure).await;
         self.or_latched(settled)?;
-        Ok(moving.sure.len() as u64)
+        Ok(moving.sure.iter().map(|sure| sure.from).collect())
     }
 
     /// Finds those clusters whose words are all known.

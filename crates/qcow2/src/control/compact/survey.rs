@@ -486,6 +486,13 @@ impl Survey {
         Ok(survey)
     }
 
+    /// Leaves out what lies behind a number of clusters, and holds nothing.
+    pub fn cut(&mut self, clusters: u64) {
+        while self.kinds.len() as u64 > clusters && self.kinds.last() == Some(&Kind::Free) {
+            self.kinds.pop();
+        }
+    }
+
     /// Returns whether what was read as a table may have been something else.
     pub fn is_disturbed(&self, changes: &Changes) -> bool {
         let is_table = |&cluster: &u64| {

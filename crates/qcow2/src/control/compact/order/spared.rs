@@ -70,6 +70,11 @@ impl Spared {
         (self.places.len() as u64) < self.most && self.places.insert(place)
     }
 
+    /// A place is not filled after all, as the cluster that has left it has not.
+    pub fn forget(&mut self, place: u32) {
+        self.places.remove(&place);
+    }
+
     /// All of the step is known: returns the places that lose their space before it, in order.
     pub fn end_step(&mut self) -> Vec<u32> {
         self.taken = 0;

@@ -286,6 +286,67 @@ fn clusters_go_home_over_nothing_and_no_run_is_forgotten() {
     assert!(arranged > 300 && cleared > 300, "{arranged}, {cleared}");
 }
 
+/// Moves the clusters of a step, all of them the disk's alone, but one in 64: those that are where
+/// the step has them, to places that are free. Notes the others, and returns how many they are.
+fn hinder(step: &Step, order: &mut Order, file: &mut Naive, random: &mut Random) -> u64 {
+    let own = step.moves.iter().flat_map(|run| {
+        (0..run.clusters).map(|n| (run.guest.plus(n), run.from.plus(n), run.to.plus(n)))
+    });
+    let before = file.clone();
+    let mut stay = 0;
+    for (guest, from, to) in own {
+        let (at, place) = (from.0 as usize, to.0 as usize);
+        let is_there = before.guests[at] == Some(guest.0);
+        let goes = is_there && before.kinds[place] == Kind::Free && random.below(64) != 0;
+        if goes {
+            file.kinds.swap(at, place);
+            file.guests.swap(at, place);
+        } else {
+            order.stays(from, to);
+            stay += 1;
+        }
+    }
+    stay
+}
+
+#[test]
+fn a_cluster_that_stays_is_in_the_way_of_few_others() {
+    let random = &mut Random(11);
+    let mut guests: Vec<u64> = (0..4096).collect();
+    random.shuffle(&mut guests);
+    let guests = guests.iter().copied().map(Some).collect();
+    let mut file = Naive::new(vec![Kind::Data; 4096], guests);
+    file.grow(256 + 64);
+    let mut order = file.order(0).sparing(256);
+    let (mut stayed, mut planned) = (0, 0);
+    while let Some(window) = next_window(&mut order, 256) {
+        for step in [&window.evicted, &window.placed] {
+            stayed += hinder(step, &mut order, &mut file, random);
+            planned += step.clusters();
+        }
+        assert!(order.runs().0.abs_diff(file.runs().0) <= 2 * stayed);
+        let holes = order.spared();
+        let are_free = |place: &HostCluster| file.kinds[place.0 as usize] == Kind::Free;
+        assert!(holes.iter().all(are_free), "what is spared is free");
+    }
+    // One of 64 stays of its own, and each may keep another.
+    assert!(
+        stayed > planned / 128 && stayed < planned / 16,
+        "{stayed} of {planned}"
+    );
+    // The next round does nearly all of the rest.
+    let (runs, _) = file.runs();
+    assert!(runs < 1024, "{runs}");
+    let mut order = file.order(0).sparing(256);
+    assert_eq!(order.todo(), Todo::Arrange);
+    let mut file = Naive {
+        spared: BTreeSet::new(),
+        ..file
+    };
+    file.arrange(&mut order, 256);
+    assert_eq!(file.runs(), (1, 1));
+}
+
 #[test]
 fn a_shuffled_disk_moves_twice_at_most_and_is_perfect() {
     let random = &mut Random(7);
