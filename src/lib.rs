@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::parser::ValueSource;
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use signal_hook::consts::SIGXFSZ;
 
 mod cmd;
@@ -31,6 +31,7 @@ use cowslip_cmdline::{
 };
 use cowslip_console::{error, interrupt, options, output, size, time};
 
+use cmd::deferred::{self, WITHOUT_IMAGES};
 use cmd::option_order::OptionValidator;
 use cmd::{CowslipVerb, QemuImgVerb};
 use output::Program;
@@ -63,7 +64,7 @@ impl Personality {
     }
 }
 
-/// The command line under the name `cowslip`.
+/// The command line under the name `cowslip`, without its verb.
 #[derive(Parser)]
 #[command(
     name = "cowslip",
@@ -72,7 +73,9 @@ impl Personality {
     after_help = "Also: 'cowslip qemu-img ARGS...' behaves as qemu-img does; so do qemu-io, qemu-nbd \
                   and qemu-storage-daemon.",
     args_override_self = true,
-    infer_long_args = true
+    infer_long_args = true,
+    subcommand_required = true,
+    arg_required_else_help = true
 )]
 struct CowslipLine {
     #[command(flatten)]
@@ -80,37 +83,27 @@ struct CowslipLine {
     #[cfg(feature = "remote")]
     #[command(flatten)]
     remote: remote_args::RemoteArgs,
-    #[command(subcommand)]
-    verb: CowslipVerb,
 }
 
-/// Verbs that open no image by its name, so that neither objects nor options about images at URLs
-/// are for them.
-const WITHOUT_IMAGES: [&str; 9] = [
-    "ctl",
-    "top",
-    "umount",
-    "allocate",
-    "extents",
-    "grow",
-    "demo",
-    "completions",
-    "manual",
-];
-
 impl CowslipLine {
-    /// The declaration, without options in the help of verbs that they are not for.
-    fn declared() -> clap::Command {
-        let line = CowslipLine::command();
+    /// The declaration for a line, the program's name first.
+    fn declared(args: &[OsString]) -> Command {
+        deferred::with_verbs::<CowslipVerb>(CowslipLine::command(), args)
+    }
+
+    /// The declaration with the options of all verbs, except in the help of verbs that they are
+    /// not for.
+    fn in_full() -> Command {
+        let line = deferred::in_full::<CowslipVerb>(CowslipLine::command());
         let globals = line.get_arguments().filter(|arg| arg.is_global_set());
-        let hidden: Vec<clap::Arg> = globals.map(|arg| arg.clone().hide(true)).collect();
+        let hidden: Vec<Arg> = globals.map(|arg| arg.clone().hide(true)).collect();
         WITHOUT_IMAGES.iter().fold(line, |line, verb| {
             line.mut_subcommand(verb, |verb| verb.args(hidden.clone()))
         })
     }
 
     /// Says which option of a line is not for its verb.
-    fn misplaced(matches: &clap::ArgMatches) -> Option<String> {
+    fn misplaced(matches: &ArgMatches) -> Option<String> {
         let verb = matches.subcommand_name()?;
         if !WITHOUT_IMAGES.contains(&verb) {
             return None;
@@ -127,7 +120,7 @@ impl CowslipLine {
     }
 }
 
-/// The command line under the name `qemu-img`.
+/// The command line under the name `qemu-img`, without its verb.
 #[derive(Parser)]
 #[command(
     name = "qemu-img",
@@ -136,7 +129,9 @@ impl CowslipLine {
     after_help = supported_formats(),
     args_override_self = true,
     infer_long_args = true,
-    disable_help_subcommand = true
+    disable_help_subcommand = true,
+    subcommand_required = true,
+    arg_required_else_help = true
 )]
 struct QemuImgLine {
     /// Accepted for compatibility; there are no trace points
@@ -144,8 +139,18 @@ struct QemuImgLine {
     trace: Option<String>,
     #[command(flatten)]
     objects: Objects,
-    #[command(subcommand)]
-    verb: QemuImgVerb,
+}
+
+impl QemuImgLine {
+    /// The declaration for a line, the program's name first.
+    fn declared(args: &[OsString]) -> Command {
+        deferred::with_verbs::<QemuImgVerb>(QemuImgLine::command(), args)
+    }
+
+    /// The declaration with the options of all verbs.
+    fn in_full() -> Command {
+        deferred::in_full::<QemuImgVerb>(QemuImgLine::command())
+    }
 }
 
 /// The end of the help: the drivers of images and files.
@@ -238,12 +243,12 @@ fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u
     }
     match personality {
         Personality::Cowslip => match parse_cowslip(args, program) {
-            Ok(line) => {
+            Ok((line, verb)) => {
                 #[cfg(feature = "remote")]
                 if let Err(error) = line.remote.set() {
                     return program.fail(&error);
                 }
-                line.objects.before(program, || line.verb.run(program))
+                line.objects.before(program, || verb.run(program))
             }
             Err(code) => code,
         },
@@ -258,19 +263,18 @@ fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u
 ///
 /// # Errors
 /// The exit code to end with.
-fn parse_cowslip(args: &[OsString], program: &Program) -> Result<CowslipLine, u8> {
-    let matches = matches_of(CowslipLine::declared(), args, program)?;
+fn parse_cowslip(args: &[OsString], program: &Program) -> Result<(CowslipLine, CowslipVerb), u8> {
+    let matches = matches_of(CowslipLine::declared(args), args, program)?;
     if let Some(misplaced) = CowslipLine::misplaced(&matches) {
         let verb = matches.subcommand_name().unwrap_or_default();
         return Err(program.fail(&output::usage_error(&misplaced, verb, program)));
     }
-    let line = CowslipLine::from_arg_matches(&matches);
-    line.map_err(|error| program.answer_command_line(&error, args))
+    values_of(matches).map_err(|error| program.answer_command_line(&error, args))
 }
 
 /// The process called `qemu-img`: getopt's reading of the line, and then the parser's.
 fn run_qemu_img(args: &[OsString], program: &Program) -> u8 {
-    let parser = QemuImgLine::command();
+    let parser = QemuImgLine::declared(args);
     let words: Option<Vec<&str>> = args.iter().map(|arg| arg.to_str()).collect();
     let read = words.map(|words| {
         let words: Vec<String> = words.into_iter().map(str::to_string).collect();
@@ -285,30 +289,29 @@ fn run_qemu_img(args: &[OsString], program: &Program) -> u8 {
         // The parser says what is wrong with a line that is no text.
         None => args.to_vec(),
     };
-    match parse::<QemuImgLine>(parser, &args, program) {
-        Ok(line) => line.objects.before(program, || line.verb.run(program)),
+    let parsed = matches_of(parser, &args, program).and_then(|matches| {
+        let values = values_of::<QemuImgLine, QemuImgVerb>(matches);
+        values.map_err(|error| program.answer_command_line(&error, &args))
+    });
+    match parsed {
+        Ok((line, verb)) => line.objects.before(program, || verb.run(program)),
         Err(code) => code,
     }
+}
+
+/// The values of a line, and those of its verb.
+fn values_of<L: FromArgMatches, V: Subcommand>(
+    mut matches: ArgMatches,
+) -> Result<(L, V), clap::Error> {
+    let line = L::from_arg_matches_mut(&mut matches)?;
+    Ok((line, V::from_arg_matches_mut(&mut matches)?))
 }
 
 /// Parses a command line, or answers `--help`, `--version` and mistakes; then the exit code.
 ///
 /// # Errors
 /// The exit code to end with.
-fn parse<T: FromArgMatches>(
-    parser: clap::Command,
-    args: &[OsString],
-    program: &Program,
-) -> Result<T, u8> {
-    let line = T::from_arg_matches(&matches_of(parser, args, program)?);
-    line.map_err(|error| program.answer_command_line(&error, args))
-}
-
-fn matches_of(
-    parser: clap::Command,
-    args: &[OsString],
-    program: &Program,
-) -> Result<clap::ArgMatches, u8> {
+fn matches_of(parser: Command, args: &[OsString], program: &Program) -> Result<ArgMatches, u8> {
     let matches = parser
         .bin_name(program.name.clone())
         .version(version_text(program))

@@ -12,6 +12,7 @@
 
 use clap::{Arg, Command};
 
+use crate::cmd::deferred;
 use crate::cmd::option_order::Validated;
 use crate::error::CommandError;
 use crate::getopt::{Found, Long, Mistake, Name, Scanner, Value};
@@ -49,13 +50,10 @@ impl Verb {
 
 /// The value that an option has: one that may be left out is not qemu-img's.
 fn value_of(arg: &Arg) -> Value {
-    let is_required = match arg.get_num_args() {
-        Some(count) => count.min_values() > 0,
-        None => arg.get_action().takes_values(),
-    };
-    match is_required {
-        true => Value::Required,
-        false => Value::None,
+    let count = arg.get_num_args().expect("its verb is built");
+    match count.min_values() {
+        0 => Value::None,
+        _ => Value::Required,
     }
 }
 
@@ -269,12 +267,12 @@ pub fn unambiguous(
     };
     let (Some(verb), Some(parser)) = (
         VERBS.iter().find(|verb| verb.name == *name),
-        parser.find_subcommand(name),
+        deferred::verb(parser, name),
     ) else {
         return Err(Refusal::UnknownVerb(name.clone()));
     };
     out.push(name.clone());
-    let longs = verb.longs(parser);
+    let longs = verb.longs(&parser);
     let mut scanner = Scanner::new(rest, verb.letters, &longs).with_own(OWN);
     if verb.name == RESIZE {
         scanner = scanner.second_may_be_less();
@@ -287,7 +285,7 @@ pub fn unambiguous(
         let value = found.value.as_deref().unwrap_or_default();
         let validated = validate(verb.name, found.name, value).map_err(Refusal::Value)?;
         if validated == Validated::Passed {
-            push(found, (parser, &longs), &mut out).map_err(mistake)?;
+            push(found, (&parser, &longs), &mut out).map_err(mistake)?;
         }
     }
     out.push("--".to_string());
@@ -337,7 +335,7 @@ fn is_named(arg: &Arg, long: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use std::ffi::OsString;
 
     use super::*;
 
@@ -348,7 +346,8 @@ mod tests {
             .map(|word| if word == "''" { "" } else { word }.to_string())
             .collect();
         let pass = |_: &str, _, _: &str| Ok(Validated::Passed);
-        match unambiguous(&words, &crate::QemuImgLine::command(), pass) {
+        let args: Vec<OsString> = words.iter().map(OsString::from).collect();
+        match unambiguous(&words, &crate::QemuImgLine::declared(&args), pass) {
             Err(Refusal::Value(error)) => format!("<{error}>"),
             Ok(words) => words[1..].join(" "),
             Err(Refusal::Mistake(mistake)) => format!("<{mistake}>"),
@@ -431,15 +430,15 @@ mod tests {
 
     #[test]
     fn the_parser_has_all_that_qemu_img_has() {
-        let line = crate::QemuImgLine::command();
+        let line = crate::QemuImgLine::declared(&[]);
         let declared = line.get_subcommands().map(Command::get_name);
         let mut declared: Vec<&str> = declared.collect();
         declared.sort_unstable();
         let known: Vec<&str> = VERBS.iter().map(|verb| verb.name).collect();
         assert_eq!(declared, known);
         for verb in VERBS {
-            let parser = line.find_subcommand(verb.name).unwrap();
-            let known = verb.longs(parser);
+            let parser = deferred::verb(&line, verb.name).unwrap();
+            let known = verb.longs(&parser);
             let letters = verb.letters.chars().filter(|letter| *letter != ':');
             let letters = letters.filter(|letter| *letter != 'h').map(Name::Letter);
             // An option with a letter is identified by it; objects are defined as they are parsed.
@@ -458,7 +457,7 @@ mod tests {
                     value: takes.then(|| "1".to_string()),
                 };
                 let mut out = vec!["x".to_string()];
-                push(found, (parser, &known), &mut out).unwrap();
+                push(found, (&parser, &known), &mut out).unwrap();
                 let parsed = parser.clone().try_get_matches_from(out);
                 let wrong = parsed.err().map(|error| error.to_string());
                 assert_eq!(wrong, None, "{} {name:?}", verb.name);

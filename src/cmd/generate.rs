@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Command, CommandFactory, ValueEnum};
+use clap::{Command, ValueEnum};
 use clap_complete::Shell;
 
 use crate::error::CommandError;
@@ -22,8 +22,8 @@ enum Declared {
 impl Declared {
     fn command(self) -> Command {
         match self {
-            Declared::Cowslip => CowslipLine::declared(),
-            Declared::QemuImg => QemuImgLine::command(),
+            Declared::Cowslip => CowslipLine::in_full(),
+            Declared::QemuImg => QemuImgLine::in_full(),
         }
     }
 }
@@ -63,7 +63,7 @@ pub fn completions(args: &CompletionsArgs) -> u8 {
 pub fn manual(args: &ManualArgs, program: &Program) -> u8 {
     let made = std::fs::create_dir_all(&args.directory);
     let written = made.and_then(|()| match args.markdown {
-        true => markdown::write(CowslipLine::declared(), &args.directory),
+        true => markdown::write(CowslipLine::in_full(), &args.directory),
         false => write_pages(&args.directory),
     });
     program.exit_code(written.map_err(|error| {

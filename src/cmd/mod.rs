@@ -1,6 +1,7 @@
 //! The verbs, one file each, and their names on the command line.
 //!
-//! A verb is `Args` (its command line) and `run` (its work, which returns the exit code).
+//! A verb is `Args` (its command line) and `run` (its work, which returns the exit code). Its
+//! options are declared only where a line names it ([`Deferred`]).
 
 use std::ffi::OsString;
 
@@ -11,6 +12,7 @@ use cowslip_daemon as daemon;
 use cowslip_shell as io;
 
 use crate::output::Program;
+use deferred::Deferred;
 
 pub mod advise;
 pub mod allocate;
@@ -29,6 +31,7 @@ pub mod compare;
 pub mod convert;
 pub mod create;
 pub mod dd;
+pub mod deferred;
 pub mod extents;
 pub mod generate;
 pub mod grow;
@@ -52,53 +55,53 @@ pub mod umount;
 #[derive(Subcommand)]
 pub enum ImgVerb {
     /// Create and format a new image file
-    Create(create::Args),
+    Create(Deferred<create::Args>),
     /// Check an image's structures and refcounts
-    Check(check::Args),
+    Check(Deferred<check::Args>),
     /// Copy one or more images into a new one, also of another format
-    Convert(Box<convert::Args>),
+    Convert(Deferred<Box<convert::Args>>),
     /// Copy a part of an image into a new one
-    Dd(Box<dd::Args>),
+    Dd(Deferred<Box<dd::Args>>),
     /// Show how large the file of a new image will be
-    Measure(Box<measure::Args>),
+    Measure(Deferred<Box<measure::Args>>),
     /// Show where the data of an image is stored
-    Map(map::Args),
+    Map(Deferred<map::Args>),
     /// Display information about an image
-    Info(info::Args),
+    Info(Deferred<info::Args>),
     /// Change the size of a disk
-    Resize(resize::Args),
+    Resize(Deferred<resize::Args>),
     /// Change options of an existing image
-    Amend(amend::Args),
+    Amend(Deferred<amend::Args>),
     /// Compare the contents of two images
-    Compare(compare::Args),
+    Compare(Deferred<compare::Args>),
     /// Give an image another backing file
-    Rebase(rebase::Args),
+    Rebase(Deferred<rebase::Args>),
     /// Write the data of an image into its backing file
-    Commit(commit::Args),
+    Commit(Deferred<commit::Args>),
     /// List, create, apply or delete internal snapshots
-    Snapshot(snapshot::Args),
+    Snapshot(Deferred<snapshot::Args>),
     /// Add, remove, clear, enable, disable or merge persistent dirty bitmaps
-    Bitmap(bitmap::Args),
+    Bitmap(Deferred<bitmap::Args>),
 }
 
 impl ImgVerb {
     /// Runs the verb. Returns the exit code.
     pub fn run(self, program: &Program) -> u8 {
         match self {
-            ImgVerb::Create(args) => create::run(args, program),
-            ImgVerb::Check(args) => check::run(args, program),
-            ImgVerb::Convert(args) => convert::run(&args, program),
-            ImgVerb::Dd(args) => dd::run(&args, program),
-            ImgVerb::Measure(args) => measure::run(&args, program),
-            ImgVerb::Map(args) => map::run(args, program),
-            ImgVerb::Info(args) => info::run(args, program),
-            ImgVerb::Resize(args) => resize::run(args, program),
-            ImgVerb::Amend(args) => amend::run(args, program),
-            ImgVerb::Compare(args) => compare::run(args, program),
-            ImgVerb::Rebase(args) => rebase::run(args, program),
-            ImgVerb::Commit(args) => commit::run(args, program),
-            ImgVerb::Snapshot(args) => snapshot::run(args, program),
-            ImgVerb::Bitmap(args) => bitmap::run(&args, program),
+            ImgVerb::Create(Deferred(args)) => create::run(args, program),
+            ImgVerb::Check(Deferred(args)) => check::run(args, program),
+            ImgVerb::Convert(Deferred(args)) => convert::run(&args, program),
+            ImgVerb::Dd(Deferred(args)) => dd::run(&args, program),
+            ImgVerb::Measure(Deferred(args)) => measure::run(&args, program),
+            ImgVerb::Map(Deferred(args)) => map::run(args, program),
+            ImgVerb::Info(Deferred(args)) => info::run(args, program),
+            ImgVerb::Resize(Deferred(args)) => resize::run(args, program),
+            ImgVerb::Amend(Deferred(args)) => amend::run(args, program),
+            ImgVerb::Compare(Deferred(args)) => compare::run(args, program),
+            ImgVerb::Rebase(Deferred(args)) => rebase::run(args, program),
+            ImgVerb::Commit(Deferred(args)) => commit::run(args, program),
+            ImgVerb::Snapshot(Deferred(args)) => snapshot::run(args, program),
+            ImgVerb::Bitmap(Deferred(args)) => bitmap::run(&args, program),
         }
     }
 }
@@ -110,7 +113,7 @@ pub enum QemuImgVerb {
     #[command(flatten)]
     Img(ImgVerb),
     /// Run a simple image benchmark
-    Bench(bench::ImageArgs),
+    Bench(Deferred<bench::ImageArgs>),
 }
 
 impl QemuImgVerb {
@@ -118,7 +121,7 @@ impl QemuImgVerb {
     pub fn run(self, program: &Program) -> u8 {
         match self {
             QemuImgVerb::Img(verb) => verb.run(program),
-            QemuImgVerb::Bench(args) => bench::run_image(&args, program),
+            QemuImgVerb::Bench(Deferred(args)) => bench::run_image(&args, program),
         }
     }
 }
@@ -130,55 +133,55 @@ pub enum CowslipVerb {
     #[command(flatten)]
     Img(ImgVerb),
     /// Measure an image with qemu-img's command line, or make a table of measurements
-    Bench(Box<bench::Args>),
+    Bench(Deferred<Box<bench::Args>>),
     /// Read, write and examine an image, in the manner of qemu-io
-    Io(io::Args),
+    Io(Deferred<io::Args>),
     /// Serve an image over NBD, to virtual machines as a vhost-user-blk device, or as a file
-    Serve(Box<serve::Args>),
+    Serve(Deferred<Box<serve::Args>>),
     /// Serve disks that are added, changed and removed over a control socket (QMP)
-    Daemon(Box<daemon::Args>),
+    Daemon(Deferred<Box<daemon::Args>>),
     /// Send a command to a daemon: show its result, wait for its job, follow events
-    Ctl(Box<ctl::Args>),
+    Ctl(Deferred<Box<ctl::Args>>),
     /// Show the disks and jobs of a daemon, live in a terminal
-    Top(top::Args),
+    Top(Deferred<top::Args>),
     /// Create, list or delete checkpoints of images: what changes from a moment on
-    Checkpoint(checkpoint::Args),
+    Checkpoint(Deferred<checkpoint::Args>),
     /// Show, shrink or check what is kept of images on web servers and in object stores
     #[cfg(feature = "remote")]
-    Cache(cache::Args),
+    Cache(Deferred<cache::Args>),
     /// Show the disk of an image as a file
-    Mount(Box<mount::Args>),
+    Mount(Deferred<Box<mount::Args>>),
     /// Unmount the file of an image, and wait until the image is closed
-    Umount(umount::Args),
+    Umount(Deferred<umount::Args>),
     /// Publish an image to an object store or a directory, list, withdraw and prune what is there
     #[cfg(feature = "remote")]
-    Publish(Box<publish::Args>),
+    Publish(Deferred<Box<publish::Args>>),
     /// Copy a published disk to a new image
     #[cfg(feature = "remote")]
-    Pull(Box<pull::Args>),
+    Pull(Deferred<Box<pull::Args>>),
     /// Create a file that shares its data with an image, on file systems with reflinks
-    Clone(clone::Args),
+    Clone(Deferred<clone::Args>),
     /// Say which clusters, policy, preallocation, cache and chain would serve images, and the
     /// commands that lead there
-    Advise(Box<advise::Args>),
+    Advise(Deferred<Box<advise::Args>>),
     /// Allocate all space of a file of any kind, as a job that can be interrupted
-    Allocate(allocate::Args),
+    Allocate(Deferred<allocate::Args>),
     /// Show where files lie on their devices, and where a guest's disk lies in them
-    Extents(Box<extents::Args>),
+    Extents(Deferred<Box<extents::Args>>),
     /// Give the space of an image's file back that holds nothing, in place
-    Compact(compact::Args),
+    Compact(Deferred<compact::Args>),
     /// Keep space allocated ahead of the ends of files that other programs write
-    Grow(grow::Args),
+    Grow(Deferred<grow::Args>),
     /// Run a demonstration on real data: overlays on a golden image are served, written, read back
     /// and checked
-    Demo(demo::Args),
+    Demo(Deferred<demo::Args>),
     /// Print completions for a shell
-    Completions(generate::CompletionsArgs),
+    Completions(Deferred<generate::CompletionsArgs>),
     /// Write manual pages into a directory
-    Manual(generate::ManualArgs),
+    Manual(Deferred<generate::ManualArgs>),
     /// Process 1 of a guest of `bench guest`
     #[command(name = guest_init::VERB, hide = true)]
-    GuestInit(guest_init::Args),
+    GuestInit(Deferred<guest_init::Args>),
 }
 
 impl CowslipVerb {
@@ -186,31 +189,31 @@ impl CowslipVerb {
     pub fn run(self, program: &Program) -> u8 {
         match self {
             CowslipVerb::Img(verb) => verb.run(program),
-            CowslipVerb::Bench(args) => bench::run(*args, program),
-            CowslipVerb::Io(args) => io::run(args, program),
-            CowslipVerb::Serve(args) => serve::run(*args, program),
-            CowslipVerb::Daemon(args) => daemon::run(*args, program),
-            CowslipVerb::Ctl(args) => ctl::run(&args, program),
-            CowslipVerb::Top(args) => top::run(&args, program),
-            CowslipVerb::Checkpoint(args) => checkpoint::run(&args, program),
+            CowslipVerb::Bench(Deferred(args)) => bench::run(*args, program),
+            CowslipVerb::Io(Deferred(args)) => io::run(args, program),
+            CowslipVerb::Serve(Deferred(args)) => serve::run(*args, program),
+            CowslipVerb::Daemon(Deferred(args)) => daemon::run(*args, program),
+            CowslipVerb::Ctl(Deferred(args)) => ctl::run(&args, program),
+            CowslipVerb::Top(Deferred(args)) => top::run(&args, program),
+            CowslipVerb::Checkpoint(Deferred(args)) => checkpoint::run(&args, program),
             #[cfg(feature = "remote")]
-            CowslipVerb::Cache(args) => cache::run(args, program),
-            CowslipVerb::Mount(args) => mount::run(*args, program),
-            CowslipVerb::Umount(args) => umount::run(&args, program),
+            CowslipVerb::Cache(Deferred(args)) => cache::run(args, program),
+            CowslipVerb::Mount(Deferred(args)) => mount::run(*args, program),
+            CowslipVerb::Umount(Deferred(args)) => umount::run(&args, program),
             #[cfg(feature = "remote")]
-            CowslipVerb::Publish(args) => publish::run(&args, program),
+            CowslipVerb::Publish(Deferred(args)) => publish::run(&args, program),
             #[cfg(feature = "remote")]
-            CowslipVerb::Pull(args) => pull::run(&args, program),
-            CowslipVerb::Demo(args) => demo::run(args, program),
-            CowslipVerb::Clone(args) => clone::run(args, program),
-            CowslipVerb::Advise(args) => advise::run(&args, program),
-            CowslipVerb::Allocate(args) => allocate::run(&args, program),
-            CowslipVerb::Extents(args) => extents::run(&args, program),
-            CowslipVerb::Compact(args) => compact::run(&args, program),
-            CowslipVerb::Grow(args) => grow::run(&args, program),
-            CowslipVerb::Completions(args) => generate::completions(&args),
-            CowslipVerb::Manual(args) => generate::manual(&args, program),
-            CowslipVerb::GuestInit(args) => guest_init::run(&args, program),
+            CowslipVerb::Pull(Deferred(args)) => pull::run(&args, program),
+            CowslipVerb::Demo(Deferred(args)) => demo::run(args, program),
+            CowslipVerb::Clone(Deferred(args)) => clone::run(args, program),
+            CowslipVerb::Advise(Deferred(args)) => advise::run(&args, program),
+            CowslipVerb::Allocate(Deferred(args)) => allocate::run(&args, program),
+            CowslipVerb::Extents(Deferred(args)) => extents::run(&args, program),
+            CowslipVerb::Compact(Deferred(args)) => compact::run(&args, program),
+            CowslipVerb::Grow(Deferred(args)) => grow::run(&args, program),
+            CowslipVerb::Completions(Deferred(args)) => generate::completions(&args),
+            CowslipVerb::Manual(Deferred(args)) => generate::manual(&args, program),
+            CowslipVerb::GuestInit(Deferred(args)) => guest_init::run(&args, program),
         }
     }
 }
