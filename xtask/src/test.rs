@@ -19,45 +19,56 @@ pub struct Args {
 
 /// Runs everything; fails if any part did.
 pub fn run(args: &Args) -> Result<(), String> {
-    let complete = !args.no_peers && peers::ensure().is_empty();
+    let find = || !args.no_peers && peers::ensure().is_empty();
     let mut failures = Vec::new();
-    if run::find_program("cargo-nextest").is_some() {
-        if args.filter.is_empty() {
-            // They are planted in a copy of the engine, which is built beside it.
-            failures.extend(mistakes::gate().err());
-            let mut examples = run::cargo();
-            examples.args(["test", "--workspace", "--doc", "--quiet"]);
-            examples.args(libssl::features());
-            // The same sources once more: their examples name the real crates.
-            for again in ["", "-block", "-hostfile", "-luks", "-queue"] {
-                examples.args(["--exclude", &format!("cowslip{again}-on-shuttle")]);
-            }
-            failures.extend(run::run(&mut examples).err());
-            // Said before the tests: the last line stays the runner's.
-            for message in &failures {
-                eprintln!("xtask: {message}");
-            }
-        }
-        let mut tests = run::cargo();
+    let mut tests = run::cargo();
+    let complete = if run::find_program("cargo-nextest").is_none() {
+        let complete = find();
+        tests.args(["test", "--workspace", "--no-fail-fast"]);
+        complete
+    } else {
+        let complete = match args.filter.is_empty() {
+            true => before_tests(find, &mut failures),
+            false => find(),
+        };
         tests.args(["nextest", "run", "--workspace", "--no-fail-fast"]);
         // Tests of commands wait for processes and disks a fifth of their time.
         let threads = std::thread::available_parallelism().map_or(2, |count| count.get() + 1);
         tests.arg(format!("--test-threads={threads}"));
-        tests.args(libssl::features());
-        require_peers(&mut tests, complete);
-        failures.extend(run::run(tests.args(&args.filter)).err());
-    } else {
-        let mut tests = run::cargo();
-        tests.args(["test", "--workspace", "--no-fail-fast"]);
-        tests.args(libssl::features());
-        require_peers(&mut tests, complete);
-        failures.extend(run::run(tests.args(&args.filter)).err());
-    }
+        complete
+    };
+    tests.args(libssl::features());
+    require_peers(&mut tests, complete);
+    failures.extend(run::run(tests.args(&args.filter)).err());
     if failures.is_empty() {
         Ok(())
     } else {
         Err(failures.join("\n"))
     }
+}
+
+/// Plants mistakes and runs the documentation's examples, of which the runner knows nothing. `find`,
+/// which waits for the network, runs beside them; returns its result.
+fn before_tests(find: impl FnOnce() -> bool + Send, failures: &mut Vec<String>) -> bool {
+    let complete = std::thread::scope(|scope| {
+        let found = scope.spawn(find);
+        // They are planted in a copy of the engine, which is built beside it.
+        failures.extend(mistakes::gate().err());
+        found.join().expect("finding peers does not panic")
+    });
+    let mut examples = run::cargo();
+    examples.args(["test", "--workspace", "--doc", "--quiet"]);
+    examples.args(libssl::features());
+    // The same sources once more: their examples name the real crates.
+    for again in ["", "-block", "-hostfile", "-luks", "-queue"] {
+        examples.args(["--exclude", &format!("cowslip{again}-on-shuttle")]);
+    }
+    failures.extend(run::run(&mut examples).err());
+    // Said before the tests: the last line stays the runner's.
+    for message in failures {
+        eprintln!("xtask: {message}");
+    }
+    complete
 }
 
 /// With all peers there, a test that cannot find its peer has failed, not skipped.
