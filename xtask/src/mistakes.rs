@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::{run, tree};
+use crate::{libssl, run, tree};
 
 /// Where the patches are, from the root.
 const PLACE: &str = "crates/sim/mistakes";
@@ -227,10 +227,12 @@ impl Planted {
         Ok(())
     }
 
-    /// Runs what plants mistakes in the engine on shuttle's threads.
+    /// Runs what plants mistakes in the engine on shuttle's threads. With the features of the whole
+    /// workspace, the crates of others are those that the tests need too.
     fn try_threads(&self) -> Result<(), String> {
         let (mut test, _) = self.cargo("test");
-        test.args(["--package", "cowslip-on-shuttle", "--test", "planted"]);
+        test.args(["--workspace", "--test", "planted"]);
+        test.args(libssl::features());
         run::run(test.args(["--", "--ignored", "--nocapture"]))
     }
 }
