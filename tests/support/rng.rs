@@ -1,13 +1,15 @@
 //! Randomness from a seed: SplitMix64, the same on every machine.
 
+use cowslip_testbed::Random;
+
 /// A generator.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(Random);
 
 impl Rng {
     /// From a seed.
     pub fn new(seed: u64) -> Rng {
-        Rng(seed)
+        Rng(Random::new(seed))
     }
 
     /// From a seed and a name, so that cases with one seed differ.
@@ -16,16 +18,12 @@ impl Rng {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
-        Rng(seed ^ hash)
+        Rng::new(seed ^ hash)
     }
 
     /// 64 random bits.
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0.bits()
     }
 
     /// A number below `bound`.
@@ -50,11 +48,8 @@ impl Rng {
             0 => vec![0; len],
             1 => vec![self.next() as u8; len],
             _ => {
-                let mut bytes = Vec::with_capacity(len + 8);
-                while bytes.len() < len {
-                    bytes.extend_from_slice(&self.next().to_le_bytes());
-                }
-                bytes.truncate(len);
+                let mut bytes = vec![0; len];
+                self.0.fill(&mut bytes);
                 bytes
             }
         }

@@ -1,6 +1,7 @@
 //! Random numbers of measurements, the same in every run of one seed: SplitMix64.
 
 /// A stream of them.
+#[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
@@ -13,6 +14,13 @@ impl Random {
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
+    }
+
+    /// Fills these bytes with them, eight at a time, the lowest first.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for piece in bytes.chunks_mut(8) {
+            piece.copy_from_slice(&self.bits().to_le_bytes()[..piece.len()]);
+        }
     }
 
     /// A number below `end`, which is above 0.
@@ -50,6 +58,10 @@ mod tests {
                 9_817_491_932_198_370_423
             ]
         );
+        let mut bytes = [0; 12];
+        Random::new(1_234_567).fill(&mut bytes);
+        let [head, tail] = [first[0], first[1]].map(u64::to_le_bytes);
+        assert_eq!((&bytes[..8], &bytes[8..]), (&head[..], &tail[..4]));
         assert!((0..1000).all(|_| (0.0..1.0).contains(&random.share())));
     }
 }
