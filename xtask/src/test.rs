@@ -47,8 +47,8 @@ pub fn run(args: &Args) -> Result<(), String> {
     }
 }
 
-/// Plants mistakes and runs the documentation's examples, of which the runner knows nothing. `find`,
-/// which waits for the network, runs beside them; returns its result.
+/// Plants mistakes and runs the documentation's examples, of which the runner knows nothing.
+/// `find`, which waits for the network, runs beside them; returns its result.
 fn before_tests(find: impl FnOnce() -> bool + Send, failures: &mut Vec<String>) -> bool {
     let complete = std::thread::scope(|scope| {
         let found = scope.spawn(find);
