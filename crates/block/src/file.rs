@@ -59,6 +59,21 @@ pub struct Capabilities {
     pub punches_holes: bool,
 }
 
+impl Capabilities {
+    /// Those of a usual regular file that may be written.
+    #[doc(hidden)]
+    pub fn of_regular_file(alignment_bytes: u32) -> Capabilities {
+        Capabilities {
+            alignment_bytes,
+            space_alignment_bytes: alignment_bytes,
+            writable: true,
+            extends_with_zeroes: true,
+            zeroes_fast: true,
+            punches_holes: true,
+        }
+    }
+}
+
 /// Durability of a write at its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
@@ -108,6 +123,34 @@ pub struct FileExtent {
     pub len: u64,
     /// The run is a hole and reads as zeroes.
     pub hole: bool,
+}
+
+impl FileExtent {
+    /// Data up to the end of a file of this length, and a hole beyond it.
+    #[doc(hidden)]
+    pub fn split_at_end(offset: u64, len: u64, file_len: u64) -> Vec<FileExtent> {
+        let end = offset.saturating_add(len);
+        let split = file_len.clamp(offset, end);
+        let runs = [(offset, split, false), (split, end, true)];
+        let runs = runs.into_iter().filter(|(start, end, _)| start < end);
+        runs.map(|(start, end, hole)| FileExtent {
+            start,
+            len: end - start,
+            hole,
+        })
+        .collect()
+    }
+
+    /// Adds the run to those that end where it starts; the last one becomes longer if it is in the
+    /// same state.
+    #[doc(hidden)]
+    pub fn add_to(self, runs: &mut Vec<FileExtent>) {
+        match runs.last_mut() {
+            Some(last) if last.hole == self.hole => last.len += self.len,
+            _ if self.len == 0 => {}
+            _ => runs.push(self),
+        }
+    }
 }
 
 /// Identity of a file regardless of its name: device and inode number.
@@ -185,15 +228,22 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>>;
 
     /// Makes a range read as zeroes. `ErrorKind::Unsupported` where zeroes would have to be written
-    /// out.
-    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>>;
+    /// out, as by default.
+    fn zero(&self, _offset: u64, _len: u64, _space: Space) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
 
     /// Deallocates the space of a range, which then reads as zeroes if `punches_holes`.
-    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>>;
+    /// `ErrorKind::Unsupported` where there is no such call, as by default.
+    fn discard(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
 
     /// Allocates space for a range, and extends the file to the end of the range if it is shorter.
-    /// Existing bytes stay. `ErrorKind::Unsupported` where there is no such call.
-    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>>;
+    /// Existing bytes stay. `ErrorKind::Unsupported` where there is no such call, as by default.
+    fn allocate(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
 
     /// Like [`BlockFile::allocate`], but keeps the end of file. `ErrorKind::Unsupported` where
     /// there is no such call, as by default.
@@ -412,5 +462,31 @@ pub struct OpenedFile {
 impl From<Arc<dyn BlockFile>> for OpenedFile {
     fn from(file: Arc<dyn BlockFile>) -> OpenedFile {
         OpenedFile { file, format: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_data_up_to_its_end() {
+        let data = |start, len| FileExtent {
+            start,
+            len,
+            hole: false,
+        };
+        let hole = |start, len| FileExtent {
+            start,
+            len,
+            hole: true,
+        };
+        assert_eq!(FileExtent::split_at_end(10, 10, 100), [data(10, 10)]);
+        assert_eq!(
+            FileExtent::split_at_end(10, 10, 15),
+            [data(10, 5), hole(15, 5)]
+        );
+        assert_eq!(FileExtent::split_at_end(10, 10, 10), [hole(10, 10)]);
+        assert_eq!(FileExtent::split_at_end(10, 10, 0), [hole(10, 10)]);
     }
 }

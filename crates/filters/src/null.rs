@@ -95,10 +95,6 @@ impl BlockFile for NullFile {
         self.after(Ok(()))
     }
 
-    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
-
     fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         let hole = true;
         Pending::ready(Ok(vec![FileExtent { start, len, hole }]))

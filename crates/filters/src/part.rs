@@ -175,10 +175,6 @@ impl BlockFile for PartFile {
         self.at((offset, len), |file, at| file.discard(at, len))
     }
 
-    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
-
     fn extents(&self, offset: u64, len: u64) -> Runs {
         self.runs((offset, len), |file, at, len| file.extents(at, len))
     }

@@ -471,12 +471,14 @@ impl BlockFile for HostBlockFile {
     }
 
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        let end = offset.saturating_add(len);
         match self.kind {
-            Kind::Regular => self.file.runs(offset, end, file_extent),
+            Kind::Regular => {
+                let end = offset.saturating_add(len);
+                self.file.runs(offset, end, file_extent)
+            }
             // A device reports nothing about its blocks.
             Kind::BlockDevice(size) | Kind::CharacterDevice(size) => {
-                Pending::ready(Ok(split_at_end(offset, end, size)))
+                Pending::ready(Ok(FileExtent::split_at_end(offset, len, size)))
             }
         }
     }
@@ -669,19 +671,6 @@ fn file_extent(run: cowslip_queue::Run) -> FileExtent {
     }
 }
 
-/// Data up to the end of a device, a hole beyond it.
-fn split_at_end(start: u64, end: u64, size: u64) -> Vec<FileExtent> {
-    let split = size.clamp(start, end);
-    let runs = [(start, split, false), (split, end, true)];
-    let runs = runs.into_iter().filter(|(start, end, _)| start < end);
-    runs.map(|(start, end, hole)| FileExtent {
-        start,
-        len: end - start,
-        hole,
-    })
-    .collect()
-}
-
 /// The ordinary gate: opens the files that images name on the host, all with the same options but
 /// for whether they are written, as far as the policy allows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -721,28 +710,5 @@ impl Gate for HostGate {
             other => other,
         })?;
         Ok(Arc::new(file))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_is_data_up_to_its_end() {
-        let data = |start, len| FileExtent {
-            start,
-            len,
-            hole: false,
-        };
-        let hole = |start, len| FileExtent {
-            start,
-            len,
-            hole: true,
-        };
-        assert_eq!(split_at_end(10, 20, 100), [data(10, 10)]);
-        assert_eq!(split_at_end(10, 20, 15), [data(10, 5), hole(15, 5)]);
-        assert_eq!(split_at_end(10, 20, 10), [hole(10, 10)]);
-        assert_eq!(split_at_end(10, 20, 0), [hole(10, 10)]);
     }
 }

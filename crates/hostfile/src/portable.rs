@@ -15,7 +15,7 @@ use std::sync::Arc;
 use cowslip_queue::{IoVec, IoVecMut, Pending, blocking};
 
 use crate::file::{
-    BlockFile, Capabilities, Claim, ContentId, Durability, FileExtent, FileId, Protection, Space,
+    BlockFile, Capabilities, Claim, ContentId, Durability, FileExtent, FileId, Protection,
 };
 
 /// A regular file by calls that all systems have.
@@ -79,10 +79,6 @@ fn read_or_zero(file: &File, offset: u64, target: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn unsupported() -> Pending<io::Result<()>> {
-    Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-}
-
 impl BlockFile for PortableFile {
     fn name(&self) -> &str {
         &self.name
@@ -130,32 +126,11 @@ impl BlockFile for PortableFile {
         })
     }
 
-    fn zero(&self, _offset: u64, _len: u64, _space: Space) -> Pending<io::Result<()>> {
-        unsupported()
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
-        unsupported()
-    }
-
-    fn allocate(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
-        unsupported()
-    }
-
     /// All of the file is data, as nobody says what is a hole.
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         self.call(move |file| {
-            let end = offset + len;
-            let split = file.metadata()?.len().clamp(offset, end);
-            let runs = [(offset, split, false), (split, end, true)];
-            let runs = runs.into_iter().filter(|(start, end, _)| start < end);
-            Ok(runs
-                .map(|(start, end, hole)| FileExtent {
-                    start,
-                    len: end - start,
-                    hole,
-                })
-                .collect())
+            let size = file.metadata()?.len();
+            Ok(FileExtent::split_at_end(offset, len, size))
         })
     }
 

@@ -145,10 +145,6 @@ impl BlockFile for ImageFile {
         })
     }
 
-    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
-
     fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         self.run(|disk| async move {
             let (mut at, end) = (start, start + len);
@@ -166,10 +162,7 @@ impl BlockFile for ImageFile {
                 };
                 for (start, len, hole) in runs {
                     at = start + len;
-                    match extents.last_mut() {
-                        Some(last) if last.hole == hole => last.len += len,
-                        _ => extents.push(FileExtent { start, len, hole }),
-                    }
+                    FileExtent { start, len, hole }.add_to(&mut extents);
                 }
             }
             Ok(extents)

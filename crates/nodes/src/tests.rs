@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cowslip::file::host::{CreateMode, HostOptions, open_host_file};
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{BufMut, IoVec, IoVecMut, Result};
@@ -117,18 +117,6 @@ impl BlockFile for RampFile {
     }
 
     fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
-        refused()
-    }
-
-    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
-        refused()
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        refused()
-    }
-
-    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
         refused()
     }
 

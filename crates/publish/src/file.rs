@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cowslip_block::errno::EIO;
-use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
+use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent};
 use cowslip_block::{BufMut, Error, IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
 
@@ -158,18 +158,6 @@ impl BlockFile for PublishedFile {
         refused()
     }
 
-    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
-        refused()
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        refused()
-    }
-
-    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        refused()
-    }
-
     fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         let end = start.saturating_add(len);
         let mut extents: Vec<FileExtent> = Vec::new();
@@ -182,14 +170,8 @@ impl BlockFile for PublishedFile {
         let beyond = (end - size > 0).then_some((end - size, true));
         let mut at = start;
         for (len, hole) in parts.chain(beyond) {
-            match extents.last_mut() {
-                Some(last) if last.hole == hole => last.len += len,
-                _ => extents.push(FileExtent {
-                    start: at,
-                    len,
-                    hole,
-                }),
-            }
+            let start = at;
+            FileExtent { start, len, hole }.add_to(&mut extents);
             at += len;
         }
         Pending::ready(Ok(extents))

@@ -227,14 +227,8 @@ impl Extents {
         if end <= self.at {
             return;
         }
-        match self.extents.last_mut() {
-            Some(last) if last.hole == hole => last.len += end - self.at,
-            _ => self.extents.push(FileExtent {
-                start: self.at,
-                len: end - self.at,
-                hole,
-            }),
-        }
+        let (start, len) = (self.at, end - self.at);
+        FileExtent { start, len, hole }.add_to(&mut self.extents);
         self.at = end;
     }
 
@@ -387,10 +381,6 @@ impl BlockFile for RbdFile {
         let nothing = (Memory::None, Durability::Cached);
         self.state.run(operation, (offset, len), nothing, to);
         discarded
-    }
-
-    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        unsupported()
     }
 
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {

@@ -295,10 +295,6 @@ impl fmt::Display for Unreadable {
 
 impl std::error::Error for Unreadable {}
 
-fn unsupported<T>() -> Pending<io::Result<T>> {
-    Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-}
-
 fn read_only<T>() -> Pending<io::Result<T>> {
     Pending::ready(Err(io::ErrorKind::ReadOnlyFilesystem.into()))
 }
@@ -384,21 +380,9 @@ impl BlockFile for RemoteFile {
         read_only()
     }
 
-    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        unsupported()
-    }
-
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        let end = offset.saturating_add(len);
-        let middle = self.blocks.bytes().clamp(offset, end);
-        let parts = [(offset, middle, false), (middle, end, true)];
-        let parts = parts.into_iter().filter(|(start, end, _)| start < end);
-        let extents = parts.map(|(start, end, hole)| FileExtent {
-            start,
-            len: end - start,
-            hole,
-        });
-        Pending::ready(Ok(extents.collect()))
+        let size = self.blocks.bytes();
+        Pending::ready(Ok(FileExtent::split_at_end(offset, len, size)))
     }
 
     fn flush(&self) -> Pending<io::Result<()>> {

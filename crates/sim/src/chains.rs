@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::convert::Form;
+use cowslip::file::Capabilities;
 use cowslip::image::{BackingChoice, Durability, Format, OpenOptions, ZeroOptions};
 use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::amend::{Amendment, BackingFile};
@@ -26,7 +27,7 @@ use cowslip::{Buf, BufMut, Error, Image, Job};
 
 use crate::bitmaps::What;
 use crate::disk::content::Content;
-use crate::disk::{Losses, Pace, SimDisk, regular};
+use crate::disk::{Losses, Pace, SimDisk};
 use crate::drive::{attempt_watched, block_on};
 use crate::inspect::inspect;
 use crate::names::TOP;
@@ -213,7 +214,8 @@ impl Run {
         if file.format == Format::Raw {
             content.set_len(file.size);
         }
-        self.disk.add_file(&file.name, regular(1), content);
+        self.disk
+            .add_file(&file.name, Capabilities::of_regular_file(1), content);
         if file.format == Format::Raw {
             return Ok(());
         }

@@ -60,18 +60,6 @@ pub fn device(alignment_bytes: u32, block_bytes: u32) -> Capabilities {
     }
 }
 
-/// A usual regular file.
-pub fn regular(alignment_bytes: u32) -> Capabilities {
-    Capabilities {
-        alignment_bytes,
-        space_alignment_bytes: alignment_bytes,
-        writable: true,
-        extends_with_zeroes: true,
-        zeroes_fast: true,
-        punches_holes: true,
-    }
-}
-
 impl SimDisk {
     /// A disk without files.
     pub fn new(rng: Rng, trace: Trace) -> SimDisk {

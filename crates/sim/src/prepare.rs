@@ -20,7 +20,7 @@ use crate::anatomy;
 use crate::cipher::{self, Cipher};
 use crate::config::{Config, Data, Encryption, Kind, Layout, Prepared, Room, Round};
 use crate::disk::content::{Content, PAGE_BYTES};
-use crate::disk::{SimDisk, device, regular};
+use crate::disk::{SimDisk, device};
 use crate::drive::block_on;
 use crate::inspect::{self, Findings, inspect};
 use crate::model::{self, Granules, Model, WriteId, ZERO};
@@ -386,7 +386,7 @@ fn capabilities(config: &Config) -> Capabilities {
 
 /// Returns the capabilities of a regular file.
 fn file_capabilities(config: &Config) -> Capabilities {
-    let mut capabilities = regular(config.alignment_bytes);
+    let mut capabilities = Capabilities::of_regular_file(config.alignment_bytes);
     capabilities.zeroes_fast = config.zeroes_fast;
     capabilities.punches_holes = config.punches_holes;
     // The reference asks the disk itself, where no adaptor makes its requests fit.

@@ -6,11 +6,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use cowslip::file::{BlockFile, Durability, Space};
+use cowslip::file::{BlockFile, Capabilities, Durability, Space};
 use cowslip_queue::{Buf, BufMut, Pending};
 use cowslip_sim::disk::content::Content;
 use cowslip_sim::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
-use cowslip_sim::disk::{Lie, SimDisk, regular};
+use cowslip_sim::disk::{Lie, SimDisk};
 use cowslip_sim::rng::Rng;
 use cowslip_sim::trace::Trace;
 
@@ -18,7 +18,11 @@ const SECTOR: usize = 512;
 
 fn disk(seed: u64, bytes: usize) -> (SimDisk, Arc<dyn BlockFile>) {
     let disk = SimDisk::new(Rng::new(seed), Trace::off());
-    disk.add_file("f", regular(1), Content::of(&vec![b'.'; bytes]));
+    disk.add_file(
+        "f",
+        Capabilities::of_regular_file(1),
+        Content::of(&vec![b'.'; bytes]),
+    );
     let file = disk.open("f", true).expect("it was added");
     (disk, file)
 }
@@ -240,7 +244,7 @@ fn reads_see_a_write_between_its_issue_and_its_completion_or_after() {
 #[should_panic(expected = "is not aligned to 4096")]
 fn requests_that_break_the_alignment_are_loud() {
     let disk = SimDisk::new(Rng::new(1), Trace::off());
-    disk.add_file("f", regular(4096), Content::default());
+    disk.add_file("f", Capabilities::of_regular_file(4096), Content::default());
     let file = disk.open("f", true).expect("it was added");
     drop(file.read(512, BufMut::zeroed(4096).into()));
 }
@@ -361,7 +365,11 @@ fn a_write_that_fails_may_have_stopped_anywhere() {
 #[test]
 fn a_fault_may_strike_one_file_of_several() {
     let (disk, file) = disk(1, SECTOR);
-    disk.add_file("g", regular(1), Content::of(&[b'.'; SECTOR]));
+    disk.add_file(
+        "g",
+        Capabilities::of_regular_file(1),
+        Content::of(&[b'.'; SECTOR]),
+    );
     let other: Arc<dyn BlockFile> = disk.open("g", true).expect("it was added");
     disk.set_faults(&[Fault {
         file: Some("g"),

@@ -18,17 +18,9 @@ pub struct MemoryFile {
 impl MemoryFile {
     /// A writable file with these bytes, which asks for requests aligned to `alignment_bytes`.
     pub fn new(name: &str, bytes: Vec<u8>, alignment_bytes: u32) -> MemoryFile {
-        let capabilities = Capabilities {
-            alignment_bytes,
-            space_alignment_bytes: alignment_bytes,
-            writable: true,
-            extends_with_zeroes: true,
-            zeroes_fast: true,
-            punches_holes: true,
-        };
         MemoryFile {
             name: name.to_string(),
-            capabilities,
+            capabilities: Capabilities::of_regular_file(alignment_bytes),
             bytes: Mutex::new(bytes),
         }
     }
@@ -134,19 +126,7 @@ impl BlockFile for MemoryFile {
 
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         let size = self.lock().len() as u64;
-        let end = offset + len;
-        let split = size.clamp(offset, end);
-        let runs = [(offset, split, false), (split, end, true)];
-        let extents = runs
-            .into_iter()
-            .filter(|(start, end, _)| start < end)
-            .map(|(start, end, hole)| FileExtent {
-                start,
-                len: end - start,
-                hole,
-            })
-            .collect();
-        Pending::ready(Ok(extents))
+        Pending::ready(Ok(FileExtent::split_at_end(offset, len, size)))
     }
 
     fn flush(&self) -> Pending<io::Result<()>> {

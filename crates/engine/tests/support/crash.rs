@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent};
 use cowslip_queue::{IoVec, Pending};
 
 /// Something that a crash may lose.
@@ -127,18 +127,12 @@ impl BlockFile for Recorder {
             Err(error) => Pending::ready(Err(error)),
         }
     }
-    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         // A crash leaves a part of it, like a write of zeroes.
         match self.record(Op::Write(offset, vec![0; len as usize])) {
             Ok(()) => self.file.discard(offset, len),
             Err(error) => Pending::ready(Err(error)),
         }
-    }
-    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
     /// Blocks of zeroes are holes.
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
@@ -150,14 +144,8 @@ impl BlockFile for Recorder {
             let last = contents.len().min(next as usize);
             let block = contents.get(at as usize..last).unwrap_or(&[]);
             let hole = block.iter().all(|&byte| byte == 0);
-            match extents.last_mut() {
-                Some(run) if run.hole == hole => run.len += next - at,
-                _ => extents.push(FileExtent {
-                    start: at,
-                    len: next - at,
-                    hole,
-                }),
-            }
+            let (start, len) = (at, next - at);
+            FileExtent { start, len, hole }.add_to(&mut extents);
             at = next;
         }
         Pending::ready(Ok(extents))

@@ -170,10 +170,6 @@ impl BlockFile for NbdFile {
         }
     }
 
-    fn allocate(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
-        unsupported()
-    }
-
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         self.ask(|to| Request::Status(offset, len, to))
     }

@@ -207,10 +207,8 @@ async fn status(
 ) -> io::Result<Vec<FileExtent>> {
     let end = offset + len;
     let mut extents: Vec<FileExtent> = Vec::new();
-    let mut add = |start: u64, len: u64, hole: bool| match extents.last_mut() {
-        Some(last) if last.hole == hole => last.len += len,
-        _ if len == 0 => {}
-        _ => extents.push(FileExtent { start, len, hole }),
+    let mut add = |start: u64, len: u64, hole: bool| {
+        FileExtent { start, len, hole }.add_to(&mut extents);
     };
     let mut at = offset;
     let size = link.description().size;

@@ -809,14 +809,8 @@ fn extents(content: &Content, offset: u64, len: u64) -> Vec<FileExtent> {
     while at < end {
         let next = end.min((at / PAGE_BYTES + 1) * PAGE_BYTES);
         let hole = at >= content.len() || !content.has_page_at(at);
-        match runs.last_mut() {
-            Some(run) if run.hole == hole => run.len += next - at,
-            _ => runs.push(FileExtent {
-                start: at,
-                len: next - at,
-                hole,
-            }),
-        }
+        let (start, len) = (at, next - at);
+        FileExtent { start, len, hole }.add_to(&mut runs);
         at = next;
     }
     runs

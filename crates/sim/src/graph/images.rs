@@ -3,13 +3,13 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use cowslip::file::BlockFile;
+use cowslip::file::{BlockFile, Capabilities};
 use cowslip::image::{BackingChoice, DiscardPolicy, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{BufMut, Error, Image, Result};
 
+use crate::disk::SimDisk;
 use crate::disk::content::Content;
-use crate::disk::{SimDisk, regular};
 use crate::rng::Rng;
 use crate::subject::SimGate;
 
@@ -60,7 +60,8 @@ impl Files {
         if format == Format::Raw {
             content.set_len(size);
         }
-        self.disk.add_file(name, regular(1), content);
+        self.disk
+            .add_file(name, Capabilities::of_regular_file(1), content);
         let options = CreateOptions {
             cluster_size: 1 << style.cluster_bits,
             extended_l2: style.extended_l2,

@@ -67,9 +67,6 @@ impl BlockFile for Slow {
         lock(&self.held).push((offset, data, completer));
         written
     }
-    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
 }
 
 fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {

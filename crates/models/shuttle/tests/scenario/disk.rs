@@ -87,14 +87,7 @@ impl Disk {
     /// An empty one.
     pub fn new(alignment_bytes: u32) -> Arc<Disk> {
         Arc::new(Disk {
-            capabilities: Capabilities {
-                alignment_bytes,
-                space_alignment_bytes: alignment_bytes,
-                writable: true,
-                extends_with_zeroes: true,
-                zeroes_fast: true,
-                punches_holes: true,
-            },
+            capabilities: Capabilities::of_regular_file(alignment_bytes),
             content: Mutex::new(Content::default()),
             work: Condvar::new(),
         })

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cowslip_queue::{Completer, IoVec, IoVecMut, Pending, pending};
 
-use crate::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
+use crate::file::{BlockFile, Capabilities, Durability, FileExtent};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 const PAGE: u64 = 4096;
@@ -56,14 +56,7 @@ impl std::fmt::Debug for Disk {
 impl Disk {
     pub fn new(alignment_bytes: u32) -> Arc<Disk> {
         Arc::new(Disk {
-            capabilities: Capabilities {
-                alignment_bytes,
-                space_alignment_bytes: alignment_bytes,
-                writable: true,
-                extends_with_zeroes: true,
-                zeroes_fast: true,
-                punches_holes: true,
-            },
+            capabilities: Capabilities::of_regular_file(alignment_bytes),
             is_called_a_hole: false,
             inside: Mutex::default(),
         })
@@ -233,9 +226,6 @@ impl BlockFile for Disk {
                 inside.durable.push(range);
             }
         }))
-    }
-    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         let outcome = self.begin(Op::Discard(offset..offset + len));
