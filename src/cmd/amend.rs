@@ -62,27 +62,16 @@ const AMENDABLE: &[&str] = &[
 
 /// Options that only an existing image has: those of the keys in a qcow2 image, and of a LUKS
 /// volume.
+#[rustfmt::skip] // An option a line.
 const OF_KEYS: &[Known] = &[
-    known(
-        "encrypt.keyslot",
-        Kind::Number,
-        "Select a single keyslot to modify explicitly",
-    ),
+    known("encrypt.keyslot", Kind::Number, "Select a single keyslot to modify explicitly"),
     known(
         "encrypt.new-secret",
         Kind::Text,
         "New secret to set in the matching keyslots. Empty string to erase",
     ),
-    known(
-        "encrypt.old-secret",
-        Kind::Text,
-        "Select all keyslots that match this password",
-    ),
-    known(
-        "encrypt.state",
-        Kind::Text,
-        "Select new state of affected keyslots (active/inactive)",
-    ),
+    known("encrypt.old-secret", Kind::Text, "Select all keyslots that match this password"),
+    known("encrypt.state", Kind::Text, "Select new state of affected keyslots (active/inactive)"),
 ];
 
 /// Prefix of the options of keys in a qcow2 image.

@@ -33,13 +33,8 @@ use hints::set_file_system_options;
 #[derive(clap::Args)]
 pub struct FormatOptions {
     /// Options of the format, as name=value,name=value; `help` lists them
-    #[arg(
-        short = 'o',
-        long = "options",
-        value_name = "OPTIONS",
-        action = clap::ArgAction::Append,
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    #[arg(action = clap::ArgAction::Append, allow_hyphen_values = true)]
     pub options: Vec<String>,
 }
 
@@ -47,12 +42,8 @@ pub struct FormatOptions {
 #[derive(clap::Args)]
 pub struct Args {
     /// Format of the new image
-    #[arg(
-        short = 'f',
-        long = "format",
-        value_name = "FMT",
-        default_value = "raw"
-    )]
+    #[arg(short = 'f', long = "format", value_name = "FMT")]
+    #[arg(default_value = "raw")]
     format: String,
     #[command(flatten)]
     of_format: FormatOptions,
@@ -90,157 +81,85 @@ const fn known(name: &'static str, kind: Kind, help: &'static str) -> Known {
     Known { name, kind, help }
 }
 
+const fn text(name: &'static str, help: &'static str) -> Known {
+    known(name, Kind::Text, help)
+}
+
+const fn switch(name: &'static str, help: &'static str) -> Known {
+    known(name, Kind::Switch, help)
+}
+
+const fn number(name: &'static str, help: &'static str) -> Known {
+    known(name, Kind::Number, help)
+}
+
+const fn size(name: &'static str, help: &'static str) -> Known {
+    known(name, Kind::Size, help)
+}
+
 /// The options of qcow2, in the order in which they are printed.
+#[rustfmt::skip] // An option a line.
 pub(super) const QCOW2_OPTIONS: &[Known] = &[
-    known(
+    switch(
         "encryption",
-        Kind::Switch,
         "Encrypt the image with format 'aes'. (Deprecated in favor of encrypt.format=aes)",
     ),
-    known(
-        "encrypt.format",
-        Kind::Text,
-        "Encrypt the image, format choices: 'aes', 'luks'",
-    ),
-    known(
-        "encrypt.key-secret",
-        Kind::Text,
-        "ID of secret providing qcow AES key or LUKS passphrase",
-    ),
-    known(
-        "encrypt.cipher-alg",
-        Kind::Text,
-        "Name of encryption cipher algorithm",
-    ),
-    known(
-        "encrypt.cipher-mode",
-        Kind::Text,
-        "Name of encryption cipher mode",
-    ),
-    known(
-        "encrypt.ivgen-alg",
-        Kind::Text,
-        "Name of IV generator algorithm",
-    ),
-    known(
-        "encrypt.ivgen-hash-alg",
-        Kind::Text,
-        "Name of IV generator hash algorithm",
-    ),
-    known(
-        "encrypt.hash-alg",
-        Kind::Text,
-        "Name of encryption hash algorithm",
-    ),
-    known(
-        "encrypt.iter-time",
-        Kind::Number,
-        "Time to spend in PBKDF in milliseconds",
-    ),
-    known("cluster_size", Kind::Size, "qcow2 cluster size"),
-    known("extended_l2", Kind::Switch, "Extended L2 tables"),
-    known(
-        "preallocation",
-        Kind::Text,
-        "Preallocation mode (allowed values: off, metadata, falloc, full)",
-    ),
-    known(
-        "compression_type",
-        Kind::Text,
-        "Compression method used for image cluster compression",
-    ),
-    known("size", Kind::Size, "Virtual disk size"),
-    known(
-        "compat",
-        Kind::Text,
-        "Compatibility level (v2 [0.10] or v3 [1.1])",
-    ),
-    known("backing_file", Kind::Text, "File name of a base image"),
-    known("backing_fmt", Kind::Text, "Image format of the base image"),
-    known(
-        "data_file",
-        Kind::Text,
-        "File name of an external data file",
-    ),
-    known(
-        "data_file_raw",
-        Kind::Switch,
-        "The external data file must stay valid as a raw image",
-    ),
-    known("lazy_refcounts", Kind::Switch, "Postpone refcount updates"),
-    known(
-        "refcount_bits",
-        Kind::Number,
-        "Width of a reference count entry in bits",
-    ),
+    text("encrypt.format", "Encrypt the image, format choices: 'aes', 'luks'"),
+    text("encrypt.key-secret", "ID of secret providing qcow AES key or LUKS passphrase"),
+    text("encrypt.cipher-alg", "Name of encryption cipher algorithm"),
+    text("encrypt.cipher-mode", "Name of encryption cipher mode"),
+    text("encrypt.ivgen-alg", "Name of IV generator algorithm"),
+    text("encrypt.ivgen-hash-alg", "Name of IV generator hash algorithm"),
+    text("encrypt.hash-alg", "Name of encryption hash algorithm"),
+    number("encrypt.iter-time", "Time to spend in PBKDF in milliseconds"),
+    size("cluster_size", "qcow2 cluster size"),
+    switch("extended_l2", "Extended L2 tables"),
+    text("preallocation", "Preallocation mode (allowed values: off, metadata, falloc, full)"),
+    text("compression_type", "Compression method used for image cluster compression"),
+    size("size", "Virtual disk size"),
+    text("compat", "Compatibility level (v2 [0.10] or v3 [1.1])"),
+    text("backing_file", "File name of a base image"),
+    text("backing_fmt", "Image format of the base image"),
+    text("data_file", "File name of an external data file"),
+    switch("data_file_raw", "The external data file must stay valid as a raw image"),
+    switch("lazy_refcounts", "Postpone refcount updates"),
+    number("refcount_bits", "Width of a reference count entry in bits"),
 ];
 
 /// Options that QEMU's images do not have. Links named as QEMU's programs take them, and do not
 /// list them.
-pub(super) const OWN_QCOW2_OPTIONS: &[Known] = &[known(
+pub(super) const OWN_QCOW2_OPTIONS: &[Known] = &[text(
     "alloc_policy",
-    Kind::Text,
     "How space is allocated later (allowed values: auto, contiguous, sparse)",
 )];
 
-const RAW_OPTIONS: &[Known] = &[known("size", Kind::Size, "Virtual disk size")];
+const RAW_OPTIONS: &[Known] = &[size("size", "Virtual disk size")];
 
 /// The options of LUKS volumes, in the order in which they are printed.
+#[rustfmt::skip] // An option a line.
 pub(super) const LUKS_OPTIONS: &[Known] = &[
-    known("size", Kind::Size, "Virtual disk size"),
-    known(
-        "key-secret",
-        Kind::Text,
-        "ID of the secret that provides the keyslot passphrase",
-    ),
-    known(
-        "cipher-alg",
-        Kind::Text,
-        "Name of encryption cipher algorithm",
-    ),
-    known("cipher-mode", Kind::Text, "Name of encryption cipher mode"),
-    known("ivgen-alg", Kind::Text, "Name of IV generator algorithm"),
-    known(
-        "ivgen-hash-alg",
-        Kind::Text,
-        "Name of IV generator hash algorithm",
-    ),
-    known("hash-alg", Kind::Text, "Name of encryption hash algorithm"),
-    known(
-        "iter-time",
-        Kind::Number,
-        "Time to spend in PBKDF in milliseconds",
-    ),
-    known(
-        "detached-header",
-        Kind::Switch,
-        "Create a detached LUKS header",
-    ),
+    size("size", "Virtual disk size"),
+    text("key-secret", "ID of the secret that provides the keyslot passphrase"),
+    text("cipher-alg", "Name of encryption cipher algorithm"),
+    text("cipher-mode", "Name of encryption cipher mode"),
+    text("ivgen-alg", "Name of IV generator algorithm"),
+    text("ivgen-hash-alg", "Name of IV generator hash algorithm"),
+    text("hash-alg", "Name of encryption hash algorithm"),
+    number("iter-time", "Time to spend in PBKDF in milliseconds"),
+    switch("detached-header", "Create a detached LUKS header"),
 ];
 
 /// Options of the file that an image is in.
+#[rustfmt::skip] // An option a line.
 const FILE_OPTIONS: &[Known] = &[
-    known(
-        "nocow",
-        Kind::Switch,
-        "Turn off copy-on-write (valid only on btrfs)",
-    ),
-    known(
-        "preallocation",
-        Kind::Text,
-        "Preallocation mode (allowed values: off, falloc, full)",
-    ),
-    known(
-        "extent_size_hint",
-        Kind::Size,
-        "Extent size hint for the image file, 0 to disable",
-    ),
+    switch("nocow", "Turn off copy-on-write (valid only on btrfs)"),
+    text("preallocation", "Preallocation mode (allowed values: off, falloc, full)"),
+    size("extent_size_hint", "Extent size hint for the image file, 0 to disable"),
 ];
 
 /// Options of what is there already, and stays as long as it is.
-const FIXED_OPTIONS: &[Known] = &[known(
+const FIXED_OPTIONS: &[Known] = &[text(
     "preallocation",
-    Kind::Text,
     "Preallocation mode (allowed values: off)",
 )];
 

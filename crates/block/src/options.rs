@@ -83,6 +83,11 @@ pub const fn option(
     }
 }
 
+/// An option that is accepted and has no effect.
+pub const fn ignored(name: &'static str, kind: Kind, default: &'static str) -> OptionEntry {
+    option(name, kind, default, "Without effect")
+}
+
 /// The options of one node, which its driver takes out as it reads them. The last of several values
 /// of one name counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

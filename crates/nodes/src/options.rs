@@ -7,7 +7,8 @@ use cowslip::image::{
 };
 use cowslip::limits::Limits;
 use cowslip::qcow2::snapshot::SnapshotChoice;
-use cowslip_block::options::{self, Kind, OptionEntry, option};
+use cowslip_block::options::Kind::{Switch, Text};
+use cowslip_block::options::{self, OptionEntry, option};
 use cowslip_block::{Error, Result};
 
 use crate::cache_sizes::CacheSizes;
@@ -34,18 +35,14 @@ pub struct CommonOptions {
 
 impl CommonOptions {
     /// The table of these options.
+    #[rustfmt::skip] // An option a line.
     pub const OPTIONS: &[OptionEntry] = &[
-        option("read-only", Kind::Switch, "off", "Never write"),
-        option("force-share", Kind::Switch, "off", "Let others write it"),
-        option("cache.direct", Kind::Switch, "off", "Bypass the page cache"),
-        option("cache.no-flush", Kind::Switch, "off", "Ignore flushes"),
-        option("discard", Kind::Text, "ignore", "Discards: ignore or unmap"),
-        option(
-            "detect-zeroes",
-            Kind::Text,
-            "off",
-            "Writes of zeroes: off, on or unmap",
-        ),
+        option("read-only", Switch, "off", "Never write"),
+        option("force-share", Switch, "off", "Let others write it"),
+        option("cache.direct", Switch, "off", "Bypass the page cache"),
+        option("cache.no-flush", Switch, "off", "Ignore flushes"),
+        option("discard", Text, "ignore", "Discards: ignore or unmap"),
+        option("detect-zeroes", Text, "off", "Writes of zeroes: off, on or unmap"),
     ];
 
     /// Reads one of them; `false` if it is none of these.
@@ -149,11 +146,11 @@ impl Default for ImageOptions {
 impl ImageOptions {
     /// The options of all images.
     pub const OPTIONS: &[OptionEntry] = &[
-        option("backing", Kind::Text, "", "Backing file; empty for none"),
-        option("zero-method", Kind::Text, "auto", "How space is zeroed"),
-        option("alloc-policy", Kind::Text, "auto", "How space is allocated"),
-        option("snapshot.id", Kind::Text, "", "Snapshot to read, by its ID"),
-        option("snapshot.name", Kind::Text, "", "The same by its name"),
+        option("backing", Text, "", "Backing file; empty for none"),
+        option("zero-method", Text, "auto", "How space is zeroed"),
+        option("alloc-policy", Text, "auto", "How space is allocated"),
+        option("snapshot.id", Text, "", "Snapshot to read, by its ID"),
+        option("snapshot.name", Text, "", "The same by its name"),
     ];
 
     /// Reads one of them; `false` if it is none of these.

@@ -4,48 +4,30 @@
 use std::time::Duration;
 
 use cowslip_block::file::Storage;
-use cowslip_block::options::{Kind, OptionEntry, Options, Pairs, option};
+use cowslip_block::options::Kind::{Number, Text};
+use cowslip_block::options::{OptionEntry, Options, Pairs, option};
 use cowslip_block::{Error, Result};
 
 /// The options of `driver=rbd`.
+#[rustfmt::skip] // An option a line.
 pub const OPTIONS: &[OptionEntry] = &[
-    option("pool", Kind::Text, "", "Name of the pool"),
-    option("namespace", Kind::Text, "", "Namespace in the pool"),
-    option("image", Kind::Text, "", "Name of the image"),
-    option(
-        "snapshot",
-        Kind::Text,
-        "",
-        "Snapshot to read, by its name; empty for the image itself",
-    ),
-    option(
-        "conf",
-        Kind::Text,
-        "",
-        "File of Ceph's settings; the usual ones if none is named",
-    ),
-    option("user", Kind::Text, "admin", "Ceph's user"),
-    option(
-        "key-secret",
-        Kind::Text,
-        "",
-        "ID of the secret that is the user's key",
-    ),
+    option("pool", Text, "", "Name of the pool"),
+    option("namespace", Text, "", "Namespace in the pool"),
+    option("image", Text, "", "Name of the image"),
+    option("snapshot", Text, "", "Snapshot to read, by its name; empty for the image itself"),
+    option("conf", Text, "", "File of Ceph's settings; the usual ones if none is named"),
+    option("user", Text, "admin", "Ceph's user"),
+    option("key-secret", Text, "", "ID of the secret that is the user's key"),
     option(
         "auth-client-required.",
-        Kind::Text,
+        Text,
         "",
         "Ways of authentication, by their numbers: cephx or none",
     ),
-    option(
-        "server.",
-        Kind::Text,
-        "",
-        "Addresses of monitors: server.0.host, server.0.port, and so on",
-    ),
+    option("server.", Text, "", "Addresses of monitors: server.0.host, server.0.port, and so on"),
     option(
         "wait-timeout",
-        Kind::Number,
+        Number,
         "",
         "Seconds that requests wait for the cluster; for ever if not given",
     ),

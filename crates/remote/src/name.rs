@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cowslip_block::options::{Kind, OptionEntry, Options, option};
+use cowslip_block::options::Kind::{Number, Size, Switch, Text};
+use cowslip_block::options::{OptionEntry, Options, option};
 use cowslip_block::{Error, Result};
 use zeroize::Zeroizing;
 
@@ -12,110 +13,31 @@ use crate::options::{Certificates, StoreOptions};
 use crate::url::{ObjectUrl, Scheme};
 
 /// The options of a remote file. Up to `cookie-secret` they are those of QEMU's driver `curl`.
+#[rustfmt::skip] // An option a line.
 pub const OPTIONS: &[OptionEntry] = &[
-    option("url", Kind::Text, "", "URL of the object"),
-    option("filename", Kind::Text, "", "The same"),
-    option(
-        "readahead",
-        Kind::Size,
-        "1M",
-        "Bytes that are fetched ahead of sequential reads",
-    ),
-    option(
-        "sslverify",
-        Kind::Switch,
-        "on",
-        "Check the server's certificate",
-    ),
-    option(
-        "timeout",
-        Kind::Number,
-        "30",
-        "Seconds for one attempt of a request",
-    ),
-    option("username", Kind::Text, "", "User of a web server"),
-    option(
-        "password-secret",
-        Kind::Text,
-        "",
-        "ID of the secret with the user's password",
-    ),
-    option("cookie", Kind::Text, "", "Cookies for a web server"),
-    option(
-        "cookie-secret",
-        Kind::Text,
-        "",
-        "ID of the secret with them",
-    ),
-    option(
-        "endpoint",
-        Kind::Text,
-        "",
-        "URL of the object store's server",
-    ),
-    option("region", Kind::Text, "", "Region of the bucket"),
-    option(
-        "anonymous",
-        Kind::Switch,
-        "off",
-        "Send no credentials to the object store",
-    ),
-    option(
-        "ca-file",
-        Kind::Text,
-        "",
-        "PEM file of certificates that are trusted, too",
-    ),
-    option("proxy", Kind::Text, "", "URL of a proxy"),
-    option(
-        "wait-timeout",
-        Kind::Number,
-        "60",
-        "Seconds for which failed requests are repeated",
-    ),
-    option(
-        "on-failure",
-        Kind::Text,
-        "report",
-        "After that: report an error, or stop and wait",
-    ),
-    option("connections", Kind::Number, "8", "Requests under way"),
-    option(
-        "block-size",
-        Kind::Size,
-        "64k",
-        "Bytes that are fetched at least",
-    ),
-    option(
-        "memory",
-        Kind::Size,
-        "16M",
-        "Bytes kept in memory where there is no cache",
-    ),
-    option(
-        "cache-dir",
-        Kind::Text,
-        "",
-        "Directory of the cache; none for no cache",
-    ),
-    option(
-        "cache-limit",
-        Kind::Size,
-        "20G",
-        "Space that the cache may take",
-    ),
-    option(
-        "trace",
-        Kind::Text,
-        "",
-        "Trace of an earlier start, fetched ahead into the cache",
-    ),
-    option(
-        "background",
-        Kind::Size,
-        "0",
-        "Bytes a second at which the rest is cached",
-    ),
+    option("url", Text, "", "URL of the object"),
+    option("filename", Text, "", "The same"),
+    option("readahead", Size, "1M", "Bytes that are fetched ahead of sequential reads"),
+    option("sslverify", Switch, "on", "Check the server's certificate"),
+    option("timeout", Number, "30", "Seconds for one attempt of a request"),
+    option("username", Text, "", "User of a web server"),
+    option("password-secret", Text, "", "ID of the secret with the user's password"),
+    option("cookie", Text, "", "Cookies for a web server"),
+    option("cookie-secret", Text, "", "ID of the secret with them"),
+    option("endpoint", Text, "", "URL of the object store's server"),
+    option("region", Text, "", "Region of the bucket"),
+    option("anonymous", Switch, "off", "Send no credentials to the object store"),
+    option("ca-file", Text, "", "PEM file of certificates that are trusted, too"),
+    option("proxy", Text, "", "URL of a proxy"),
+    option("wait-timeout", Number, "60", "Seconds for which failed requests are repeated"),
+    option("on-failure", Text, "report", "After that: report an error, or stop and wait"),
+    option("connections", Number, "8", "Requests under way"),
+    option("block-size", Size, "64k", "Bytes that are fetched at least"),
+    option("memory", Size, "16M", "Bytes kept in memory where there is no cache"),
+    option("cache-dir", Text, "", "Directory of the cache; none for no cache"),
+    option("cache-limit", Size, "20G", "Space that the cache may take"),
+    option("trace", Text, "", "Trace of an earlier start, fetched ahead into the cache"),
+    option("background", Size, "0", "Bytes a second at which the rest is cached"),
 ];
 
 /// A remote object, and how it is read. What is not set comes from [`crate::Defaults`].

@@ -14,6 +14,7 @@ use super::name::{ClientSide, ExportName, TlsName, Waits};
 const MOST_CONNECTIONS: NonZeroU8 = NonZeroU8::new(16).unwrap();
 
 /// The options of `driver=nbd`.
+#[rustfmt::skip] // An option a line.
 pub const OPTIONS: &[OptionEntry] = &[
     option(
         "server.",
@@ -22,26 +23,11 @@ pub const OPTIONS: &[OptionEntry] = &[
         "Address of the server: type=unix and path, or type=inet, host and port",
     ),
     option("path", Kind::Text, "", "Path of the server's Unix socket"),
-    option(
-        "host",
-        Kind::Text,
-        "",
-        "Name or address of the server's host",
-    ),
+    option("host", Kind::Text, "", "Name or address of the server's host"),
     option("port", Kind::Text, PORT, "Port of the server"),
-    option(
-        "export",
-        Kind::Text,
-        "",
-        "Name of the export; empty for the default one",
-    ),
+    option("export", Kind::Text, "", "Name of the export; empty for the default one"),
     option("tls-creds", Kind::Text, "", "ID of the credentials for TLS"),
-    option(
-        "tls-hostname",
-        Kind::Text,
-        "",
-        "Host name that the server's certificate has to match",
-    ),
+    option("tls-hostname", Kind::Text, "", "Host name that the server's certificate has to match"),
     option(
         "open-timeout",
         Kind::Number,
@@ -54,12 +40,7 @@ pub const OPTIONS: &[OptionEntry] = &[
         "0",
         "Seconds that requests wait for a lost connection",
     ),
-    option(
-        "connections",
-        Kind::Number,
-        "1",
-        "Connections, where the server offers several",
-    ),
+    option("connections", Kind::Number, "1", "Connections, where the server offers several"),
 ];
 
 impl ExportName {

@@ -4,41 +4,28 @@ use std::sync::Arc;
 
 use cowslip::file::BlockFile;
 use cowslip::limits::Limits;
-use cowslip_block::options::{Kind, OptionEntry, Options, Pairs, option};
+use cowslip_block::options::Kind::{Size, Text};
+use cowslip_block::options::{OptionEntry, Options, Pairs, ignored, option};
 use cowslip_block::{Error, Result};
 use cowslip_filters::{DebugFile, DebugSpec, RuleText};
 
 use crate::driver::{FileSettings, Filter, FilterNode, Opening};
 
+#[rustfmt::skip] // An option a line.
 const OPTIONS: &[OptionEntry] = &[
-    option("config", Kind::Text, "", "File with rules"),
-    option(
-        "inject-error.",
-        Kind::Text,
-        "",
-        "Rules for requests that fail, numbered from 0",
-    ),
-    option(
-        "set-state.",
-        Kind::Text,
-        "",
-        "Rules for states, numbered from 0",
-    ),
-    option("align", Kind::Size, "0", "Alignment of requests"),
-    option("max-transfer", Kind::Size, "0", "Longest read or write"),
-    option(
-        "opt-write-zero",
-        Kind::Size,
-        "0",
-        "Unit of writes of zeroes",
-    ),
-    option("max-write-zero", Kind::Size, "0", "Longest write of zeroes"),
-    option("opt-discard", Kind::Size, "0", "Unit of discards"),
-    option("max-discard", Kind::Size, "0", "Longest discard"),
-    option("x-image", Kind::Text, "", "File name of the image below"),
+    option("config", Text, "", "File with rules"),
+    option("inject-error.", Text, "", "Rules for requests that fail, numbered from 0"),
+    option("set-state.", Text, "", "Rules for states, numbered from 0"),
+    option("align", Size, "0", "Alignment of requests"),
+    option("max-transfer", Size, "0", "Longest read or write"),
+    option("opt-write-zero", Size, "0", "Unit of writes of zeroes"),
+    option("max-write-zero", Size, "0", "Longest write of zeroes"),
+    option("opt-discard", Size, "0", "Unit of discards"),
+    option("max-discard", Size, "0", "Longest discard"),
+    option("x-image", Text, "", "File name of the image below"),
     // Which permissions it takes is of no consequence: the image below takes what it needs.
-    option("take-child-perms.", Kind::Text, "", "Without effect"),
-    option("unshare-child-perms.", Kind::Text, "", "Without effect"),
+    ignored("take-child-perms.", Text, ""),
+    ignored("unshare-child-perms.", Text, ""),
 ];
 
 /// The beginning of file names that give a configuration and another file's name.

@@ -1,14 +1,15 @@
 //! `copy-on-read`: reads keep what the layers below hold.
 
 use cowslip_block::Result;
-use cowslip_block::options::{Kind, OptionEntry, Options, option};
+use cowslip_block::options::Kind::Text;
+use cowslip_block::options::{OptionEntry, Options, option};
 
 use crate::driver::ImageFilter;
 use crate::options::{Above, Copies};
 
 const OPTIONS: &[OptionEntry] = &[option(
     "bottom",
-    Kind::Text,
+    Text,
     "",
     "Name of the lowest node whose data is kept",
 )];

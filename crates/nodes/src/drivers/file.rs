@@ -1,7 +1,8 @@
 //! `file`, `host_device`, `host_cdrom`: a file of the host.
 
 use cowslip::file::host::{Driver, Locking};
-use cowslip_block::options::{self, Kind, OptionEntry, option};
+use cowslip_block::options::Kind::{Number, Switch, Text};
+use cowslip_block::options::{self, OptionEntry, ignored, option};
 use cowslip_block::{Error, Result};
 
 use crate::foreign;
@@ -11,30 +12,16 @@ use crate::options::{CommonOptions, FileOptions, parse_aio};
 pub const NAMES: &[&str] = &["file", "host_device", "host_cdrom"];
 
 /// Its options, beside those of every node.
+#[rustfmt::skip] // An option a line.
 pub const OPTIONS: &[OptionEntry] = &[
-    option("filename", Kind::Text, "", "Path of the file"),
-    option(
-        "locking",
-        Kind::Text,
-        "auto",
-        "Locks against other processes: auto, on or off",
-    ),
-    option(
-        "aio",
-        Kind::Text,
-        "threads",
-        "How requests reach the system: threads, native or io_uring",
-    ),
-    option("auto-read-only", Kind::Switch, "off", "Without effect"),
-    option("drop-cache", Kind::Switch, "on", "Without effect"),
-    option(
-        "x-check-cache-dropped",
-        Kind::Switch,
-        "off",
-        "Without effect",
-    ),
-    option("aio-max-batch", Kind::Number, "0", "Without effect"),
-    option("node-name", Kind::Text, "", "Name of the node"),
+    option("filename", Text, "", "Path of the file"),
+    option("locking", Text, "auto", "Locks against other processes: auto, on or off"),
+    option("aio", Text, "threads", "How requests reach the system: threads, native or io_uring"),
+    ignored("auto-read-only", Switch, "off"),
+    ignored("drop-cache", Switch, "on"),
+    ignored("x-check-cache-dropped", Switch, "off"),
+    ignored("aio-max-batch", Number, "0"),
+    option("node-name", Text, "", "Name of the node"),
 ];
 
 /// The outcome of reading an option.

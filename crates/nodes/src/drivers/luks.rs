@@ -2,14 +2,15 @@
 
 use cowslip::image::Format;
 use cowslip_block::Result;
-use cowslip_block::options::{Kind, OptionEntry, option};
+use cowslip_block::options::Kind::Text;
+use cowslip_block::options::{OptionEntry, option};
 
 use crate::driver::ImageFormat;
 use crate::options::ImageOptions;
 
 const OPTIONS: &[OptionEntry] = &[option(
     "key-secret",
-    Kind::Text,
+    Text,
     "",
     "ID of the secret that opens it",
 )];

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip::file::BlockFile;
-use cowslip_block::options::{Kind, OptionEntry, Options, Pairs, option};
+use cowslip_block::options::Kind::{Number, Size, Switch};
+use cowslip_block::options::{OptionEntry, Options, Pairs, option};
 use cowslip_block::{Error, Result};
 use cowslip_filters::{NullFile, NullSpec};
 
@@ -12,20 +13,11 @@ use crate::driver::{FileSettings, Opening, Protocol, ProtocolNode};
 
 const NAMES: &[&str] = &["null-co", "null-aio"];
 
+#[rustfmt::skip] // An option a line.
 const OPTIONS: &[OptionEntry] = &[
-    option("size", Kind::Size, "1G", "Length of the file"),
-    option(
-        "latency-ns",
-        Kind::Number,
-        "0",
-        "Nanoseconds that each request takes",
-    ),
-    option(
-        "read-zeroes",
-        Kind::Switch,
-        "off",
-        "Without effect: it always reads as zeroes",
-    ),
+    option("size", Size, "1G", "Length of the file"),
+    option("latency-ns", Number, "0", "Nanoseconds that each request takes"),
+    option("read-zeroes", Switch, "off", "Without effect: it always reads as zeroes"),
 ];
 
 /// The protocols `null-co` and `null-aio`.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use cowslip::file::BlockFile;
 use cowslip::image::Format;
-use cowslip_block::options::{Kind, OptionEntry, Options, option};
+use cowslip_block::options::Kind::{Size, Text};
+use cowslip_block::options::{OptionEntry, Options, option};
 use cowslip_block::{Error, Result, Workers};
 use cowslip_publish::disk::{CACHE_BYTES, PublishedDisk};
 use cowslip_publish::file::PublishedFile;
@@ -20,26 +21,12 @@ use crate::stores::open_store;
 /// How names of published disks begin.
 pub const PREFIX: &str = "published:";
 
+#[rustfmt::skip] // An option a line.
 const OPTIONS: &[OptionEntry] = &[
-    option(
-        "url",
-        Kind::Text,
-        "",
-        "Store, name and digest: s3://bucket/name@DIGEST",
-    ),
-    option(
-        "endpoint",
-        Kind::Text,
-        "",
-        "URL of the server of an object store",
-    ),
-    option("region", Kind::Text, "", "Region of a bucket"),
-    option(
-        "cache-size",
-        Kind::Size,
-        "64M",
-        "Unpacked data that is kept in memory",
-    ),
+    option("url", Text, "", "Store, name and digest: s3://bucket/name@DIGEST"),
+    option("endpoint", Text, "", "URL of the server of an object store"),
+    option("region", Text, "", "Region of a bucket"),
+    option("cache-size", Size, "64M", "Unpacked data that is kept in memory"),
 ];
 
 /// The protocol `published`.

@@ -2,45 +2,27 @@
 
 use cowslip::image::Format;
 use cowslip_block::Result;
-use cowslip_block::options::{self, Kind, OptionEntry, option};
+use cowslip_block::options::Kind::{Number, Size, Switch, Text};
+use cowslip_block::options::{self, OptionEntry, ignored, option};
 
 use crate::driver::ImageFormat;
 use crate::options::ImageOptions;
 
+#[rustfmt::skip] // An option a line.
 const OPTIONS: &[OptionEntry] = &[
-    option(
-        "discard-no-unref",
-        Kind::Switch,
-        "off",
-        "Discards keep the allocation",
-    ),
-    option(
-        "encrypt.",
-        Kind::Text,
-        "",
-        "Encryption: format, and key-secret, the ID of a secret",
-    ),
-    option("cache-size", Kind::Size, "32M", "Memory for tables"),
-    option(
-        "l2-cache-size",
-        Kind::Size,
-        "",
-        "The part of it for L2 tables",
-    ),
-    option(
-        "refcount-cache-size",
-        Kind::Size,
-        "",
-        "The part of it for refcounts",
-    ),
-    option("l2-cache-entry-size", Kind::Size, "", "Without effect"),
-    option("lazy-refcounts", Kind::Switch, "", "Without effect"),
-    option("pass-discard-request", Kind::Switch, "", "Without effect"),
-    option("pass-discard-snapshot", Kind::Switch, "", "Without effect"),
-    option("pass-discard-other", Kind::Switch, "", "Without effect"),
-    option("cache-clean-interval", Kind::Number, "", "Without effect"),
-    option("overlap-check", Kind::Text, "", "Without effect"),
-    option("overlap-check.", Kind::Text, "", "Without effect"),
+    option("discard-no-unref", Switch, "off", "Discards keep the allocation"),
+    option("encrypt.", Text, "", "Encryption: format, and key-secret, the ID of a secret"),
+    option("cache-size", Size, "32M", "Memory for tables"),
+    option("l2-cache-size", Size, "", "The part of it for L2 tables"),
+    option("refcount-cache-size", Size, "", "The part of it for refcounts"),
+    ignored("l2-cache-entry-size", Size, ""),
+    ignored("lazy-refcounts", Switch, ""),
+    ignored("pass-discard-request", Switch, ""),
+    ignored("pass-discard-snapshot", Switch, ""),
+    ignored("pass-discard-other", Switch, ""),
+    ignored("cache-clean-interval", Number, ""),
+    ignored("overlap-check", Text, ""),
+    ignored("overlap-check.", Text, ""),
 ];
 
 /// The format `qcow2`.

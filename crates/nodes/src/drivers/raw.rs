@@ -5,7 +5,8 @@ use std::sync::Arc;
 use cowslip::file::BlockFile;
 use cowslip::image::Format;
 use cowslip_block::error::system_words;
-use cowslip_block::options::{Kind, OptionEntry, Options, option};
+use cowslip_block::options::Kind::Size;
+use cowslip_block::options::{OptionEntry, Options, option};
 use cowslip_block::{Error, Result};
 use cowslip_filters::PartFile;
 
@@ -13,13 +14,8 @@ use crate::driver::{FileSettings, Filter, FilterNode, ImageFormat, Opening};
 use crate::options::ImageOptions;
 
 const OPTIONS: &[OptionEntry] = &[
-    option("offset", Kind::Size, "0", "First byte"),
-    option(
-        "size",
-        Kind::Size,
-        "",
-        "Length; to the end where none is given",
-    ),
+    option("offset", Size, "0", "First byte"),
+    option("size", Size, "", "Length; to the end where none is given"),
 ];
 
 /// The filter `raw`, a part of a file, and the format of that name.
