@@ -40,12 +40,8 @@ pub struct Args {
     #[arg(short, long)]
     progress: bool,
     /// Cache mode
-    #[arg(
-        short = 'T',
-        long = "cache",
-        value_name = "CACHE_MODE",
-        default_value = "writeback"
-    )]
+    #[arg(short = 'T', long = "cache", value_name = "CACHE_MODE")]
+    #[arg(default_value = "writeback")]
     cache: String,
     /// Open the image although another process writes to it
     #[arg(short = 'U', long)]

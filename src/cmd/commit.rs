@@ -25,12 +25,8 @@ use crate::size::SIZE_MAX;
 #[derive(clap::Args)]
 pub struct Args {
     /// Cache mode
-    #[arg(
-        short = 't',
-        long,
-        value_name = "CACHE_MODE",
-        default_value = "writeback"
-    )]
+    #[arg(short = 't', long, value_name = "CACHE_MODE")]
+    #[arg(default_value = "writeback")]
     cache: String,
     /// Image of the backing chain to commit into, instead of the first one; implies --drop
     #[arg(short, long, value_name = "BASE_IMG")]

@@ -33,12 +33,8 @@ pub struct Args {
     #[arg(short = 'f', long = "a-format", aliases = ["format", "left-format"], value_name = "FMT")]
     a_format: Option<String>,
     /// The second image's format
-    #[arg(
-        short = 'F',
-        long = "b-format",
-        alias = "right-format",
-        value_name = "FMT"
-    )]
+    #[arg(short = 'F', long = "b-format", alias = "right-format")]
+    #[arg(value_name = "FMT")]
     b_format: Option<String>,
     /// The FILENAMEs are complete image specifications
     #[arg(long)]
@@ -47,12 +43,8 @@ pub struct Args {
     #[arg(short, long)]
     strict: bool,
     /// Cache mode
-    #[arg(
-        short = 'T',
-        long = "cache",
-        value_name = "CACHE_MODE",
-        default_value = "writeback"
-    )]
+    #[arg(short = 'T', long = "cache", value_name = "CACHE_MODE")]
+    #[arg(default_value = "writeback")]
     cache: String,
     /// Open the images although another process writes to them
     #[arg(short = 'U', long)]

@@ -49,64 +49,38 @@ const PROBE_BYTES: usize = 512;
 #[derive(clap::Args)]
 pub struct Args {
     /// Format of the sources
-    #[arg(
-        short = 'f',
-        long = "source-format",
-        visible_alias = "format",
-        value_name = "FMT"
-    )]
+    #[arg(short = 'f', long = "source-format", visible_alias = "format")]
+    #[arg(value_name = "FMT")]
     format: Option<String>,
     /// The sources are complete image specifications
     #[arg(long = "source-image-opts", visible_alias = "image-opts")]
     image_opts: bool,
     /// Snapshot of the source to convert
-    #[arg(
-        short = 'l',
-        long = "source-snapshot",
-        visible_alias = "snapshot",
-        value_name = "SNAPSHOT"
-    )]
+    #[arg(short = 'l', long = "source-snapshot", visible_alias = "snapshot")]
+    #[arg(value_name = "SNAPSHOT")]
     snapshot: Option<String>,
     /// Cache mode of the sources
-    #[arg(
-        short = 'T',
-        long = "source-cache",
-        value_name = "CACHE",
-        default_value = "writeback"
-    )]
+    #[arg(short = 'T', long = "source-cache", value_name = "CACHE")]
+    #[arg(default_value = "writeback")]
     source_cache: String,
     /// Format of the target; raw by default
-    #[arg(
-        short = 'O',
-        long = "target-format",
-        alias = "output-format",
-        value_name = "FMT"
-    )]
+    #[arg(short = 'O', long = "target-format", alias = "output-format")]
+    #[arg(value_name = "FMT")]
     target_format: Option<String>,
     /// The target is a complete image specification
     #[arg(long)]
     target_image_opts: bool,
     /// Options of the target's format, as name=value,name=value; `help` lists them
-    #[arg(
-        short = 'o',
-        long = "target-options",
-        visible_alias = "options",
-        value_name = "OPTIONS",
-        action = ArgAction::Append,
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'o', long = "target-options", visible_alias = "options")]
+    #[arg(value_name = "OPTIONS", action = ArgAction::Append)]
+    #[arg(allow_hyphen_values = true)]
     options: Vec<String>,
     /// Compress the target's clusters
     #[arg(short = 'c', long)]
     compress: bool,
     /// Cache mode of the target
-    #[arg(
-        short = 't',
-        long = "target-cache",
-        alias = "output-cache",
-        value_name = "CACHE",
-        default_value = "unsafe"
-    )]
+    #[arg(short = 't', long = "target-cache", alias = "output-cache")]
+    #[arg(value_name = "CACHE", default_value = "unsafe")]
     target_cache: String,
     /// Backing file of the target: only data of the source's top image is copied
     #[arg(short = 'B', long = "backing", value_name = "FILE")]

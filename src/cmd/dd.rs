@@ -38,12 +38,8 @@ pub struct Args {
     #[arg(long)]
     image_opts: bool,
     /// Format of the output
-    #[arg(
-        short = 'O',
-        long = "output-format",
-        value_name = "FMT",
-        default_value = "raw"
-    )]
+    #[arg(short = 'O', long = "output-format", value_name = "FMT")]
+    #[arg(default_value = "raw")]
     output_format: String,
     /// Open the input although another process writes to it
     #[arg(short = 'U', long)]

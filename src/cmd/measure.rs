@@ -28,12 +28,8 @@ const SECTOR_BYTES: u64 = 512;
 #[derive(clap::Args)]
 pub struct Args {
     /// Format of the new image
-    #[arg(
-        short = 'O',
-        long = "target-format",
-        value_name = "FMT",
-        default_value = "raw"
-    )]
+    #[arg(short = 'O', long = "target-format", value_name = "FMT")]
+    #[arg(default_value = "raw")]
     target_format: String,
     /// Options of that format, as for `create`
     #[arg(short = 'o', long = "options", value_name = "OPTIONS", action = ArgAction::Append, allow_hyphen_values = true)]

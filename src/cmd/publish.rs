@@ -113,12 +113,8 @@ pub struct Args {
     parent: Vec<String>,
     /// Read only what this bitmap of the image says has changed since the version that --parent
     /// names was published
-    #[arg(
-        long,
-        value_name = "BITMAP",
-        requires = "parent",
-        conflicts_with = "snapshot"
-    )]
+    #[arg(long, value_name = "BITMAP", requires = "parent")]
+    #[arg(conflicts_with = "snapshot")]
     bitmap: Option<String>,
     /// Take the bitmap although no record says that it began with that version
     #[arg(long, requires = "bitmap")]
@@ -147,14 +143,9 @@ pub struct Args {
     )]
     target_format: Option<String>,
     /// With -O: options of the image, as for `create`
-    #[arg(
-        short = 'o',
-        long = "options",
-        value_name = "OPTIONS",
-        action = ArgAction::Append,
-        allow_hyphen_values = true,
-        requires = "target_format"
-    )]
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    #[arg(action = ArgAction::Append, allow_hyphen_values = true)]
+    #[arg(requires = "target_format")]
     options: Vec<String>,
     /// With -O: compress the image's clusters
     #[arg(short = 'c', long, requires = "target_format")]

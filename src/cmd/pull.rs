@@ -32,12 +32,8 @@ Until it is complete, the image is in FILE.part; run the same command again to c
 there is compared with the digests and not fetched again. More: docs/published-images.md.")]
 pub struct Args {
     /// Format of the new image
-    #[arg(
-        short = 'O',
-        long = "target-format",
-        value_name = "FMT",
-        default_value = "qcow2"
-    )]
+    #[arg(short = 'O', long = "target-format", value_name = "FMT")]
+    #[arg(default_value = "qcow2")]
     target_format: String,
     /// Options of that format, as for `create`
     #[arg(short = 'o', long = "options", value_name = "OPTIONS", action = ArgAction::Append, allow_hyphen_values = true)]

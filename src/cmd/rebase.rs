@@ -42,12 +42,8 @@ pub struct Args {
     #[arg(short = 't', long, value_name = "CACHE", default_value = "writeback")]
     cache: String,
     /// Cache mode of the new backing file
-    #[arg(
-        short = 'T',
-        long,
-        value_name = "BACKING_CACHE",
-        default_value = "writeback"
-    )]
+    #[arg(short = 'T', long, value_name = "BACKING_CACHE")]
+    #[arg(default_value = "writeback")]
     backing_cache: String,
     /// Open the new backing file although another process writes to it
     #[arg(short = 'U', long)]

@@ -125,12 +125,8 @@ pub struct Options {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     aio: Vec<String>,
     /// Writers of the raw files that images are compared with: cowslip, qemu-img
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "cowslip"
-    )]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(default_value = "cowslip")]
     yardsticks: Vec<String>,
     /// Only the cells whose name contains this text
     #[arg(long, value_name = "TEXT")]
@@ -141,12 +137,8 @@ pub struct Options {
     quick: bool,
     /// own, or seed: disks and requests as in the mails that asked first (subclusters,
     /// preallocation)
-    #[arg(
-        long,
-        value_name = "WHOSE",
-        default_value = "own",
-        conflicts_with = "quick"
-    )]
+    #[arg(long, value_name = "WHOSE", default_value = "own")]
+    #[arg(conflicts_with = "quick")]
     conditions: String,
     /// Count system calls too, in one more run of each under strace
     #[arg(long)]

@@ -78,20 +78,12 @@ pub struct ImageArgs {
     #[arg(long, value_name = "RATE", conflicts_with_all = ["read_only", "snapshot"])]
     compact_background: Option<String>,
     /// Milliseconds for which clients have to leave the disk alone before anything moves
-    #[arg(
-        long,
-        value_name = "MS",
-        default_value_t = 500,
-        requires = "compact_background"
-    )]
+    #[arg(long, value_name = "MS", default_value_t = 500)]
+    #[arg(requires = "compact_background")]
     compact_idle_ms: u32,
     /// Seconds from the end of a compaction until another one may begin
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 600,
-        requires = "compact_background"
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(requires = "compact_background")]
     compact_pause: u32,
     /// With --compact-background, also put the disk's clusters into the guest's order
     #[arg(long, requires = "compact_background")]

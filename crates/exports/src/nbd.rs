@@ -64,13 +64,8 @@ struct NbdArgs {
     #[arg(long, display_order = 105)]
     once: bool,
     /// Serve at most this many clients at a time; others wait. 0 is no limit
-    #[arg(
-        short = 'e',
-        long,
-        default_value_t = 0,
-        value_name = "N",
-        display_order = 106
-    )]
+    #[arg(short = 'e', long, default_value_t = 0, value_name = "N")]
+    #[arg(display_order = 106)]
     clients: usize,
     /// Serve over TLS only, with the credentials of this ID (--object
     /// tls-creds-x509,…,endpoint=server or tls-creds-psk,…)

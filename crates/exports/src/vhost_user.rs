@@ -37,12 +37,8 @@ struct VhostUserArgs {
     #[arg(long, value_name = "TEXT", default_value = "", requires = "vhost_user")]
     serial: String,
     /// Its logical block size: 512, 1024, 2048 or 4096
-    #[arg(
-        long,
-        value_name = "BYTES",
-        default_value_t = 512,
-        requires = "vhost_user"
-    )]
+    #[arg(long, value_name = "BYTES", default_value_t = 512)]
+    #[arg(requires = "vhost_user")]
     #[arg(value_parser = block_size)]
     block_size: u32,
     /// Offer to give its requests back in order (VIRTIO_F_IN_ORDER), for front ends that need it;

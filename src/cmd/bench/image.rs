@@ -32,22 +32,12 @@ const NUMBER_MAX: u64 = i32::MAX as u64;
 #[derive(clap::Args)]
 pub struct ImageArgs {
     /// Number of requests
-    #[arg(
-        short,
-        long,
-        value_name = "COUNT",
-        default_value = "75000",
-        allow_hyphen_values = true
-    )]
+    #[arg(short, long, value_name = "COUNT", default_value = "75000")]
+    #[arg(allow_hyphen_values = true)]
     count: String,
     /// Requests in flight
-    #[arg(
-        short,
-        long,
-        value_name = "DEPTH",
-        default_value = "64",
-        allow_hyphen_values = true
-    )]
+    #[arg(short, long, value_name = "DEPTH", default_value = "64")]
+    #[arg(allow_hyphen_values = true)]
     depth: String,
     /// I/O engine: threads, native or io_uring
     #[arg(short = 'i', long, value_name = "AIO")]
@@ -56,34 +46,19 @@ pub struct ImageArgs {
     #[arg(short, long)]
     native: bool,
     /// Offset of the first request
-    #[arg(
-        short,
-        long,
-        value_name = "OFFSET",
-        default_value = "0",
-        allow_hyphen_values = true
-    )]
+    #[arg(short, long, value_name = "OFFSET", default_value = "0")]
+    #[arg(allow_hyphen_values = true)]
     offset: String,
     /// Accepted for compatibility
     #[arg(short, long)]
     quiet: bool,
     /// Size of a request
-    #[arg(
-        short = 's',
-        long,
-        value_name = "SIZE",
-        default_value = "4096",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 's', long, value_name = "SIZE", default_value = "4096")]
+    #[arg(allow_hyphen_values = true)]
     buffer_size: String,
     /// Distance between the offsets of successive requests; 0 is the size of a request
-    #[arg(
-        short = 'S',
-        long,
-        value_name = "SIZE",
-        default_value = "0",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'S', long, value_name = "SIZE", default_value = "0")]
+    #[arg(allow_hyphen_values = true)]
     step_size: String,
     /// Cache mode: none, writeback, writethrough, directsync or unsafe
     #[arg(short = 't', long, value_name = "CACHE", default_value = "writeback")]
@@ -92,20 +67,12 @@ pub struct ImageArgs {
     #[arg(short, long)]
     write: bool,
     /// Byte that is written
-    #[arg(
-        long,
-        value_name = "BYTE",
-        default_value = "0",
-        allow_hyphen_values = true
-    )]
+    #[arg(long, value_name = "BYTE", default_value = "0")]
+    #[arg(allow_hyphen_values = true)]
     pattern: String,
     /// Flush after every N writes; 0 is never
-    #[arg(
-        long,
-        value_name = "COUNT",
-        default_value = "0",
-        allow_hyphen_values = true
-    )]
+    #[arg(long, value_name = "COUNT", default_value = "0")]
+    #[arg(allow_hyphen_values = true)]
     flush_interval: String,
     /// Flush while requests are in flight, rather than when all have ended
     #[arg(long)]
