@@ -46,6 +46,18 @@ struct Changes {
 }
 
 impl Qcow2 {
+    /// The whole subclusters in a range. The rest of the last one, beyond the end of the disk, is
+    /// not visible. Where there is none, the range may end before it starts.
+    fn whole_subclusters(&self, range: &Range<u64>) -> Range<u64> {
+        let unit = self.geometry().subcluster_bytes();
+        let end = if range.end == self.size() {
+            round_up(range.end, unit)
+        } else {
+            range.end
+        };
+        round_up(range.start, unit)..round_down(end, unit)
+    }
+
     /// Makes a range of the disk read as zeroes.
     #[boxed]
     pub async fn write_zeroes(
@@ -56,13 +68,7 @@ impl Qcow2 {
     ) -> Result<()> {
         self.ready_for_writes().await?;
         let unit = self.geometry().subcluster_bytes();
-        // The rest of the last subcluster, beyond the end of the disk, is not visible.
-        let end = if range.end == self.size() {
-            round_up(range.end, unit)
-        } else {
-            range.end
-        };
-        let inner = round_up(range.start, unit)..round_down(end, unit);
+        let inner = self.whole_subclusters(&range);
         let request = if options.space == Space::Release {
             EntryRequest::ZeroAndUnmap
         } else {
@@ -103,13 +109,7 @@ impl Qcow2 {
             EntryRequest::Discard
         };
         self.ready_for_writes().await?;
-        let unit = self.geometry().subcluster_bytes();
-        let end = if range.end == self.size() {
-            round_up(range.end, unit)
-        } else {
-            range.end
-        };
-        let inner = round_up(range.start, unit)..round_down(end, unit);
+        let inner = self.whole_subclusters(&range);
         if inner.start < inner.end {
             let ask = (request, self.unref);
             let rest = self.change_entries(inner.clone(), below, ask).await?;

@@ -32,9 +32,8 @@ use super::{SCAN_CLUSTERS, entry_writes};
 use crate::commit::probe::Stage;
 use crate::commit::roots::Flush;
 use crate::entry::L2Entry;
-use crate::geometry::{HostCluster, HostOffset};
+use crate::geometry::HostOffset;
 use crate::plan::Freed;
-use crate::space::alloc::SpaceContent;
 use crate::space::count_growth::{BlockUse, CountGrowth};
 use crate::{Counts, Qcow2};
 use crate::{Job, Result};
@@ -463,14 +462,7 @@ impl Qcow2 {
             {
                 continue;
             }
-            self.refuse_free_metadata(std::slice::from_ref(&(growth.start..growth.end)))?;
-            self.write_counts(counts, &growth).await?;
-            let (first, free) = (growth.first_free(), growth.end - growth.first_free());
-            let mut state = self.lock();
-            state
-                .space
-                .free
-                .add(HostCluster(first), free, SpaceContent::Unknown);
+            self.count_as_free(counts, growth).await?;
             return Ok(true);
         }
         Ok(false)

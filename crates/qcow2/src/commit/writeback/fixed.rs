@@ -25,6 +25,15 @@ impl Qcow2 {
         let Some(growth) = self.plan_fixed(counts, end)? else {
             return Err(self.no_space());
         };
+        self.count_as_free(counts, growth).await
+    }
+
+    /// Counts space that is not counted yet, which makes what its counts leave free.
+    pub(super) async fn count_as_free(
+        &self,
+        counts: &mut Counts,
+        growth: CountGrowth,
+    ) -> Result<()> {
         // A damaged image may have tables where nothing is counted (invariant S3).
         self.refuse_free_metadata(std::slice::from_ref(&(growth.start..growth.end)))?;
         self.write_counts(counts, &growth).await?;
