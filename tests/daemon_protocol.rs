@@ -9,7 +9,6 @@
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -127,14 +126,7 @@ fn make_images(dir: &Path) {
 /// command or reset it.
 fn connect(socket: &Path) -> Option<Client> {
     match Client::connect(socket, PATIENCE) {
-        Err(ClientError::Io(error))
-            if matches!(
-                error.kind(),
-                ErrorKind::NotFound | ErrorKind::ConnectionRefused
-            ) =>
-        {
-            None
-        }
+        Err(error) if error.is_absence() => None,
         connected => Some(connected.unwrap()),
     }
 }

@@ -56,6 +56,20 @@ pub struct Make<'a> {
     pub is_indirect: bool,
 }
 
+impl<'a> Make<'a> {
+    /// A request with its header in one piece, in the ring itself.
+    pub fn plain(kind: u32, sector: u64, data: &'a [(usize, usize)]) -> Make<'a> {
+        Make {
+            kind,
+            sector,
+            data,
+            tag: 0,
+            header_cuts: &[],
+            is_indirect: false,
+        }
+    }
+}
+
 impl FrontQueue {
     /// A queue of this number, whose ring is at its place in the memory.
     pub(crate) fn new(
@@ -229,14 +243,7 @@ impl FrontQueue {
     /// # Errors
     /// As [`FrontQueue::submit`] and [`FrontQueue::complete`].
     pub fn request(&mut self, kind: u32, sector: u64, data: &[(usize, usize)]) -> io::Result<u8> {
-        self.submit(&Make {
-            kind,
-            sector,
-            data,
-            tag: 0,
-            header_cuts: &[],
-            is_indirect: false,
-        })?;
+        self.submit(&Make::plain(kind, sector, data))?;
         self.kick()?;
         Ok(self.complete()?.1)
     }

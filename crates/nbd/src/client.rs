@@ -504,14 +504,7 @@ async fn send_requests(shared: Rc<Shared>) {
         }
     }
     if matches!(&*shared.state.borrow(), State::Leaving) {
-        let leave = Request {
-            flags: CommandFlags::empty(),
-            command: Command::Disconnect,
-            cookie: 0,
-            offset: 0,
-            len: 0,
-        };
-        shared.push(&mut outbox, &leave);
+        shared.push(&mut outbox, &Request::disconnect());
         match shared.wire.write_all(outbox.take()).await {
             Ok(()) => shared.wire.farewell().await,
             Err(error) => shared.end(error.into()),

@@ -45,6 +45,17 @@ pub enum ClientError {
     Refused(QmpError),
 }
 
+impl ClientError {
+    /// Whether nothing listens at the socket.
+    pub fn is_absence(&self) -> bool {
+        use io::ErrorKind::{ConnectionRefused, NotFound};
+        match self {
+            ClientError::Io(error) => matches!(error.kind(), NotFound | ConnectionRefused),
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for ClientError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

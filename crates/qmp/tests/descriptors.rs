@@ -63,8 +63,7 @@ fn a_descriptor_is_kept_by_name_for_its_connection() {
     client.execute("closefd", json!({"fdname": "b"})).unwrap();
     let gone = refused(client.execute("closefd", json!({"fdname": "b"})));
     assert_eq!(gone, "File descriptor named 'b' not found");
-    client.execute("quit", json!({})).unwrap();
-    served.end();
+    served.quit(&mut client);
 }
 
 #[test]
@@ -85,8 +84,7 @@ fn descriptors_that_a_command_did_not_want_are_closed_when_others_come() {
     // The server has closed its copy of the other end.
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut &_reader, &mut rest).unwrap();
-    client.execute("quit", json!({})).unwrap();
-    served.end();
+    served.quit(&mut client);
 }
 
 #[test]
@@ -149,8 +147,7 @@ fn files_are_opened_from_sets_by_access() {
         .unwrap();
     let text = refused(client.execute("remove-fd", json!({"fdset-id": 7})));
     assert_eq!(text, "File descriptor named 'fdset-id:7' not found");
-    client.execute("quit", json!({})).unwrap();
-    served.end();
+    served.quit(&mut client);
 }
 
 #[test]
@@ -170,8 +167,7 @@ fn more_descriptors_than_a_message_may_have_end_the_connection() {
     let request = [IoSlice::new(b"{'execute':'query-jobs'}")];
     rustix::net::sendmsg(&raw.stream, &request, &mut control, SendFlags::empty()).unwrap();
     assert_eq!(raw.line(), "");
-    client.execute("quit", json!({})).unwrap();
-    served.end();
+    served.quit(&mut client);
 }
 
 /// Commands on descriptors, each with the file that travels with it or none.

@@ -1,11 +1,9 @@
 //! Our answers beside those of qemu-storage-daemon: the same lines, and requests that are drawn
 //! from the schema and broken in one place. Skips loudly where it is not installed.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use cowslip_qmp::client::ClientError;
 use cowslip_qmp::json::parse;
 use cowslip_qmp::{Client, ServerOptions};
 use serde_json::Value;
@@ -84,14 +82,7 @@ impl Peer {
     /// greet one that comes before it has seen the last one leave twice, or reset it.
     pub fn client(&self) -> Client {
         self.connected(|path| match Client::connect(path, None) {
-            Err(ClientError::Io(error))
-                if matches!(
-                    error.kind(),
-                    ErrorKind::NotFound | ErrorKind::ConnectionRefused
-                ) =>
-            {
-                None
-            }
+            Err(error) if error.is_absence() => None,
             client => Some(client.unwrap()),
         })
     }
@@ -394,8 +385,7 @@ fn the_client_speaks_with_both() {
     let package = &client.greeting()["version"]["package"];
     assert!(package.as_str().unwrap().starts_with("Cowslip "));
     client.execute("quit", Value::Null).unwrap_err();
-    client.execute("quit", serde_json::json!({})).unwrap();
-    served.end();
+    served.quit(&mut client);
     let Some(peer) = Peer::start() else { return };
     let mut client = peer.client();
     assert_eq!(

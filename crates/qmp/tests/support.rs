@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cowslip_qmp::schema::Type;
 use cowslip_qmp::{
-    Call, Event, Executing, Handler, QmpError, Schema, Server, ServerHandle, ServerOptions,
+    Call, Client, Event, Executing, Handler, QmpError, Schema, Server, ServerHandle, ServerOptions,
 };
 use cowslip_queue::{Backend, Listener, Queue};
 use rustix::fs::OFlags;
@@ -120,6 +120,12 @@ impl Served {
             "{\"return\": {}}"
         );
         client
+    }
+
+    /// Has the server end, and waits for that.
+    pub fn quit(self, client: &mut Client) {
+        client.execute("quit", json!({})).unwrap();
+        self.end();
     }
 
     /// Waits until the server has ended.

@@ -35,14 +35,7 @@ fn a_table_goes_from_one_server_to_the_next() {
         let mut front = Front::connect_with(&second.path, features, memory).unwrap();
         front.set_inflight(&table, &description).unwrap();
         // Made available while no server was there.
-        let make = Make {
-            kind: 0,
-            sector: 39,
-            data: &[(DATA_AT + 512, 512)],
-            tag: 0,
-            header_cuts: &[],
-            is_indirect: false,
-        };
+        let make = Make::plain(0, 39, &[(DATA_AT + 512, 512)]);
         queue.submit(&make).unwrap();
         front.start_queue(&mut queue, 0).unwrap();
         assert_eq!(queue.complete().unwrap().1, 0);
@@ -64,14 +57,7 @@ fn a_completion_that_nobody_was_notified_of_is_notified_by_the_next_server() {
         let mut queue = front.queue(0, 16).unwrap();
         // The set-up has notifications of its own.
         while queue.is_notified(Duration::from_secs(0)).unwrap() {}
-        let make = Make {
-            kind: 1,
-            sector: 0,
-            data: &[(DATA_AT, 512)],
-            tag: 0,
-            header_cuts: &[],
-            is_indirect: false,
-        };
+        let make = Make::plain(1, 0, &[(DATA_AT, 512)]);
         queue.submit(&make).unwrap();
         queue.kick().unwrap();
         // As if the server had been killed just before: the driver never learns of this one.

@@ -54,14 +54,7 @@ fn a_used_ring_is_logged_after_it_is_written() {
         (&queue, index_at as u64 * 8 * 4096),
     );
     queue
-        .submit(&cowslip_front::Make {
-            kind: 4,
-            sector: 0,
-            data: &[],
-            tag: 0,
-            header_cuts: &[],
-            is_indirect: false,
-        })
+        .submit(&cowslip_front::Make::plain(4, 0, &[]))
         .unwrap();
     queue.kick_always().unwrap();
     let begun = std::time::Instant::now();

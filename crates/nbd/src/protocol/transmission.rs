@@ -79,6 +79,17 @@ impl fmt::Display for Request {
 }
 
 impl Request {
+    /// The end of the session, to which there is no reply.
+    pub fn disconnect() -> Request {
+        Request {
+            flags: CommandFlags::empty(),
+            command: Command::Disconnect,
+            cookie: 0,
+            offset: 0,
+            len: 0,
+        }
+    }
+
     /// The message without extended headers.
     ///
     /// # Panics
