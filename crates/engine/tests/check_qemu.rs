@@ -84,16 +84,33 @@ fn check_all(cases: &[Case]) {
         return;
     }
     for (name, base, change) in cases {
-        let mut image = base.make();
-        let sound = image.qemu_check();
-        assert_eq!(
-            (sound.exit_code, sound.lines.len()),
-            (0, 0),
-            "{name}: {sound:?}"
-        );
-        change(&mut image);
-        assert_agree(name, &image);
+        check_broken(name, *base, change);
     }
+}
+
+/// Its name, and what is done to an image at a place.
+type CaseAt = (&'static str, fn(&mut Image, u64));
+
+/// The same for images of one kind, each with a change at one place.
+fn check_at(base: Base, place: fn(&Image) -> u64, cases: &[CaseAt]) {
+    if !peers_are_installed() {
+        return;
+    }
+    for (name, change) in cases {
+        check_broken(name, base, |image| change(image, place(image)));
+    }
+}
+
+fn check_broken(name: &str, base: Base, change: impl FnOnce(&mut Image)) {
+    let mut image = base.make();
+    let sound = image.qemu_check();
+    assert_eq!(
+        (sound.exit_code, sound.lines.len()),
+        (0, 0),
+        "{name}: {sound:?}"
+    );
+    change(&mut image);
+    assert_agree(name, &image);
 }
 
 #[test]
@@ -239,27 +256,6 @@ fn broken_refcounts() {
 fn broken_refcount_tables_and_files() {
     check_all(&[
         ("no refcount table", PLAIN, |i| i.set(56, 4, 0)),
-        ("no refcount block", PLAIN, |i| {
-            i.set_word(i.refcount_table(), 0)
-        }),
-        ("refcount table reserved bits", PLAIN, |i| {
-            i.map_word(i.refcount_table(), |e| e | 1)
-        }),
-        ("refcount block unaligned", PLAIN, |i| {
-            i.map_word(i.refcount_table(), |e| e | 512)
-        }),
-        ("refcount block outside", PLAIN, |i| {
-            i.set_word(i.refcount_table(), 1 << 40)
-        }),
-        ("second refcount block outside", PLAIN, |i| {
-            i.set_word(i.refcount_table() + 8, 1 << 40)
-        }),
-        ("refcount block twice", PLAIN, |i| {
-            i.set_word(i.refcount_table() + 8, i.refcount_block())
-        }),
-        ("refcount block is an L2 table", PLAIN, |i| {
-            i.set_word(i.refcount_table() + 8, i.l2())
-        }),
         ("second refcount block not counted", PLAIN, |i| {
             i.set_word(i.refcount_table() + 8, i.bytes.len() as u64);
             i.bytes.extend([0; 65536]);
@@ -309,31 +305,35 @@ fn broken_refcount_tables_and_files() {
         }),
         ("unknown feature", PLAIN, |i| i.set_word(72, 1 << 40)),
     ]);
+    check_at(
+        PLAIN,
+        Image::refcount_table,
+        &[
+            ("no refcount block", |i, at| i.set_word(at, 0)),
+            ("refcount table reserved bits", |i, at| {
+                i.map_word(at, |e| e | 1)
+            }),
+            ("refcount block unaligned", |i, at| {
+                i.map_word(at, |e| e | 512)
+            }),
+            ("refcount block outside", |i, at| i.set_word(at, 1 << 40)),
+            ("second refcount block outside", |i, at| {
+                i.set_word(at + 8, 1 << 40)
+            }),
+            ("refcount block twice", |i, at| {
+                i.set_word(at + 8, i.refcount_block())
+            }),
+            ("refcount block is an L2 table", |i, at| {
+                i.set_word(at + 8, i.l2())
+            }),
+        ],
+    );
 }
 
 #[test]
 fn broken_snapshots() {
     check_all(&[
         ("nothing broken", SNAPSHOT, |_| {}),
-        ("L1 unaligned", SNAPSHOT, |i| {
-            i.map_word(i.snapshots(), |o| o + 512)
-        }),
-        ("L1 beyond the end", SNAPSHOT, |i| {
-            i.set_word(i.snapshots(), 1 << 40)
-        }),
-        ("L1 too large", SNAPSHOT, |i| {
-            i.set(i.snapshots() + 8, 4, 0x7fff_ffff)
-        }),
-        ("L1 empty", SNAPSHOT, |i| i.set(i.snapshots() + 8, 4, 0)),
-        ("too much extra data", SNAPSHOT, |i| {
-            i.set(i.snapshots() + 36, 4, 5000)
-        }),
-        ("no extra data", SNAPSHOT, |i| {
-            i.set(i.snapshots() + 36, 4, 0)
-        }),
-        ("too little extra data", SNAPSHOT, |i| {
-            i.set(i.snapshots() + 36, 4, 8)
-        }),
         ("too many snapshots", SNAPSHOT, |i| i.set(60, 4, 70_000)),
         ("one snapshot more", SNAPSHOT, |i| i.set(60, 4, 2)),
         ("many snapshots more", SNAPSHOT, |i| i.set(60, 4, 3000)),
@@ -345,78 +345,71 @@ fn broken_snapshots() {
         ("COPIED in a shared table", SNAPSHOT, |i| {
             i.map_word(i.l2(), |e| e | COPIED)
         }),
-        ("L1 entry lost", SNAPSHOT, |i| {
-            i.set_word(i.word(i.snapshots()), 0)
-        }),
-        ("L1 entry with COPIED", SNAPSHOT, |i| {
-            i.map_word(i.word(i.snapshots()), |e| e | COPIED)
-        }),
     ]);
+    check_at(
+        SNAPSHOT,
+        Image::snapshots,
+        &[
+            ("L1 unaligned", |i, at| i.map_word(at, |o| o + 512)),
+            ("L1 beyond the end", |i, at| i.set_word(at, 1 << 40)),
+            ("L1 too large", |i, at| i.set(at + 8, 4, 0x7fff_ffff)),
+            ("L1 empty", |i, at| i.set(at + 8, 4, 0)),
+            ("too much extra data", |i, at| i.set(at + 36, 4, 5000)),
+            ("no extra data", |i, at| i.set(at + 36, 4, 0)),
+            ("too little extra data", |i, at| i.set(at + 36, 4, 8)),
+            ("L1 entry lost", |i, at| i.set_word(i.word(at), 0)),
+            ("L1 entry with COPIED", |i, at| {
+                i.map_word(i.word(at), |e| e | COPIED)
+            }),
+        ],
+    );
 }
 
 #[test]
 fn broken_bitmaps() {
-    check_all(&[
-        ("nothing broken", BITMAP, |_| {}),
-        ("directory beyond the end", BITMAP, |i| {
-            i.set_word(i.bitmaps_extension() + 16, 1 << 40)
-        }),
-        ("directory unaligned", BITMAP, |i| {
-            i.map_word(i.bitmaps_extension() + 16, |o| o + 512)
-        }),
-        ("one bitmap more", BITMAP, |i| {
-            i.set(i.bitmaps_extension(), 4, 2)
-        }),
-        ("no bitmaps", BITMAP, |i| i.set(i.bitmaps_extension(), 4, 0)),
-        ("directory too long", BITMAP, |i| {
-            i.map_word(i.bitmaps_extension() + 8, |n| n + 8)
-        }),
-        ("directory too short", BITMAP, |i| {
-            i.set_word(i.bitmaps_extension() + 8, 8)
-        }),
-        ("directory huge", BITMAP, |i| {
-            i.set_word(i.bitmaps_extension() + 8, 1 << 40)
-        }),
-        ("table beyond the end", BITMAP, |i| {
-            i.set_word(i.bitmap_directory(), 1 << 40)
-        }),
-        ("table unaligned", BITMAP, |i| {
-            i.map_word(i.bitmap_directory(), |o| o + 8)
-        }),
-        ("table too long", BITMAP, |i| {
-            i.set(i.bitmap_directory() + 8, 4, 5000)
-        }),
-        ("table empty", BITMAP, |i| {
-            i.set(i.bitmap_directory() + 8, 4, 0)
-        }),
-        ("table huge", BITMAP, |i| {
-            i.set(i.bitmap_directory() + 8, 4, 0x7fff_ffff)
-        }),
-        ("unknown type", BITMAP, |i| {
-            i.set(i.bitmap_directory() + 16, 1, 7)
-        }),
-        ("impossible granularity", BITMAP, |i| {
-            i.set(i.bitmap_directory() + 17, 1, 70)
-        }),
-        ("unknown flags", BITMAP, |i| {
-            i.set(i.bitmap_directory() + 12, 4, 0xff0)
-        }),
-        ("name too long", BITMAP, |i| {
-            i.set(i.bitmap_directory() + 18, 2, 5000)
-        }),
-        ("entry reserved bits", BITMAP, |i| {
-            i.map_word(i.word(i.bitmap_directory()), |e| e | 2)
-        }),
-        ("entry lost", BITMAP, |i| {
-            i.set_word(i.word(i.bitmap_directory()), 0)
-        }),
-        ("entry of ones with offset", BITMAP, |i| {
-            i.map_word(i.word(i.bitmap_directory()), |e| e | 1)
-        }),
-        ("entry beyond the end", BITMAP, |i| {
-            i.set_word(i.word(i.bitmap_directory()), 1 << 40)
-        }),
-    ]);
+    check_all(&[("nothing broken", BITMAP, |_| {})]);
+    check_at(
+        BITMAP,
+        Image::bitmap_directory,
+        &[
+            ("table beyond the end", |i, at| i.set_word(at, 1 << 40)),
+            ("table unaligned", |i, at| i.map_word(at, |o| o + 8)),
+            ("table too long", |i, at| i.set(at + 8, 4, 5000)),
+            ("table empty", |i, at| i.set(at + 8, 4, 0)),
+            ("table huge", |i, at| i.set(at + 8, 4, 0x7fff_ffff)),
+            ("unknown type", |i, at| i.set(at + 16, 1, 7)),
+            ("impossible granularity", |i, at| i.set(at + 17, 1, 70)),
+            ("unknown flags", |i, at| i.set(at + 12, 4, 0xff0)),
+            ("name too long", |i, at| i.set(at + 18, 2, 5000)),
+            ("entry reserved bits", |i, at| {
+                i.map_word(i.word(at), |e| e | 2)
+            }),
+            ("entry lost", |i, at| i.set_word(i.word(at), 0)),
+            ("entry of ones with offset", |i, at| {
+                i.map_word(i.word(at), |e| e | 1)
+            }),
+            ("entry beyond the end", |i, at| {
+                i.set_word(i.word(at), 1 << 40)
+            }),
+        ],
+    );
+    check_at(
+        BITMAP,
+        Image::bitmaps_extension,
+        &[
+            ("directory beyond the end", |i, at| {
+                i.set_word(at + 16, 1 << 40)
+            }),
+            ("directory unaligned", |i, at| {
+                i.map_word(at + 16, |o| o + 512)
+            }),
+            ("one bitmap more", |i, at| i.set(at, 4, 2)),
+            ("no bitmaps", |i, at| i.set(at, 4, 0)),
+            ("directory too long", |i, at| i.map_word(at + 8, |n| n + 8)),
+            ("directory too short", |i, at| i.set_word(at + 8, 8)),
+            ("directory huge", |i, at| i.set_word(at + 8, 1 << 40)),
+        ],
+    );
 }
 
 /// Images that QEMU's check accepts and we refuse when the header is read.

@@ -17,12 +17,13 @@ use cowslip::image::{Durability, OpenOptions};
 use cowslip::job::{Attendant, Moment, Stage};
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::check::Severity;
-use cowslip::qcow2::compact::{CompactOptions, Compaction};
+use cowslip::qcow2::compact::{CompactOptions, Compaction, CompactionPlan};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image, IoVec, Job, Result};
+use cowslip_block::random::Random;
 use cowslip_queue::Pending;
 
-use crate::snapshots::{Model, Random, SHAPES, checked_clean, made, open, read};
+use crate::snapshots::{Model, SHAPES, checked_clean, made, open, read};
 use crate::support::crash::{Op, Recorder, each_crash};
 use crate::support::slow::{HELD, NoFiles, SlowFile};
 use crate::support::{block_on, our_check, peers_are_installed};
@@ -115,8 +116,24 @@ fn images_of_all_shapes_keep_what_they_hold() {
     if !peers_are_installed() {
         return;
     }
+    among_steps(3, thrifty, |what, before, planned, done| {
+        assert!(done.file_bytes <= before, "{what}");
+        assert_eq!(
+            done.file_bytes, planned.file_bytes_after,
+            "{what}: {planned:?}"
+        );
+    });
+}
+
+/// Compacts images of all shapes among the steps of a model; `judge` gets the length of the file
+/// before, the plan, and what was done.
+fn among_steps(
+    seeds: u64,
+    options_of: fn(u64) -> CompactOptions,
+    judge: impl Fn(&str, u64, CompactionPlan, Compaction),
+) {
     for (create_options, size) in SHAPES {
-        for seed in 0..3 {
+        for seed in 0..seeds {
             let what = format!("{create_options}, seed {seed}");
             let file = Arc::new(MemoryFile::new("image", made(create_options, size), 1));
             let random = &mut Random(seed * 31 + size);
@@ -126,16 +143,12 @@ fn images_of_all_shapes_keep_what_they_hold() {
                 for _ in 0..25 {
                     model.step(&image, random);
                 }
-                let before = file.contents().len();
-                let options = thrifty(cluster_bytes(&image));
+                let before = file.contents().len() as u64;
+                let options = options_of(cluster_bytes(&image));
                 let job = Job::default();
                 let planned = block_on(image.compaction_plan(&options, &job)).unwrap();
                 let done = block_on(image.compact(&options, &job)).unwrap();
-                assert!(done.file_bytes <= before as u64, "{what}");
-                assert_eq!(
-                    done.file_bytes, planned.file_bytes_after,
-                    "{what}: {planned:?}"
-                );
+                judge(&what, before, planned, done);
                 assert!(read(&image) == model.disk, "{what}");
                 for _ in 0..5 {
                     model.step(&image, random);
@@ -181,22 +194,32 @@ fn a_crash_at_any_moment_leaves_leaks_at_most() {
 fn a_full_disk_at_any_moment_leaves_what_there_was() {
     for create_options in shapes() {
         let (start, disk) = half_empty(&create_options);
-        let mut failures = 0;
-        for budget in 0.. {
-            let file = Recorder::failing_after(start.clone(), budget);
-            let image = open(file.clone());
-            let options = thrifty(cluster_bytes(&image));
-            let outcome = block_on(image.compact(&options, &Job::default()));
-            assert!(read(&image) == disk, "{budget}");
-            drop(image);
-            judge(&format!("{budget}"), &file.contents(), &disk);
-            match outcome {
-                Ok(_) => break,
-                Err(_) => failures += 1,
-            }
-        }
-        assert!(failures > 10, "{failures}");
+        let options = thrifty(create_options.cluster_size);
+        outlasts_a_full_disk((&start, &disk), &options, 0..);
     }
+}
+
+/// Compacts a file with a disk that fails after each of these numbers of operations, up to one that
+/// is enough.
+fn outlasts_a_full_disk(
+    (start, disk): (&[u8], &[u8]),
+    options: &CompactOptions,
+    budgets: impl Iterator<Item = usize>,
+) {
+    let mut failures = 0;
+    for budget in budgets {
+        let file = Recorder::failing_after(start.to_vec(), budget);
+        let image = open(file.clone());
+        let outcome = block_on(image.compact(options, &Job::default()));
+        assert!(read(&image) == disk, "{budget}");
+        drop(image);
+        judge(&format!("{budget}"), &file.contents(), disk);
+        match outcome {
+            Ok(_) => break,
+            Err(_) => failures += 1,
+        }
+    }
+    assert!(failures > 10, "{failures}");
 }
 
 /// Cancels a job when it has asked so often whether it may go on.

@@ -12,6 +12,7 @@ use cowslip::measure::{geometry, measure};
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create};
 use cowslip::qcow2::header::{CompressionType, Header};
 use cowslip::{Buf, BufMut, Image, IoVec, Job};
+use cowslip_block::random::Random;
 use cowslip_queue::Pending;
 
 use crate::support::crash::{Recorder, each_crash};
@@ -96,35 +97,14 @@ impl BlockFile for Bounded {
     }
 }
 
-/// Knuth's MMIX constants.
-struct Seed(u64);
-
-impl Seed {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
+/// Bytes that a codec makes much, little or nothing of.
+fn bytes(random: &mut Random, len: u64) -> Vec<u8> {
+    let noisy = random.below(5) * len / 4;
+    let mut bytes = vec![random.below(255) as u8 + 1; len as usize];
+    for byte in &mut bytes[..noisy as usize] {
+        *byte = random.below(256) as u8;
     }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-
-    /// Bytes that a codec makes much, little or nothing of.
-    fn bytes(&mut self, len: u64) -> Vec<u8> {
-        let noisy = self.below(5) * len / 4;
-        let mut bytes = vec![self.below(255) as u8 + 1; len as usize];
-        for byte in &mut bytes[..noisy as usize] {
-            *byte = self.below(256) as u8;
-        }
-        bytes
-    }
+    bytes
 }
 
 async fn open(file: Arc<dyn BlockFile>, format: Format) -> Image {
@@ -137,9 +117,9 @@ async fn open(file: Arc<dyn BlockFile>, format: Format) -> Image {
 }
 
 /// A disk with data here and there, or everywhere.
-async fn source(seed: &mut Seed, size: u64) -> Image {
+async fn source(seed: &mut Random, size: u64) -> Image {
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("source", Vec::new(), 1));
-    let format = seed.of(&[Format::Raw, Format::Qcow2, Format::Qcow2]);
+    let format = seed.pick(&[Format::Raw, Format::Qcow2, Format::Qcow2]);
     match format {
         Format::Raw => file.set_len(size).await.unwrap(),
         _ => {
@@ -157,7 +137,7 @@ async fn source(seed: &mut Seed, size: u64) -> Image {
         let len = (seed.below(200) + 1).pow(2) * 16;
         let len = len.next_multiple_of(512).min(size - at);
         if whole || seed.one_in(2) {
-            let data = Buf::from(seed.bytes(len));
+            let data = Buf::from(bytes(seed, len));
             let written = image.write(at, data, Durability::Cached).await;
             written.unwrap();
         }
@@ -167,7 +147,7 @@ async fn source(seed: &mut Seed, size: u64) -> Image {
 }
 
 /// The options of a target that has a few hundred clusters at most, or thousands of the smallest.
-fn shape(seed: &mut Seed) -> CreateOptions {
+fn shape(seed: &mut Random) -> CreateOptions {
     let cluster_bits = 9 + seed.below(13);
     let extended_l2 = cluster_bits >= 14 && seed.one_in(3);
     let version = match extended_l2 || seed.one_in(2) {
@@ -180,11 +160,11 @@ fn shape(seed: &mut Seed) -> CreateOptions {
         cluster_size: 1 << cluster_bits,
         extended_l2,
         refcount_bits: match version {
-            Version::V3 => seed.of(&[1, 16, 16, 64, 64]),
+            Version::V3 => seed.pick(&[1, 16, 16, 64, 64]),
             Version::V2 => 16,
         },
         compression_type: match version {
-            Version::V3 => seed.of(&[CompressionType::Deflate, CompressionType::Zstd]),
+            Version::V3 => seed.pick(&[CompressionType::Deflate, CompressionType::Zstd]),
             Version::V2 => CompressionType::Deflate,
         },
         preallocation: match seed.below(6) {
@@ -199,7 +179,7 @@ fn shape(seed: &mut Seed) -> CreateOptions {
 
 /// Measures, converts into what has just that much, and compares.
 async fn fits(number: u64) -> Result<(), String> {
-    let seed = &mut Seed(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let seed = &mut Random(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let mut shape = shape(seed);
     let mut images = Vec::new();
     let mut rest = shape.size;
@@ -223,7 +203,7 @@ async fn fits(number: u64) -> Result<(), String> {
         Preallocation::Metadata => measured.fully_allocated,
         _ => measured.required,
     };
-    let kind = seed.of(&[Limit::Device, Limit::Quota]);
+    let kind = seed.pick(&[Limit::Device, Limit::Quota]);
     // The old content of a device shows where clusters were assigned ahead.
     let unwritten = match kind == Limit::Quota || shape.preallocation == Preallocation::Off {
         true if seed.one_in(2) => TargetContent::Zeroes,
@@ -232,8 +212,8 @@ async fn fits(number: u64) -> Result<(), String> {
     let options = Options {
         form,
         unwritten,
-        order: seed.of(&[Order::Guest, Order::Any]),
-        in_flight: seed.of(&[1, 8, 16]),
+        order: seed.pick(&[Order::Guest, Order::Any]),
+        in_flight: seed.pick(&[1, 8, 16]),
         ..Options::default()
     };
     let what = format!("seed {number}: {kind:?} of {limit} bytes, {shape:?}, {options:?}");

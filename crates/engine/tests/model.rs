@@ -1,11 +1,8 @@
 //! Random requests against a model of the disk, one at a time, on files in memory: what the guest
 //! reads, after reopening too. Concurrency, crashes and faults are the simulator's.
 
-use std::future::Future;
-use std::pin::pin;
 use std::process::Command;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
@@ -14,32 +11,9 @@ use cowslip::image::{
 };
 use cowslip::qcow2::create::{self, CreateOptions};
 use cowslip::{Buf, BufMut, Error, Image};
+use cowslip_block::random::Random;
 
-/// Files in memory complete at once, so nothing ever waits.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let mut context = Context::from_waker(Waker::noop());
-    for _ in 0..1000 {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-    }
-    panic!("a request waits for nothing");
-}
-
-struct Random(u64);
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
-    }
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
+use crate::support::block_on;
 
 fn options() -> OpenOptions {
     OpenOptions {

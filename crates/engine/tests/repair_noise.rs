@@ -13,20 +13,10 @@ use cowslip::qcow2::create::{self, CreateOptions};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::repair::{self, Outcome, RepairOptions, Scope, Step};
 use cowslip::{Buf, BufMut, Image};
+use cowslip_block::random::Random;
 
 const SIZE: u64 = 256 << 10;
 const BLOCK: u64 = 512;
-
-struct Random(u64);
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-}
 
 fn open(file: Arc<dyn BlockFile>, writable: bool, dirty: DirtyImage) -> cowslip::Result<Image> {
     let options = OpenOptions {

@@ -11,6 +11,7 @@ use cowslip::image::{
 };
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Image};
+use cowslip_block::random::Random;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -41,14 +42,6 @@ fn write(image: &Image, offset: u64, len: u64, byte: u8) {
     block_on(image.write(offset, data, Durability::Cached)).unwrap();
 }
 
-/// Knuth's MMIX constants.
-fn next(state: &mut u64) -> u64 {
-    *state = state
-        .wrapping_mul(6_364_136_223_846_793_005)
-        .wrapping_add(1_442_695_040_888_963_407);
-    *state >> 33
-}
-
 /// Bytes of blocks of the host that are not all zero: what a file with holes would occupy.
 fn occupied(file: &MemoryFile) -> u64 {
     let contents = file.contents();
@@ -74,15 +67,15 @@ fn an_image_under_discard_does_not_outgrow_its_disk() {
                 ..OpenOptions::default()
             };
             let image = try_open(&file, options).unwrap();
-            let state = &mut 1;
+            let mut random = Random(1);
             let piece = 64 * KIB;
             for round in 0..6 {
                 for _ in 0..200 {
-                    let at = next(state) % (DISK / piece) * piece;
+                    let at = random.below(DISK / piece) * piece;
                     write(&image, at, piece, 1 + round);
                 }
                 for _ in 0..300 {
-                    let at = next(state) % (DISK / piece) * piece;
+                    let at = random.below(DISK / piece) * piece;
                     block_on(image.discard(at, piece)).unwrap();
                 }
                 block_on(image.flush()).unwrap();
@@ -117,16 +110,16 @@ fn a_sparse_image_takes_what_is_live() {
         ..OpenOptions::default()
     };
     let image = try_open(&file, options).unwrap();
-    let state = &mut 7;
+    let mut random = Random(7);
     let mut live = vec![false; (DISK / piece) as usize];
     while live.iter().filter(|&&is| is).count() * 10 < live.len() * 3 {
-        let at = next(state) % (DISK / piece);
+        let at = random.below(DISK / piece);
         write(&image, at * piece, piece, 0xaa);
         live[at as usize] = true;
     }
     let written: Vec<usize> = (0..live.len()).filter(|&at| live[at]).collect();
     for at in written {
-        if next(state).is_multiple_of(2) {
+        if random.next().is_multiple_of(2) {
             block_on(image.discard(at as u64 * piece, piece)).unwrap();
             live[at] = false;
         }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use cowslip::file::host::NoFiles;
 use cowslip::file::{Durability, Space};
-use cowslip::image::{DiscardPolicy, Image, OpenOptions, ZeroOptions};
+use cowslip::image::{Image, OpenOptions, ZeroOptions};
 use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::compact::{CompactOptions, Compaction, CompactionPlan};
 use cowslip::qcow2::create::{CreateOptions, create};
@@ -23,15 +23,6 @@ const CLUSTER: u64 = 128 << 10;
 const SIZE: u64 = 8 << 20;
 /// Clusters of the disk that hold something.
 const WRITTEN: u64 = 16;
-
-fn open(file: &Arc<Sparse>) -> Image {
-    let options = OpenOptions {
-        writable: true,
-        discard: DiscardPolicy::Unmap,
-        ..OpenOptions::default()
-    };
-    block_on(Image::open(file.clone(), options, &NoFiles)).unwrap()
-}
 
 fn write(
     image: &Image,
@@ -71,7 +62,7 @@ fn image(cluster_bytes: u64) -> (Arc<Sparse>, Image) {
         ..CreateOptions::new(SIZE)
     };
     block_on(create(file.clone(), None, &options)).unwrap();
-    let image = open(&file);
+    let image = Sparse::open(&file);
     for number in 0..WRITTEN {
         let at = 2 * number * cluster_bytes + number * cluster_bytes / 32;
         block_on(write(&image, (at, cluster_bytes / 32), number as u8 + 1)).unwrap();
@@ -88,7 +79,7 @@ fn ends_with(file: &Arc<Sparse>, image: &Image, disk: &[u8]) {
     assert!(read(image) == disk);
     block_on(image.close()).unwrap();
     is_sound(file);
-    assert!(read(&open(file)) == disk);
+    assert!(read(&Sparse::open(file)) == disk);
 }
 
 #[test]
@@ -118,7 +109,7 @@ fn the_space_of_subclusters_that_were_never_written_comes_back() {
     block_on(write(&image, (BLOCK * 3, BLOCK), 77)).unwrap();
     block_on(image.close()).unwrap();
     is_sound(&file);
-    let again = read(&open(&file));
+    let again = read(&Sparse::open(&file));
     assert!(
         again[3 * BLOCK as usize..4 * BLOCK as usize]
             .iter()
@@ -354,7 +345,7 @@ fn less_space_than_the_budget_is_enough() {
             ..CreateOptions::new(clusters * CLUSTER)
         };
         block_on(create(file.clone(), None, &options)).unwrap();
-        let image = open(&file);
+        let image = Sparse::open(&file);
         // From the end of the disk to its beginning.
         for number in (0..clusters).rev() {
             block_on(write(&image, (number * CLUSTER, CLUSTER), number as u8 + 1)).unwrap();

@@ -30,9 +30,10 @@ use cowslip::image::{DiscardPolicy, Format, OpenOptions, WritePolicy};
 use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, check};
 use cowslip::qcow2::create::{CreateOptions, create, create_raw};
 use cowslip::{BufMut, Image};
+use cowslip_block::random::Random;
 use cowslip_queue::{Backend, Queue, sleep, spawn, yield_now};
 
-use history::{History, Rng, SECTOR_BYTES, ZEROES, content};
+use history::{History, SECTOR_BYTES, ZEROES, content};
 use requests::Mix;
 
 /// The number that fills the backing file.
@@ -57,7 +58,7 @@ struct Case {
 
 impl Case {
     fn of_seed(seed: u64, backend: Backend) -> Case {
-        let mut rng = Rng::new(seed);
+        let mut rng = Random(seed);
         let extended_l2 = rng.chance(40);
         let cluster_bytes = match extended_l2 {
             true => rng.pick(&[16384, 65536]),
@@ -177,7 +178,7 @@ fn run_thread(case: &Case, thread: usize, image: &Arc<Image>, history: &Arc<Hist
     queue.block_on(async {
         let mut ends = Vec::new();
         for task in 0..case.tasks_per_thread {
-            let mut rng = Rng::new(case.seed ^ ((thread * 100 + task + 1) as u64) << 40);
+            let mut rng = Random(case.seed ^ ((thread * 100 + task + 1) as u64) << 40);
             let (image, history, case) = (Arc::clone(image), Arc::clone(history), case.clone());
             let (completer, end) = cowslip_queue::pending();
             ends.push(end);
@@ -317,7 +318,7 @@ fn a_request_begun_on_one_queue_ends_on_another() {
             for number in 0..REQUESTS {
                 let (image, history, done) =
                     (Arc::clone(&image), Arc::clone(&history), Arc::clone(&done));
-                let (mut rng, mix) = (Rng::new(number as u64), case.mix);
+                let (mut rng, mix) = (Random(number as u64), case.mix);
                 let mut request: Begun = Box::pin(async move {
                     let outcome = requests::one(&image, &history, &mut rng, &mix).await;
                     outcome.expect("a request succeeds");
@@ -377,7 +378,7 @@ fn end_a_queue_half_way(seed: u64, backend: Backend) -> bool {
             let queue = Queue::new(backend).unwrap();
             queue.block_on(async {
                 for task in 0..6 {
-                    let mut rng = Rng::new(case.seed << 8 | task);
+                    let mut rng = Random(case.seed << 8 | task);
                     let (image, history, mix) = (Arc::clone(image), Arc::clone(history), case.mix);
                     spawn(async move {
                         while requests::doomed(&image, &history, &mut rng, &mix)
@@ -386,12 +387,12 @@ fn end_a_queue_half_way(seed: u64, backend: Backend) -> bool {
                         {}
                     });
                 }
-                sleep(Duration::from_micros(500 + Rng::new(seed).below(8000))).await;
+                sleep(Duration::from_micros(500 + Random(seed).below(8000))).await;
             });
         });
         scope.spawn(move || {
             let queue = Queue::new(backend).unwrap();
-            let mut rng = Rng::new(case.seed ^ 1 << 50);
+            let mut rng = Random(case.seed ^ 1 << 50);
             queue.block_on(async {
                 for _ in 0..150 {
                     if requests::one(image, history, &mut rng, &case.mix)

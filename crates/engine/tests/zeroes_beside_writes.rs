@@ -5,28 +5,20 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use crate::support::slow::{FAILING, HELD, NoFiles, SlowFile};
+use crate::support::slow::{FAILING, HELD, SlowFile};
 use crate::support::{block_on, write};
-use cowslip::image::{OpenOptions, Space, ZeroOptions};
-use cowslip::qcow2::create::{CreateOptions, create};
+use cowslip::image::{Space, ZeroOptions};
+use cowslip::qcow2::create::CreateOptions;
 use cowslip::{BufMut, Image};
 
 const SUBCLUSTER: u64 = 2048;
 
 /// An empty disk with subclusters of 2 KiB.
 fn disk() -> (Arc<SlowFile>, Image) {
-    let file = SlowFile::new(Vec::new());
-    let create_options = CreateOptions {
+    SlowFile::with_image(&CreateOptions {
         extended_l2: true,
         ..CreateOptions::new(1 << 20)
-    };
-    block_on(create(file.clone(), None, &create_options)).unwrap();
-    let options = OpenOptions {
-        writable: true,
-        ..OpenOptions::default()
-    };
-    let image = block_on(Image::open(file.clone(), options, &NoFiles)).unwrap();
-    (file, image)
+    })
 }
 
 fn read(image: &Image, offset: u64, len: u64) -> Vec<u8> {

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cowslip_block::disk::{Disk, DiskFuture, MemoryDisk};
+use cowslip_block::random::Random;
 use cowslip_block::{Error, IoVecMut};
 use cowslip_fuse::{Growth, Options, Server, ServerEvent};
 use cowslip_queue::{Backend, Completer, FuseDevice, Queue, pending};
@@ -316,13 +317,8 @@ fn less_than_a_header_ends_the_connection_in_order() {
 #[test]
 fn random_messages_are_answered_once_each() {
     for kernel in kernels() {
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let mut below = |end: u64| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 33) % end
-        };
+        let mut random = Random(1);
+        let mut below = |end: u64| random.below(end);
         for unique in 0..5000 {
             let kind = match below(50) as u32 {
                 // They have no answer.

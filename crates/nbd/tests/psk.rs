@@ -7,24 +7,23 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command as Program, Stdio};
+use std::process::{Command as Program, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::support::*;
 use crate::tls::{
-    DISK_BYTES, Watched, both, client_tls, connect_tls, first_option, options, pattern,
-    server_that, server_tls, succeeds,
+    Ends, Nbdkit, Watched, both, client_tls, connect_tls, copies_by_libnbd, first_option, options,
+    server_that, server_tls,
 };
 use cowslip_nbd::client::ClientError;
-use cowslip_nbd::export::Durability;
 use cowslip_nbd::protocol::handshake::*;
 use cowslip_nbd::protocol::*;
 use cowslip_nbd::tls::{
     ClientCredentials, ClientTls, CredentialsError, PeerCheck, ServerTls, SharedKeys,
 };
 use cowslip_nbd::{Client, ConnectOptions, ServerOptions};
-use cowslip_queue::{Backend, Buf, BufMut, Stream};
+use cowslip_queue::{Backend, Stream};
 use openssl::dh::Dh;
 use openssl::ssl::{
     Ssl, SslContext, SslContextBuilder, SslMethod, SslOptions, SslStream, SslVersion,
@@ -503,14 +502,7 @@ fn libnbd_copies_to_and_from_our_server_with_a_key() {
         format!("nbds+unix://{user}@/?socket={socket}&tls-psk-file={file}")
     };
     let own = uri("alice", &file);
-    let output = succeeds("nbdinfo", &[&own]);
-    assert!(output.contains("with TLS"), "{output}");
-    let [one, other] = ["one", "other"].map(|name| scratch.path().join(name));
-    let data = pattern(9, DISK_BYTES as usize);
-    std::fs::write(&one, &data).unwrap();
-    succeeds("nbdcopy", &[one.to_str().unwrap(), &own]);
-    succeeds("nbdcopy", &[&own, other.to_str().unwrap()]);
-    assert!(std::fs::read(&other).unwrap() == data);
+    copies_by_libnbd(&own);
     let wrong = scratch.path().join("wrong.psk");
     let text = format!("alice:{0}\nmallory:{0}\n", "42".repeat(32));
     std::fs::write(&wrong, text).unwrap();
@@ -521,45 +513,19 @@ fn libnbd_copies_to_and_from_our_server_with_a_key() {
     still_serves(&watched);
 }
 
-/// A program that ends with the test.
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
 #[test]
 fn our_client_speaks_to_nbdkit_with_a_key() {
-    if !installed("nbdkit") {
+    let options = |scratch: &Path| vec![format!("--tls-psk={}", keys_file(scratch).display())];
+    let Some(nbdkit) = Nbdkit::start(options) else {
         return;
-    }
-    let scratch = tempfile::tempdir().unwrap();
-    let socket = scratch.path().join("nbdkit.sock");
-    let mut nbdkit = Program::new("nbdkit");
-    nbdkit
-        .args(["-f", "--exit-with-parent", "--tls=require", "-U"])
-        .arg(&socket)
-        .arg(format!("--tls-psk={}", keys_file(scratch.path()).display()))
-        .args(["memory", "8M"]);
-    let _ends = Ends(nbdkit.spawn().unwrap());
-    eventually("nbdkit listens", || UnixStream::connect(&socket).is_ok());
-    queue(Backend::Auto).unwrap().block_on(async {
-        let client = connect_tls(&socket, user("alice")).await.unwrap();
-        let data = pattern(4, 3 << 20);
-        let write = client.write(1234, Buf::copy_of(&data), Durability::Cached);
-        write.await.unwrap();
-        let read = client.read(1234, BufMut::zeroed(data.len())).await.unwrap();
-        assert!(read[..] == data[..]);
-        client.disconnect().await.unwrap();
-    });
+    };
+    let speaks = nbdkit.keeps_data(user("alice"));
+    queue(Backend::Auto).unwrap().block_on(speaks);
     for tls in [
         with_wrong_key("alice"),
         with_wrong_key("mallory"),
         client_tls("client", "localhost"),
     ] {
-        refused(&socket, tls);
+        refused(&nbdkit.socket, tls);
     }
 }

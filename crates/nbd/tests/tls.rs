@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Command as Program;
+use std::process::{Child, Command as Program};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -438,13 +438,7 @@ fn before_tls_nothing_is_revealed_or_agreed_on() {
     assert_eq!(client.answer(OptionCode::StructuredReply, b""), ack);
     assert_eq!(client.answer(OptionCode::SetMetaContext, &contexts()), ack);
     assert_eq!(client.answer(OptionCode::Go, &go()), ack);
-    let leave = Request {
-        flags: CommandFlags::empty(),
-        command: Command::Disconnect,
-        cookie: 0,
-        offset: 0,
-        len: 0,
-    };
+    let leave = Request::disconnect();
     client.stream.write_all(&leave.encode()).unwrap();
     // The server ends TLS before it hangs up, or this would be an error.
     assert_eq!(client.stream.read(&mut [0; 10]).unwrap(), 0);
@@ -667,11 +661,73 @@ fn a_client_without_tls_is_refused_without_it() {
     });
 }
 
-pub(crate) fn succeeds(program: &str, arguments: &[&str]) -> String {
+fn succeeds(program: &str, arguments: &[&str]) -> String {
     let output = Program::new(program).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {said}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// libnbd's tools copy the disk of this address there and back.
+pub(crate) fn copies_by_libnbd(uri: &str) {
+    let output = succeeds("nbdinfo", &[uri]);
+    assert!(output.contains("with TLS"), "{output}");
+    let scratch = tempfile::tempdir().unwrap();
+    let [one, other] = ["one", "other"].map(|name| scratch.path().join(name));
+    let data = pattern(9, DISK_BYTES as usize);
+    std::fs::write(&one, &data).unwrap();
+    succeeds("nbdcopy", &[one.to_str().unwrap(), uri]);
+    succeeds("nbdcopy", &[uri, other.to_str().unwrap()]);
+    assert!(std::fs::read(&other).unwrap() == data);
+}
+
+/// A server of nbdkit's over TLS, which ends with this.
+pub(crate) struct Nbdkit {
+    _ends: Ends,
+    pub(crate) socket: PathBuf,
+    _scratch: tempfile::TempDir,
+}
+
+impl Nbdkit {
+    /// Starts it with options about its TLS, if it is installed.
+    pub(crate) fn start(tls: impl FnOnce(&Path) -> Vec<String>) -> Option<Nbdkit> {
+        if !installed("nbdkit") {
+            return None;
+        }
+        let scratch = tempfile::tempdir().unwrap();
+        let socket = scratch.path().join("nbdkit.sock");
+        let mut nbdkit = Program::new("nbdkit");
+        nbdkit.args(["-f", "--exit-with-parent", "--tls=require", "-U"]);
+        nbdkit.arg(&socket).args(tls(scratch.path()));
+        let child = nbdkit.args(["memory", "8M"]).spawn().unwrap();
+        eventually("nbdkit listens", || UnixStream::connect(&socket).is_ok());
+        Some(Nbdkit {
+            _ends: Ends(child),
+            socket,
+            _scratch: scratch,
+        })
+    }
+
+    /// A client reads what it has written.
+    pub(crate) async fn keeps_data(&self, tls: ClientTls) {
+        let client = connect_tls(&self.socket, tls).await.unwrap();
+        let data = pattern(4, 3 << 20);
+        let write = client.write(1234, Buf::copy_of(&data), Durability::Cached);
+        write.await.unwrap();
+        let read = client.read(1234, BufMut::zeroed(data.len())).await.unwrap();
+        assert!(read[..] == data[..]);
+        client.disconnect().await.unwrap();
+    }
+}
+
+/// A program that ends with the test.
+pub(crate) struct Ends(pub(crate) Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
 }
 
 #[test]
@@ -681,15 +737,7 @@ fn libnbd_copies_to_and_from_our_server() {
     }
     let watched = Watched::usual();
     let uri = watched.uri("client");
-    let output = succeeds("nbdinfo", &[&uri]);
-    assert!(output.contains("with TLS"), "{output}");
-    let scratch = tempfile::tempdir().unwrap();
-    let [one, other] = ["one", "other"].map(|name| scratch.path().join(name));
-    let data = pattern(9, DISK_BYTES as usize);
-    std::fs::write(&one, &data).unwrap();
-    succeeds("nbdcopy", &[one.to_str().unwrap(), &uri]);
-    succeeds("nbdcopy", &[&uri, other.to_str().unwrap()]);
-    assert!(std::fs::read(&other).unwrap() == data);
+    copies_by_libnbd(&uri);
     for party in ["bare", "revoked", "stranger"] {
         let refused = Program::new("nbdinfo")
             .arg(watched.uri(party))
@@ -701,45 +749,20 @@ fn libnbd_copies_to_and_from_our_server() {
 
 #[test]
 fn our_client_speaks_to_nbdkit_over_tls() {
-    if !installed("nbdkit") {
+    let certificates = format!("--tls-certificates={}", directory("server").display());
+    let options = |_: &Path| vec!["--tls-verify-peer".to_string(), certificates];
+    let Some(nbdkit) = Nbdkit::start(options) else {
         return;
-    }
-    let scratch = tempfile::tempdir().unwrap();
-    let socket = scratch.path().join("nbdkit.sock");
-    let mut nbdkit = Program::new("nbdkit")
-        .args([
-            "-f",
-            "--exit-with-parent",
-            "--tls=require",
-            "--tls-verify-peer",
-            "-U",
-        ])
-        .arg(&socket)
-        .arg(format!(
-            "--tls-certificates={}",
-            directory("server").display()
-        ))
-        .args(["memory", "8M"])
-        .spawn()
-        .unwrap();
-    eventually("nbdkit listens", || UnixStream::connect(&socket).is_ok());
+    };
+    let socket = &nbdkit.socket;
     queue(Backend::Auto).unwrap().block_on(async {
-        let client = connect_tls(&socket, client_tls("client", "localhost"));
-        let client = client.await.unwrap();
-        let data = pattern(4, 3 << 20);
-        let write = client.write(1234, Buf::copy_of(&data), Durability::Cached);
-        write.await.unwrap();
-        let read = client.read(1234, BufMut::zeroed(data.len())).await.unwrap();
-        assert!(read[..] == data[..]);
-        client.disconnect().await.unwrap();
-        let wrong = connect_tls(&socket, client_tls("client", "elsewhere.example")).await;
+        nbdkit.keeps_data(client_tls("client", "localhost")).await;
+        let wrong = connect_tls(socket, client_tls("client", "elsewhere.example")).await;
         assert!(wrong.is_err());
         assert!(
-            connect_tls(&socket, client_tls("bare", "localhost"))
+            connect_tls(socket, client_tls("bare", "localhost"))
                 .await
                 .is_err()
         );
     });
-    nbdkit.kill().unwrap();
-    nbdkit.wait().unwrap();
 }

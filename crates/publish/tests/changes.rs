@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, MemoryDisk};
 use cowslip_block::file::Durability;
+use cowslip_block::random::Random;
 use cowslip_block::{Buf, IoVecMut, Job, Workers};
 use cowslip_publish::digest::Digest;
 use cowslip_publish::location::Version;
@@ -13,7 +14,7 @@ use cowslip_publish::publish::{Changed, Request, publish};
 use cowslip_publish::store::Store;
 
 use crate::shared::{change, disk_of, open, publish_bytes, random_bytes, read_all, small_request};
-use crate::simulated::{Rng, Simulated, run};
+use crate::simulated::{Simulated, run};
 use crate::versions::golden;
 
 /// Bytes that differ, in ranges of this granularity, as a bitmap has them.
@@ -38,7 +39,7 @@ fn differences(old: &[u8], new: &[u8], granularity: usize) -> Vec<Range<u64>> {
 /// the disk of its moment.
 #[test]
 fn a_version_of_which_the_changes_are_known_is_the_disk() {
-    let mut rng = Rng(23);
+    let mut rng = Random(23);
     let store = Simulated::new(7);
     let client = cowslip_publish::store::Store::new(store.client(), "sim");
     let mut bytes = random_bytes(&mut rng, 900_000);
@@ -100,7 +101,7 @@ impl Disk for Counted {
 }
 
 /// A request that takes these ranges for all that has changed since a version.
-fn known(since: &str, ranges: Vec<Range<u64>>, rng: &mut Rng) -> Request {
+fn known(since: &str, ranges: Vec<Range<u64>>, rng: &mut Random) -> Request {
     let since = Digest::from_hex(since).unwrap();
     Request {
         changed: Some(Changed { since, ranges }),
@@ -115,7 +116,7 @@ fn publish_disk(store: &Store, disk: &dyn Disk, request: &Request) -> Result<(),
 }
 
 /// A store with a version of a disk.
-fn published(rng: &mut Rng, disk: &dyn Disk) -> (Simulated, Store, String) {
+fn published(rng: &mut Random, disk: &dyn Disk) -> (Simulated, Store, String) {
     let simulated = Simulated::new(8);
     let store = Store::new(simulated.client(), "sim");
     let request = small_request("golden", rng);
@@ -126,7 +127,7 @@ fn published(rng: &mut Rng, disk: &dyn Disk) -> (Simulated, Store, String) {
 
 #[test]
 fn of_what_has_not_changed_only_a_drawn_part_is_read() {
-    let mut rng = Rng(29);
+    let mut rng = Random(29);
     let mut bytes = golden(&mut rng, 24 << 20);
     let (_simulated, store, first) = published(&mut rng, &disk_of(&bytes));
     let range = 1 << 20..(1 << 20) + 8192_usize;
@@ -154,7 +155,7 @@ fn assert_noticed(store: &Store, disk: &dyn Disk, request: &Request) {
 
 #[test]
 fn a_change_of_a_small_disk_that_is_not_noted_is_noticed() {
-    let mut rng = Rng(31);
+    let mut rng = Random(31);
     let bytes = random_bytes(&mut rng, 900_000);
     let (_simulated, store, first) = published(&mut rng, &disk_of(&bytes));
     for _ in 0..200 {
@@ -176,7 +177,7 @@ fn a_change_of_a_small_disk_that_is_not_noted_is_noticed() {
 /// A bitmap of another image, or one that was cleared: many chunks are others.
 #[test]
 fn a_hundredth_of_a_large_disk_that_is_not_noted_is_noticed() {
-    let mut rng = Rng(37);
+    let mut rng = Random(37);
     let bytes = golden(&mut rng, 16 << 20);
     let (_simulated, store, first) = published(&mut rng, &disk_of(&bytes));
     let mut others = bytes.clone();
@@ -191,7 +192,7 @@ fn a_hundredth_of_a_large_disk_that_is_not_noted_is_noticed() {
 
 #[test]
 fn what_is_new_where_there_was_nothing_and_gone_where_there_was_is_noticed_on_any_disk() {
-    let mut rng = Rng(41);
+    let mut rng = Random(41);
     let disk = MemoryDisk::new("large", 1 << 31);
     let noise = golden(&mut rng, 4 << 20);
     let write = |disk: &MemoryDisk, at: u64, bytes: &[u8]| {

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use cowslip_block::random::Random;
 use cowslip_block::{Job, Workers};
 use cowslip_publish::catalog;
 use cowslip_publish::digest::Digest;
@@ -22,7 +23,7 @@ use crate::shared::{
     bytes_of, change, disk_of, open, open_digest, publish_bytes, random_bytes, read_all,
     small_request,
 };
-use crate::simulated::{Program, Rng, Simulated, run, run_all};
+use crate::simulated::{Program, Simulated, run, run_all};
 
 const GRACE: Duration = Duration::from_secs(3600);
 const NAMES: [&str; 2] = ["one", "two"];
@@ -30,7 +31,7 @@ const NAMES: [&str; 2] = ["one", "two"];
 /// The state of a seed.
 struct Run {
     store: Simulated,
-    rng: Rng,
+    rng: Random,
     /// Bytes of the disks.
     disks: [Vec<u8>; 2],
     /// All bytes that were ever published under a name.
@@ -57,7 +58,7 @@ fn what_is_killed_or_fails_leaves_nothing_wrong() {
 
 impl Run {
     fn new(seed: u64) -> Run {
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let disks = [(); 2].map(|()| {
             let len = (64 + rng.below(100) as usize) * 4096 + rng.below(3) as usize * 512;
             random_bytes(&mut rng, len)
@@ -99,7 +100,7 @@ impl Run {
             let store = Store::new(client.clone(), "sim");
             let at = self.rng.below(2) as usize;
             let (name, other) = (NAMES[at], NAMES[1 - at]);
-            let mut rng = Rng(self.rng.next());
+            let mut rng = Random(self.rng.next());
             match self.rng.below(5) {
                 0..=1 => {
                     let bytes = self.disks[at].clone();
@@ -205,7 +206,7 @@ fn location(name: &str, number: u32) -> Location {
     }
 }
 
-fn prune_options(rng: &mut Rng) -> PruneOptions {
+fn prune_options(rng: &mut Random) -> PruneOptions {
     let mut random = [0; 16];
     rng.fill(&mut random);
     PruneOptions {
@@ -240,19 +241,21 @@ async fn read_beside(store: &Store, name: &str) {
     }
 }
 
+/// A store to which bytes were published as `one`.
+fn published(seed: u64, bytes: &[u8], rng: &mut Random) -> Simulated {
+    let store = Simulated::new(seed);
+    let client = Store::new(store.client(), "sim");
+    let request = small_request("one", rng);
+    run(publish_bytes(&client, bytes, &request)).unwrap();
+    store
+}
+
 #[test]
 fn a_publication_killed_at_each_request_is_continued() {
-    let mut rng = Rng(5);
+    let mut rng = Random(5);
     let bytes = random_bytes(&mut rng, 1 << 20);
     let whole = {
-        let store = Simulated::new(1);
-        let client = Store::new(store.client(), "sim");
-        run(publish_bytes(
-            &client,
-            &bytes,
-            &small_request("one", &mut rng),
-        ))
-        .unwrap();
+        let store = published(1, &bytes, &mut rng);
         let world = store.world();
         (world.requests, world.put_bytes)
     };
@@ -292,16 +295,10 @@ fn a_publication_killed_at_each_request_is_continued() {
 
 #[test]
 fn a_pull_killed_at_each_request_is_continued_from_any_remains() {
-    let mut rng = Rng(6);
+    let mut rng = Random(6);
     let bytes = random_bytes(&mut rng, (1 << 20) + 512);
-    let store = Simulated::new(2);
+    let store = published(2, &bytes, &mut rng);
     let client = Store::new(store.client(), "sim");
-    run(publish_bytes(
-        &client,
-        &bytes,
-        &small_request("one", &mut rng),
-    ))
-    .unwrap();
     let (workers, job) = (Workers::default(), Job::default());
     for killed_after in 0..40 {
         let target = disk_of(&vec![0; bytes.len()]);
@@ -331,7 +328,7 @@ fn a_pull_killed_at_each_request_is_continued_from_any_remains() {
 
 #[test]
 fn a_pruning_without_an_index_removes_nothing() {
-    let mut rng = Rng(7);
+    let mut rng = Random(7);
     let bytes = random_bytes(&mut rng, 1 << 20);
     let store = Simulated::new(3);
     let client = Store::new(store.client(), "sim");

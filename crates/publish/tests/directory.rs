@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip_block::file::BlockFile;
+use cowslip_block::random::Random;
 use cowslip_block::{BufMut, Job};
 use cowslip_publish::catalog;
 use cowslip_publish::file::PublishedFile;
@@ -14,7 +15,6 @@ use cowslip_publish::store::Store;
 use cowslip_queue::{Backend, Queue};
 
 use crate::shared::{change, open, publish_bytes, random_bytes, read_all, small_request};
-use crate::simulated::Rng;
 
 #[test]
 fn a_directory_stores_published_disks() {
@@ -28,7 +28,7 @@ fn a_directory_stores_published_disks() {
 fn a_published_disk_is_read_without_a_queue() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::new(Arc::new(Directory::new(dir.path()).unwrap()), "dir");
-    let mut rng = Rng(42);
+    let mut rng = Random(42);
     let bytes = random_bytes(&mut rng, 2 << 20);
     let request = small_request("one", &mut rng);
     let disk = cowslip_queue::block_here(async {
@@ -46,7 +46,7 @@ fn a_published_disk_is_read_without_a_queue() {
 }
 
 fn check(store: Store) {
-    let mut rng = Rng(41);
+    let mut rng = Random(41);
     let mut bytes = random_bytes(&mut rng, 2 << 20);
     let queue = Queue::new(Backend::Auto).unwrap();
     queue.block_on(async {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use cowslip_block::random::Random;
 use cowslip_publish::digest::Digest;
 use cowslip_publish::location::Version;
 use cowslip_publish::store::{Kind, Store};
 
 use crate::shared::{open, open_digest, publish_bytes, random_bytes, read_all, small_request};
-use crate::simulated::{Rng, Simulated, run};
+use crate::simulated::{Simulated, run};
 
 /// The keys of the objects of a kind.
 fn keys(sim: &Simulated, kind: Kind) -> Vec<String> {
@@ -27,7 +28,7 @@ fn replace(sim: &Simulated, key: &str, change: impl FnOnce(&mut Vec<u8>)) {
 
 #[test]
 fn damaged_packs_are_refused_where_they_are_damaged() {
-    let mut rng = Rng(31);
+    let mut rng = Random(31);
     let sim = Simulated::new(11);
     let store = Store::new(sim.client(), "sim");
     let bytes = random_bytes(&mut rng, 1 << 20);
@@ -71,7 +72,7 @@ fn damaged_packs_are_refused_where_they_are_damaged() {
 
 #[test]
 fn another_index_or_record_under_a_name_is_refused() {
-    let mut rng = Rng(32);
+    let mut rng = Random(32);
     let sim = Simulated::new(12);
     let store = Store::new(sim.client(), "sim");
     for name in ["one", "two"] {

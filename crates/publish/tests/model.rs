@@ -1,5 +1,6 @@
 //! Random reads of published disks, against their bytes, with caches of all sizes.
 
+use cowslip_block::random::Random;
 use cowslip_block::{BufMut, Workers};
 use cowslip_publish::cut::BLOCK_BYTES;
 use cowslip_publish::digest::Digest;
@@ -9,7 +10,7 @@ use cowslip_publish::store::Store;
 use futures_util::future::join_all;
 
 use crate::shared::{change, publish_bytes, random_bytes, small_request};
-use crate::simulated::{Rng, Simulated, run};
+use crate::simulated::{Simulated, run};
 
 /// Reads of a seed; `COWSLIP_PUBLISH_READS` for a soak.
 fn reads() -> u64 {
@@ -19,7 +20,7 @@ fn reads() -> u64 {
 
 #[test]
 fn reads_are_those_of_the_bytes() {
-    let mut rng = Rng(21);
+    let mut rng = Random(21);
     let sim = Simulated::new(9);
     let store = Store::new(sim.client(), "sim");
     let mut bytes = random_bytes(&mut rng, (3 << 20) + 1536);
@@ -55,7 +56,7 @@ fn reads_are_those_of_the_bytes() {
     }
 }
 
-fn range(rng: &mut Rng, size: usize) -> (usize, usize) {
+fn range(rng: &mut Random, size: usize) -> (usize, usize) {
     let len = match rng.below(3) {
         0 => 1 + rng.below(600) as usize,
         1 => 4096 * (1 + rng.below(16) as usize),
@@ -83,7 +84,7 @@ fn check_parts(disk: &PublishedDisk, bytes: &[u8]) {
 
 #[test]
 fn a_chunk_that_several_want_is_fetched_once() {
-    let mut rng = Rng(22);
+    let mut rng = Random(22);
     let sim = Simulated::new(10);
     let store = Store::new(sim.client(), "sim");
     let mut bytes = vec![0; 1 << 20];

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cowslip_block::disk::{Disk, MemoryDisk};
 use cowslip_block::file::Durability;
+use cowslip_block::random::Random;
 use cowslip_block::{Buf, BufMut, Job, Result, Workers};
 use cowslip_publish::catalog;
 use cowslip_publish::cut::ChunkSizes;
@@ -13,7 +14,7 @@ use cowslip_publish::location::{Location, Version};
 use cowslip_publish::publish::{Published, Request, publish};
 use cowslip_publish::store::Store;
 
-use crate::simulated::{Rng, run};
+use crate::simulated::run;
 
 /// A disk in memory with these bytes; blocks of zeroes are not stored.
 pub fn disk_of(bytes: &[u8]) -> MemoryDisk {
@@ -34,7 +35,7 @@ pub fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
 }
 
 /// A request with small chunks and packs.
-pub fn small_request(name: &str, rng: &mut Rng) -> Request {
+pub fn small_request(name: &str, rng: &mut Random) -> Request {
     let mut random = [0; 16];
     rng.fill(&mut random);
     Request {
@@ -56,7 +57,7 @@ pub fn small_request(name: &str, rng: &mut Rng) -> Request {
 }
 
 /// A request as the command makes it.
-pub fn usual_request(name: &str, rng: &mut Rng) -> Request {
+pub fn usual_request(name: &str, rng: &mut Random) -> Request {
     Request {
         sizes: None,
         level: 3,
@@ -94,7 +95,7 @@ pub async fn read_all(disk: &PublishedDisk) -> Result<Vec<u8>> {
 }
 
 /// Bytes of a disk: noise, text and zeroes in runs.
-pub fn random_bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
+pub fn random_bytes(rng: &mut Random, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     for _ in 0..len / (24 << 10) {
         change(rng, &mut bytes);
@@ -103,7 +104,7 @@ pub fn random_bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
 }
 
 /// Changes a run of a disk's bytes.
-pub fn change(rng: &mut Rng, bytes: &mut [u8]) {
+pub fn change(rng: &mut Random, bytes: &mut [u8]) {
     let unit = if rng.one_in(4) { 512 } else { 4096 };
     let units = bytes.len() / unit;
     let start = rng.below(units as u64) as usize * unit;

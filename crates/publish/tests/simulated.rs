@@ -9,39 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
+use cowslip_block::random::Random;
 use cowslip_publish::objects::{Existing, ObjectError, ObjectFuture, ObjectInfo, Objects};
 
 /// Keys of one page of a list.
 const PAGE: usize = 3;
-
-/// Numbers from a seed (SplitMix64).
-#[derive(Clone, Debug)]
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    pub fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-
-    pub fn fill(&mut self, bytes: &mut [u8]) {
-        for part in bytes.chunks_mut(8) {
-            let number = self.next().to_le_bytes();
-            part.copy_from_slice(&number[..part.len()]);
-        }
-    }
-}
 
 /// An object, and when it was written.
 pub type Stored = (Arc<Vec<u8>>, i64);
@@ -51,7 +23,7 @@ pub type Stored = (Arc<Vec<u8>>, i64);
 pub struct World {
     pub objects: BTreeMap<String, Stored>,
     pub clock_ms: i64,
-    pub rng: Rng,
+    pub rng: Random,
     pub put_bytes: u64,
     pub requests: u64,
     /// Puts of killed clients that the store has not got to.
@@ -67,7 +39,7 @@ impl Simulated {
         Simulated(Arc::new(Mutex::new(World {
             objects: BTreeMap::new(),
             clock_ms: 1_000_000_000,
-            rng: Rng(seed),
+            rng: Random(seed),
             put_bytes: 0,
             requests: 0,
             late: Vec::new(),
@@ -300,7 +272,7 @@ async fn turn() {
 pub type Program<'a> = (Pin<Box<dyn Future<Output = ()> + 'a>>, Arc<Client>);
 
 /// Runs programs in turns, until each has ended or is dead.
-pub fn run_all(programs: Vec<Program<'_>>, rng: &mut Rng) {
+pub fn run_all(programs: Vec<Program<'_>>, rng: &mut Random) {
     let mut programs = programs;
     let mut context = Context::from_waker(Waker::noop());
     while !programs.is_empty() {

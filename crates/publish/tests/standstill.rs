@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use cowslip_block::Job;
+use cowslip_block::random::Random;
 use cowslip_publish::catalog;
 use cowslip_publish::location::{Location, Version};
 use cowslip_publish::objects::{Existing, ObjectError, ObjectFuture, ObjectInfo, Objects};
@@ -13,7 +14,7 @@ use cowslip_publish::prune::{PruneOptions, prune};
 use cowslip_publish::store::{Kind, Store};
 
 use crate::shared::{change, open, publish_bytes, random_bytes, read_all, small_request};
-use crate::simulated::{Client, Rng, Simulated, run};
+use crate::simulated::{Client, Simulated, run};
 
 const GRACE: Duration = Duration::from_secs(3600);
 
@@ -99,7 +100,7 @@ impl Objects for Sleeper {
 fn a_publication_that_stood_still_gives_no_name_to_what_was_pruned() {
     let (mut given_up, mut done) = (0, 0);
     for at in 0.. {
-        let mut rng = Rng(17);
+        let mut rng = Random(17);
         let store = Simulated::new(at);
         let client = Store::new(store.client(), "sim");
         let mut bytes = random_bytes(&mut rng, 512 << 10);
@@ -176,7 +177,7 @@ impl Objects for Deaf {
 #[test]
 fn a_name_whose_answer_was_lost_is_given_once() {
     for repeats in [true, false] {
-        let mut rng = Rng(18);
+        let mut rng = Random(18);
         let store = Simulated::new(3);
         let client = store.client();
         let deaf = Store::new(Arc::new(Deaf { client, repeats }), "sim");

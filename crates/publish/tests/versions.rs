@@ -3,13 +3,14 @@
 use cowslip_block::Buf;
 use cowslip_block::disk::{Disk, MemoryDisk};
 use cowslip_block::file::Durability;
+use cowslip_block::random::Random;
 use cowslip_publish::location::Version;
 
 use crate::shared::{open, publish_bytes, read_all, usual_request};
-use crate::simulated::{Rng, Simulated, run};
+use crate::simulated::{Simulated, run};
 
 /// A disk of this many bytes, mostly full, a third of it like text.
-pub fn golden(rng: &mut Rng, len: usize) -> Vec<u8> {
+pub fn golden(rng: &mut Random, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let mut at = 0;
     while at < len {
@@ -32,7 +33,7 @@ pub fn golden(rng: &mut Rng, len: usize) -> Vec<u8> {
 
 #[test]
 fn a_second_version_that_differs_by_2_per_cent_costs_at_most_4() {
-    let mut rng = Rng(11);
+    let mut rng = Random(11);
     let store = Simulated::new(4);
     let client = cowslip_publish::store::Store::new(store.client(), "sim");
     let mut bytes = golden(&mut rng, 64 << 20);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use cowslip_block::Disk;
 use cowslip_block::disk::{DiskFuture, MemoryDisk};
+use cowslip_block::random::Random;
 use cowslip_front::ring::{DRIVER_AT, NEXT, WRITE};
 use cowslip_front::{
     DATA_AT, EVENT_IDX, FLUSH, Front, FrontQueue, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make,
@@ -15,7 +16,6 @@ use cowslip_front::{
 use cowslip_queue::{Completer, pending};
 use cowslip_vhost_user::Options;
 
-use crate::requests::Rng;
 use crate::running::Running;
 
 const IN: u32 = 0;
@@ -211,7 +211,7 @@ fn impossible_requests_fail_and_the_queue_goes_on() {
 #[test]
 fn a_front_end_that_breaks_the_protocol_is_cut_off_and_the_next_is_served() {
     let server = server();
-    let mut rng = Rng(7);
+    let mut rng = Random(7);
     for round in 0..300 {
         let mut front = Front::connect(&server.path, VERSION_1).unwrap();
         let mut queue = front.queue(0, 16).unwrap();
@@ -225,7 +225,7 @@ fn a_front_end_that_breaks_the_protocol_is_cut_off_and_the_next_is_served() {
             let code = rng.below(45) as u32;
             let len = [0, 4, 8, 12, 16, 20, 24, 40, 72][rng.below(9) as usize];
             let small = rng.below(2) == 0;
-            let byte = |rng: &mut Rng| if small { rng.below(3) } else { rng.next() } as u8;
+            let byte = |rng: &mut Random| if small { rng.below(3) } else { rng.next() } as u8;
             let payload: Vec<u8> = (0..len).map(|_| byte(&mut rng)).collect();
             let file = front.file.try_clone().unwrap();
             let files = [file.as_fd(); 3];
@@ -282,14 +282,7 @@ fn a_ring_has_no_more_requests_in_flight_than_descriptors() {
     let server = Running::start(Arc::clone(&disk) as Arc<dyn Disk>, Options::default());
     let mut front = Front::connect(&server.path, VERSION_1 | FLUSH).unwrap();
     let mut queue = front.queue(0, 16).unwrap();
-    let make = Make {
-        kind: 4,
-        sector: 0,
-        data: &[],
-        tag: 0,
-        header_cuts: &[],
-        is_indirect: false,
-    };
+    let make = Make::plain(4, 0, &[]);
     let head = queue.submit(&make).unwrap();
     queue.kick_always().unwrap();
     // The same chain is made available again and again, before it was given back.
@@ -401,7 +394,7 @@ fn a_server_stops_although_a_front_end_takes_no_answers() {
 
 #[test]
 fn rings_full_of_noise_neither_end_nor_stall_the_server() {
-    let mut rng = Rng(3);
+    let mut rng = Random(3);
     for round in 0..120 {
         let features = [VERSION_1, VERSION_1 | PACKED][round % 2];
         let more = [0, EVENT_IDX, INDIRECT, EVENT_IDX | INDIRECT][rng.below(4) as usize];

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cowslip_block::Disk;
 use cowslip_block::disk::MemoryDisk;
+use cowslip_block::random::Random;
 use cowslip_front::{
     DATA_AT, EVENT_IDX, FLUSH, Front, FrontQueue, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make,
     PACKED, USER, VERSION_1,
@@ -16,23 +17,6 @@ use crate::running::Running;
 const DISK_BYTES: u64 = 4 << 20;
 const IN: u32 = 0;
 const OUT: u32 = 1;
-
-/// A generator of numbers (splitmix64).
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
 
 fn disk() -> Arc<dyn Disk> {
     Arc::new(MemoryDisk::new("disk", DISK_BYTES))
@@ -53,7 +37,7 @@ fn combinations() -> Vec<u64> {
 }
 
 /// Cuts a range of the memory into pieces.
-fn cut(rng: &mut Rng, start: usize, len: usize, pieces_max: u64) -> Vec<(usize, usize)> {
+fn cut(rng: &mut Random, start: usize, len: usize, pieces_max: u64) -> Vec<(usize, usize)> {
     let mut pieces = Vec::new();
     let (mut at, end) = (start, start + len);
     let count = 1 + rng.below(pieces_max);
@@ -71,7 +55,7 @@ fn cut(rng: &mut Rng, start: usize, len: usize, pieces_max: u64) -> Vec<(usize, 
 /// Fills the memory of a request for the content's number of bytes at a sector. Returns the pieces
 /// of memory of a request whose header names no sector.
 fn prepare(
-    rng: &mut Rng,
+    rng: &mut Random,
     memory: &SharedMemory,
     (kind, start): (u32, usize),
     (sector, content): (u64, &[u8]),
@@ -101,7 +85,7 @@ fn random_requests(
     (seed, count): (u64, usize),
     (first, sectors): (u64, u64),
 ) {
-    let mut rng = Rng(seed);
+    let mut rng = Random(seed);
     let mut model = vec![0u8; (sectors * 512) as usize];
     let memory = Arc::clone(&front.memory);
     let area = DATA_AT + queue.index as usize * (2 << 20);
@@ -331,14 +315,7 @@ fn a_ring_whose_memory_is_replaced_goes_on_in_the_new_memory() {
             // As QEMU does where regions are joined or cut: one goes, another one comes.
             assert_eq!(front.send_acked(38, &region, &[]).unwrap(), 0);
             queue
-                .submit(&Make {
-                    kind: IN,
-                    sector: round,
-                    data: &[(DATA_AT, 512)],
-                    tag: 0,
-                    header_cuts: &[],
-                    is_indirect: false,
-                })
+                .submit(&Make::plain(IN, round, &[(DATA_AT, 512)]))
                 .unwrap();
             queue.kick().unwrap();
             assert_eq!(front.send_acked(37, &region, &[file.as_fd()]).unwrap(), 0);
@@ -410,14 +387,7 @@ fn a_reset_device_takes_no_requests_before_its_rings_are_enabled() {
         0
     );
     queue
-        .submit(&Make {
-            kind: OUT,
-            sector: 0,
-            data: &[(DATA_AT, 512)],
-            tag: 0,
-            header_cuts: &[],
-            is_indirect: false,
-        })
+        .submit(&Make::plain(OUT, 0, &[(DATA_AT, 512)]))
         .unwrap();
     rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(50));

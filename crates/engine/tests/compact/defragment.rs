@@ -173,33 +173,10 @@ fn images_of_all_shapes_keep_what_they_hold_in_order() {
     if !peers_are_installed() {
         return;
     }
-    for (create_options, size) in SHAPES {
-        for seed in 0..2 {
-            let what = format!("{create_options}, seed {seed}");
-            let file = Arc::new(MemoryFile::new("image", made(create_options, size), 1));
-            let random = &mut Random(seed * 57 + size);
-            let mut model = Model::new(size);
-            for _ in 0..3 {
-                let image = open(file.clone());
-                for _ in 0..25 {
-                    model.step(&image, random);
-                }
-                let options = ordered(cluster_bytes(&image));
-                let job = Job::default();
-                block_on(image.compaction_plan(&options, &job)).unwrap();
-                let done = block_on(image.compact(&options, &job)).unwrap();
-                let order = order_of(&done);
-                assert!(order.extents_perfect <= order.extents, "{what}: {order:?}");
-                assert!(read(&image) == model.disk, "{what}");
-                for _ in 0..5 {
-                    model.step(&image, random);
-                }
-                block_on(image.close()).unwrap();
-                checked_clean(&file, &what);
-                model.judge(&file, &what);
-            }
-        }
-    }
+    among_steps(2, ordered, |what, _, _, done| {
+        let order = order_of(&done);
+        assert!(order.extents_perfect <= order.extents, "{what}: {order:?}");
+    });
 }
 
 #[test]
@@ -258,20 +235,7 @@ fn a_full_disk_or_a_cancel_at_any_moment_leaves_what_there_was() {
     for create_options in shapes() {
         let unit = create_options.cluster_size;
         let (start, disk) = scattered(&create_options);
-        let mut failures = 0;
-        for budget in (0..).step_by(3) {
-            let file = Recorder::failing_after(start.clone(), budget);
-            let image = open(file.clone());
-            let outcome = block_on(image.compact(&ordered(unit), &Job::default()));
-            assert!(read(&image) == disk, "{budget}");
-            drop(image);
-            judge(&format!("{budget}"), &file.contents(), &disk);
-            match outcome {
-                Ok(_) => break,
-                Err(_) => failures += 1,
-            }
-        }
-        assert!(failures > 10, "{failures}");
+        outlasts_a_full_disk((&start, &disk), &ordered(unit), (0..).step_by(3));
         for left in 1.. {
             let file = Arc::new(MemoryFile::new("image", start.clone(), 1));
             let image = open(file.clone());

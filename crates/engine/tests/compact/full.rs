@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cowslip::errno::ENOSPC;
 use cowslip::file::Durability;
-use cowslip::file::host::NoFiles;
-use cowslip::image::{DiscardPolicy, OpenOptions};
 use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::compact::{CompactOptions, Compaction};
 use cowslip::qcow2::create::{CreateOptions, create};
@@ -29,22 +27,13 @@ impl Attendant for Looks {
     }
 }
 
-fn open(file: &Arc<Sparse>) -> Image {
-    let options = OpenOptions {
-        writable: true,
-        discard: DiscardPolicy::Unmap,
-        ..OpenOptions::default()
-    };
-    block_on(Image::open(file.clone(), options, &NoFiles)).unwrap()
-}
-
 /// An image, written from the end of its disk to the beginning, whose first half lies in holes: the
 /// end of the disk was discarded.
 fn half_empty() -> (Arc<Sparse>, Image) {
     let file = Sparse::new(Vec::new());
     let options = CreateOptions::new(CLUSTERS * CLUSTER);
     block_on(create(file.clone(), None, &options)).unwrap();
-    let image = open(&file);
+    let image = Sparse::open(&file);
     for number in (0..CLUSTERS).rev() {
         let data = Buf::copy_of(&vec![number as u8 + 1; CLUSTER as usize]);
         block_on(image.write(number * CLUSTER, data, Durability::Cached)).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use cowslip::image::{Durability, OpenOptions};
-use cowslip::qcow2::create::{CreateOptions, create};
+use cowslip::qcow2::create::CreateOptions;
 use cowslip::{Buf, BufMut, Error, Image, Job};
 
 use super::{by_id, named, read_at};
@@ -13,18 +13,10 @@ use crate::support::slow::{HELD, NoFiles, SlowFile};
 use crate::support::{block_on, our_check};
 
 fn disk() -> (Arc<SlowFile>, Image) {
-    let file = SlowFile::new(Vec::new());
-    let create_options = CreateOptions {
+    SlowFile::with_image(&CreateOptions {
         cluster_size: 4096,
         ..CreateOptions::new(64 << 10)
-    };
-    block_on(create(file.clone(), None, &create_options)).unwrap();
-    let options = OpenOptions {
-        writable: true,
-        ..OpenOptions::default()
-    };
-    let image = block_on(Image::open(file.clone(), options, &NoFiles)).unwrap();
-    (file, image)
+    })
 }
 
 fn write(image: &Image, offset: u64, byte: u8) -> impl Future<Output = cowslip::Result<()>> {

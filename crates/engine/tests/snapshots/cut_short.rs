@@ -10,9 +10,10 @@ use cowslip::job::{Attendant, Moment, Progress};
 use cowslip::qcow2::check::{Finding, Severity};
 use cowslip::{Error, Image, Job, Result};
 
-use super::{Model, Random, by_id, checked_clean, made, named, open};
+use super::{Model, by_id, checked_clean, made, named, open};
 use crate::support::crash::{Recorder, each_crash};
 use crate::support::{block_on, our_check, peers_are_installed};
+use cowslip_block::random::Random;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
@@ -122,16 +123,23 @@ const SHAPES: [(&str, u64); 4] = [
     ("extended_l2=on,cluster_size=16384", 100 << 10),
 ];
 
-#[test]
-fn a_crash_leaves_the_old_state_or_the_new_one() {
-    if !peers_are_installed() {
-        return;
-    }
+/// Calls this for every change of an image of every shape: with the options of the image, its bytes
+/// before the change, and what it holds before and after.
+fn each_change(look: impl Fn(&str, Change, &[u8], [&Model; 2])) {
     for (create_options, size) in SHAPES {
         let (start, old) = image(create_options, size);
         for change in CHANGES {
             let new = change.of(&old);
-            let file = Recorder::new(start.clone());
+            look(create_options, change, &start, [&old, &new]);
+        }
+    }
+}
+
+#[test]
+fn a_crash_leaves_the_old_state_or_the_new_one() {
+    if peers_are_installed() {
+        each_change(|create_options, change, start, [old, new]| {
+            let file = Recorder::new(start.to_vec());
             let opened = open(file.clone());
             change.begin(&opened, &Job::default()).unwrap();
             // The change is durable without a flush.
@@ -139,26 +147,26 @@ fn a_crash_leaves_the_old_state_or_the_new_one() {
             block_on(opened.close()).unwrap();
             let ops = file.ops();
             let (mut seen_old, mut seen_new) = (0, 0);
-            each_crash(&start, &ops[..done], |what, bytes| {
+            each_crash(start, &ops[..done], |what, bytes| {
                 let what = format!("{create_options}, {change:?}, {what}");
-                judge(&what, bytes, [&old, &new]);
+                judge(&what, bytes, [old, new]);
                 let found = Model::of(&Arc::new(MemoryFile::new("image", bytes.to_vec(), 1)));
-                seen_old += usize::from(found == old);
-                seen_new += usize::from(found == new);
+                seen_old += usize::from(found == *old);
+                seen_new += usize::from(found == *new);
             });
             assert!(
                 seen_old > 3 && seen_new > 0,
                 "{change:?}: {seen_old}, {seen_new}"
             );
-            let mut durable = start.clone();
+            let mut durable = start.to_vec();
             let last = ops[..done]
                 .iter()
                 .rposition(|op| matches!(op, crate::support::crash::Op::Flush));
-            each_crash(&start, &ops[..=last.unwrap()], |_, bytes| {
+            each_crash(start, &ops[..=last.unwrap()], |_, bytes| {
                 durable = bytes.to_vec()
             });
-            judge(&format!("{change:?}, acknowledged"), &durable, [&new, &new]);
-        }
+            judge(&format!("{change:?}, acknowledged"), &durable, [new, new]);
+        });
     }
 }
 
@@ -191,17 +199,12 @@ impl Attendant for Shared {
 
 #[test]
 fn a_cancelled_change_leaves_the_old_state() {
-    if !peers_are_installed() {
-        return;
-    }
-    for (create_options, size) in SHAPES {
-        let (start, old) = image(create_options, size);
-        for change in CHANGES {
-            let new = change.of(&old);
+    if peers_are_installed() {
+        each_change(|create_options, change, start, [old, new]| {
             let mut cancelled = 0;
             for left in 1..60 {
                 let what = format!("{create_options}, {change:?}, cancelled after {left}");
-                let file = Arc::new(MemoryFile::new("image", start.clone(), 1));
+                let file = Arc::new(MemoryFile::new("image", start.to_vec(), 1));
                 let opened = open(file.clone());
                 let after = Arc::new(CancelAfter {
                     left: AtomicUsize::new(left),
@@ -211,8 +214,8 @@ fn a_cancelled_change_leaves_the_old_state() {
                 after.job.set(job.clone()).unwrap();
                 let outcome = change.begin(&opened, &job);
                 let state = match &outcome {
-                    Ok(()) => &new,
-                    Err(Error::Cancelled) => &old,
+                    Ok(()) => new,
+                    Err(Error::Cancelled) => old,
                     Err(error) => panic!("{what}: {error}"),
                 };
                 cancelled += usize::from(outcome.is_err());
@@ -227,7 +230,7 @@ fn a_cancelled_change_leaves_the_old_state() {
                 }
             }
             assert!(cancelled > 2, "{create_options}, {change:?}: {cancelled}");
-        }
+        });
     }
 }
 

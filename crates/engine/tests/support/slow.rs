@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 pub use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability, Space};
-use cowslip::{IoVec, IoVecMut};
+use cowslip::image::OpenOptions;
+use cowslip::qcow2::create::{CreateOptions, create};
+use cowslip::{Image, IoVec, IoVecMut};
 use cowslip_queue::{Completer, Pending, pending};
 
 use super::block_on;
@@ -53,6 +55,18 @@ impl SlowFile {
             reads_held: AtomicBool::new(false),
             waiting_reads: Mutex::default(),
         })
+    }
+
+    /// An image in such a file, open for writing.
+    pub fn with_image(options: &CreateOptions) -> (Arc<SlowFile>, Image) {
+        let file = SlowFile::new(Vec::new());
+        block_on(create(file.clone(), None, options)).unwrap();
+        let options = OpenOptions {
+            writable: true,
+            ..OpenOptions::default()
+        };
+        let image = block_on(Image::open(file.clone(), options, &NoFiles)).unwrap();
+        (file, image)
     }
 
     /// Writes that wait.

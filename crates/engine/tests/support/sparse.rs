@@ -5,10 +5,15 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use cowslip::Image;
 use cowslip::errno::ENOSPC;
+use cowslip::file::host::NoFiles;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability, FileExtent, FileId, Space};
+use cowslip::image::{DiscardPolicy, OpenOptions};
 use cowslip_queue::{Completer, IoVec, Pending, pending};
+
+use super::block_on;
 
 /// Bytes of a block.
 pub const BLOCK: u64 = 4096;
@@ -40,6 +45,18 @@ type HeldWrite = (u64, IoVec, Completer<io::Result<()>>);
 pub struct Sparse {
     pub memory: MemoryFile,
     host: Mutex<Host>,
+}
+
+impl Sparse {
+    /// Opens the image in a file for writing; discards give space back.
+    pub fn open(file: &Arc<Sparse>) -> Image {
+        let options = OpenOptions {
+            writable: true,
+            discard: DiscardPolicy::Unmap,
+            ..OpenOptions::default()
+        };
+        block_on(Image::open(file.clone(), options, &NoFiles)).unwrap()
+    }
 }
 
 impl std::fmt::Debug for Sparse {

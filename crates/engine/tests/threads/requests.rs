@@ -7,7 +7,8 @@ use std::ops::Range;
 use cowslip::image::{Durability, Space, ZeroOptions};
 use cowslip::{Buf, BufMut, Image, Result};
 
-use super::history::{History, Rng, SECTOR_BYTES, ZEROES, content};
+use super::history::{History, SECTOR_BYTES, ZEROES, content};
+use cowslip_block::random::Random;
 
 /// The mix of requests.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +40,7 @@ fn whole_units(range: &Range<u64>, unit_bytes: u64) -> Range<u64> {
 }
 
 /// A range in whole sectors: often in the hot part, often at the edges of clusters.
-fn range(rng: &mut Rng, mix: &Mix, size: u64) -> Range<u64> {
+fn range(rng: &mut Random, mix: &Mix, size: u64) -> Range<u64> {
     let clusters = size / mix.cluster_bytes;
     let hot = rng.chance(70);
     let cluster = rng.below(if hot {
@@ -63,7 +64,7 @@ fn range(rng: &mut Rng, mix: &Mix, size: u64) -> Range<u64> {
 ///
 /// # Panics
 /// If it reads what no order of the requests explains.
-pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) -> Result<()> {
+pub async fn one(image: &Image, history: &History, rng: &mut Random, mix: &Mix) -> Result<()> {
     let range = range(rng, mix, image.size());
     let (at, len) = (range.start, range.end - range.start);
     match rng.below(100) {
@@ -131,7 +132,7 @@ pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) -> 
 }
 
 /// A request to be dropped at any moment.
-pub async fn doomed(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) -> Result<()> {
+pub async fn doomed(image: &Image, history: &History, rng: &mut Random, mix: &Mix) -> Result<()> {
     let range = range(rng, mix, image.size());
     let (at, len) = (range.start, range.end - range.start);
     let kind = rng.below(8);

@@ -3,22 +3,7 @@
 use super::handshake::*;
 use super::transmission::*;
 use super::*;
-
-/// A small generator, so that a failure can be replayed from its seed (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() >> 33) as usize % limit
-    }
-}
+use cowslip_block::random::Random;
 
 /// All values of a width at which bits change.
 fn edges(bits: u32) -> Vec<u64> {

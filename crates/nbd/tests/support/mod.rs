@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cowslip_block::disk::{Disk, DiskFuture, Extent, MemoryDisk};
+pub use cowslip_block::random::Random;
 use cowslip_nbd::export::{Durability, MetadataContext, StatusExtent};
 use cowslip_nbd::protocol::handshake::*;
 use cowslip_nbd::protocol::transmission::*;
@@ -129,22 +130,6 @@ pub fn eventually(what: &str, condition: impl Fn() -> bool) {
         std::thread::sleep(Duration::from_millis(10));
     }
     panic!("{what}: not within ten seconds");
-}
-
-/// A small generator, so that a failure can be replayed from its seed (xorshift64*).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        (self.next() >> 20) % limit
-    }
 }
 
 #[derive(Default)]

@@ -21,6 +21,7 @@ use cowslip::image::{DiscardPolicy, Format, OpenOptions, WritePolicy};
 use cowslip::qcow2::check::{CheckOptions, Finding, check};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{BufMut, Image};
+use cowslip_block::random::Random;
 use futures_util::future::{join_all, select};
 use shuttle::future::block_on;
 use shuttle::rand::{Rng as _, thread_rng};
@@ -28,7 +29,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner, thread};
 
 use disk::Disk;
-use history::{History, Rng, SECTOR_BYTES, ZEROES};
+use history::{History, SECTOR_BYTES, ZEROES};
 use requests::Mix;
 
 /// An image and those who use it.
@@ -46,7 +47,7 @@ pub struct Case {
 
 impl Case {
     pub fn of_seed(seed: u64) -> Case {
-        let mut rng = Rng::new(seed);
+        let mut rng = Random(seed);
         let extended_l2 = rng.chance(30);
         let cluster_bytes = match extended_l2 {
             true => 16384,
@@ -123,7 +124,7 @@ async fn make(case: &Case, disk: &Arc<Disk>) -> Image {
 
 fn run_thread(case: &Case, thread: usize, image: &Image, history: &History) {
     block_on(join_all((0..case.tasks_per_thread).map(|task| {
-        let mut rng = Rng::new(case.seed ^ ((thread * 100 + task + 1) as u64) << 40);
+        let mut rng = Random(case.seed ^ ((thread * 100 + task + 1) as u64) << 40);
         async move {
             for _ in 0..case.requests_per_task {
                 let done = requests::one(image, history, &mut rng, &case.mix).await;
@@ -184,7 +185,7 @@ pub fn run_with_drops(case: &Case) {
     let history = Arc::new(History::new(case.size as usize / SECTOR_BYTES, ZEROES));
     let (of_dropper, dropped, dropping) = (Arc::clone(&image), Arc::clone(&history), case.clone());
     let dropper = thread::spawn(move || {
-        let mut rng = Rng::new(dropping.seed ^ 1 << 50);
+        let mut rng = Random(dropping.seed ^ 1 << 50);
         for _ in 0..4 {
             let moments = rng.below(40);
             let request = requests::doomed(&of_dropper, &dropped, &mut rng, &dropping.mix);
@@ -198,7 +199,7 @@ pub fn run_with_drops(case: &Case) {
     });
     let (other, theirs, case_of_other) = (Arc::clone(&image), Arc::clone(&history), case.clone());
     let worker = thread::spawn(move || {
-        let mut rng = Rng::new(case_of_other.seed ^ 1 << 51);
+        let mut rng = Random(case_of_other.seed ^ 1 << 51);
         block_on(async {
             for _ in 0..8 {
                 let done = requests::one(&other, &theirs, &mut rng, &case_of_other.mix).await;
