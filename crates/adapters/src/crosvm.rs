@@ -191,7 +191,7 @@ impl AsyncDisk for QueueDisk {
 #[allow(clippy::unwrap_used)] // Failing a test is a panic.
 mod tests {
     use super::*;
-    use crate::testing::{Ask, Model, SIZE, Scratch};
+    use crate::testing::{Ask, Model, SIZE, Scratch, read_halves};
     use tokio::io::unix::AsyncFd;
 
     /// In place of crosvm's executor: the local tasks of tokio.
@@ -229,11 +229,7 @@ mod tests {
                     let parts = [0..len / 2, 1 << 17..(1 << 17) + len - len / 2];
                     let read = disk.read_to_mem(offset, Arc::clone(&memory), &parts);
                     assert_eq!(read.await.unwrap(), len);
-                    let mut bytes = vec![0; len];
-                    let (head, tail) = bytes.split_at_mut(len / 2);
-                    memory.read(0, head);
-                    memory.read(1 << 17, tail);
-                    model.check(offset, &bytes);
+                    model.check(offset, &read_halves(&memory, len));
                 }
                 Ask::Write(offset, bytes) => {
                     memory.write(64, &bytes);

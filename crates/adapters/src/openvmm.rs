@@ -202,7 +202,7 @@ impl DiskIo for CowslipDisk {
 #[allow(clippy::unwrap_used)] // Failing a test is a panic.
 mod tests {
     use super::*;
-    use crate::testing::{Ask, Model, SIZE, Scratch};
+    use crate::testing::{Ask, Model, SIZE, Scratch, read_halves};
     use cowslip::threaded::Threaded;
     use cowslip_queue::Threads;
     use std::time::Duration;
@@ -225,11 +225,7 @@ mod tests {
             match ask {
                 Ask::Read(offset, len) => {
                     disk.read_vectored(&buffers, offset / 512).await.unwrap();
-                    let mut bytes = vec![0; len];
-                    let (head, tail) = bytes.split_at_mut(len / 2);
-                    memory.read(0, head);
-                    memory.read(1 << 17, tail);
-                    model.check(offset, &bytes);
+                    model.check(offset, &read_halves(&memory, len));
                 }
                 Ask::Write(offset, bytes) => {
                     let (head, tail) = bytes.split_at(len / 2);

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use cowslip::Image;
 use cowslip::blocking::wait;
 use cowslip::file::BlockFile;
 use cowslip::file::host::{CreateMode, HostGate, HostOptions, open_host_file};
 use cowslip::image::{DiscardPolicy, OpenOptions};
 use cowslip::qcow2::check::{CheckOptions, check};
 use cowslip::qcow2::create::{CreateOptions, create};
+use cowslip::{Image, SharedMemory};
 
 pub const SIZE: u64 = 2 << 20;
 
@@ -66,6 +66,15 @@ impl Scratch {
         wait(check(&file, &options, &mut findings)).unwrap();
         assert!(findings.is_empty(), "{findings:?}");
     }
+}
+
+/// The bytes of a request whose halves lie at the beginning of the memory and at 128 KiB.
+pub fn read_halves(memory: &SharedMemory, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let (head, tail) = bytes.split_at_mut(len / 2);
+    memory.read(0, head);
+    memory.read(1 << 17, tail);
+    bytes
 }
 
 /// A request of an adapter's test.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use crate::figures::{Measured, coefficient, figure, measured, names};
-use crate::situations::facts::{GIB, facts, overlay, raw};
+use crate::situations::facts::{GIB, facts, overlay, raw, scattered};
 use crate::{
     Advice, Answer, Engine, Facts, FileSystem, Format, Order, Space, Statistics, StatisticsError,
     Verdict, Workload, advise, as_json, as_text, check,

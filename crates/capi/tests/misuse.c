@@ -7,14 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(holds)                                                                  \
-    do {                                                                              \
-        if (!(holds)) {                                                               \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #holds,            \
-                    error ? cowslip_error_message(error) : "no error");               \
-            exit(1);                                                                  \
-        }                                                                             \
-    } while (0)
+#include "check.h"
 
 static cowslip_error *error;
 

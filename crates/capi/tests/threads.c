@@ -13,14 +13,7 @@
 
 enum { BLOCK = 4096, BLOCKS = 64, WRITERS = 3, QUEUES = 2, DISK = 8 << 20, ROUNDS_MAX = 1000 };
 
-#define CHECK(holds)                                                                  \
-    do {                                                                              \
-        if (!(holds)) {                                                               \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #holds,            \
-                    error ? cowslip_error_message(error) : "no error");               \
-            exit(1);                                                                  \
-        }                                                                             \
-    } while (0)
+#include "check.h"
 
 static cowslip_image *image;
 static unsigned rounds;

@@ -9,8 +9,8 @@ use crate::guest::PieceSink;
 use crate::host::AlignedFile;
 use crate::interleave::is_placed;
 use crate::join::{Around, HostMap, Joined, What};
-use crate::look::{RECORDS_MAX, Subject};
-use crate::sequential::{Piece, Reason, Sequential};
+use crate::look::{RECORDS_MAX, Subject, piece_of};
+use crate::sequential::{Reason, Sequential};
 use crate::summary;
 use crate::view::Opened;
 
@@ -157,16 +157,7 @@ fn raw_read(subject: &Subject) -> (u64, u64) {
     let mut read = Sequential::default();
     let placed = subject.records().iter().filter(|record| is_placed(record));
     for record in placed {
-        let piece = Piece {
-            file: record.logical,
-            physical: record.physical,
-            len: record.len,
-            slack: match record.flags.has(Flags::ENCODED) {
-                true => record.len,
-                false => 0,
-            },
-        };
-        read.push(piece, |_, _| Reason::HostFragmented);
+        read.push(piece_of(record), |_, _| Reason::HostFragmented);
     }
     (read.bytes, read.runs)
 }

@@ -252,7 +252,7 @@ impl Beside<'_> {
 }
 
 /// A record as a part of the file's sequential read.
-fn piece_of(record: &Record) -> sequential::Piece {
+pub fn piece_of(record: &Record) -> sequential::Piece {
     sequential::Piece {
         file: record.logical,
         physical: record.physical,

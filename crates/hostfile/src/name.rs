@@ -101,11 +101,7 @@ mod tests {
             ("/d/a.qcow2", "published:../s/g@1", "published:/d/../s/g@1"),
             ("a.qcow2", "published:s/g@1", "published:s/g@1"),
             ("dir/a.qcow2", "published:/s/g@1", "published:/s/g@1"),
-            (
-                "dir/a.qcow2",
-                "published:s3://s/g@1",
-                "published:s3://s/g@1",
-            ),
+            ("dir/a.qcow2", "published:gs://s@1", "published:gs://s@1"),
             ("https://h/a.qcow2", "published:s/g@1", "published:s/g@1"),
         ];
         for (image, name, expected) in cases {

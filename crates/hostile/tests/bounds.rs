@@ -31,51 +31,31 @@ struct Bound {
     bytes_read: u64,
 }
 
-const MIB: usize = 1 << 20;
+impl Bound {
+    const fn of(memory_mib: usize, operations: u64, mib_read: u64) -> Bound {
+        Bound {
+            memory_bytes: memory_mib << 20,
+            operations,
+            bytes_read: mib_read << 20,
+        }
+    }
+}
 
 /// `info`: the lists of snapshots and bitmaps, as text.
-const INSPECT: Bound = Bound {
-    memory_bytes: 4 * MIB,
-    operations: 100,
-    bytes_read: 2 << 20,
-};
+const INSPECT: Bound = Bound::of(4, 100, 2);
 /// A check reads 16 times the file and 64 MiB, and the header before.
-const CHECK: Bound = Bound {
-    memory_bytes: 8 * MIB,
-    operations: 8000,
-    bytes_read: 81 << 20,
-};
+const CHECK: Bound = Bound::of(8, 8000, 81);
 /// Opening, and requests of 1 MiB at most.
-const READ: Bound = Bound {
-    memory_bytes: 8 * MIB,
-    operations: 5000,
-    bytes_read: 16 << 20,
-};
+const READ: Bound = Bound::of(8, 5000, 16);
 /// A map of the whole disk, or of what 1000 extents describe.
-const EXTENTS: Bound = Bound {
-    memory_bytes: 32 * MIB,
-    operations: 5000,
-    bytes_read: 8 << 20,
-};
+const EXTENTS: Bound = Bound::of(32, 5000, 8);
 /// Where the metadata is, each place once; reads what a check may.
-const LAYOUT: Bound = Bound {
-    memory_bytes: 16 * MIB,
-    operations: 10_000,
-    bytes_read: 81 << 20,
-};
+const LAYOUT: Bound = Bound::of(16, 10_000, 81);
 /// Each of eight requests may look through all counts: some 1800 blocks of them.
-const WRITE: Bound = Bound {
-    memory_bytes: 16 * MIB,
-    operations: 30_000,
-    bytes_read: 16 << 20,
-};
+const WRITE: Bound = Bound::of(16, 30_000, 16);
 
 /// The walks of a plan, its run, and the check at the end; 64 MiB are what the caller allows.
-const REPAIR: Bound = Bound {
-    memory_bytes: 72 * MIB,
-    operations: 40_000,
-    bytes_read: 400 << 20,
-};
+const REPAIR: Bound = Bound::of(72, 40_000, 400);
 
 /// Returns what was too much.
 fn measure(

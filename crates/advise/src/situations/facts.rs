@@ -53,6 +53,21 @@ pub(crate) fn facts(on: &str) -> Facts {
     }
 }
 
+/// An image that was filled at random under the policy sparse.
+pub(crate) fn scattered(on: &str) -> Facts {
+    let mut facts = facts(on);
+    facts.space.data_bytes = GIB / 2;
+    facts.space.used_bytes = GIB / 2;
+    facts.space.host_bytes = GIB / 2;
+    facts.order = Order {
+        bytes: GIB / 2,
+        runs: Some(126_025),
+        extents: 126_025,
+        perfect: 1,
+    };
+    facts
+}
+
 /// An overlay that has little data so far.
 pub(crate) fn overlay(on: &str) -> Facts {
     let mut facts = facts(on);

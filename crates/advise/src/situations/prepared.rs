@@ -5,7 +5,7 @@ use crate::figures::figure;
 use crate::model::{self, Layout, RawFile, raw_writes};
 
 use super::Situation;
-use super::facts::{GIB, facts, overlay, raw};
+use super::facts::{GIB, facts, overlay, raw, scattered};
 
 /// The situation of this title on a file system.
 pub(super) fn of(title: &str, on: &str) -> Option<Situation> {
@@ -218,17 +218,7 @@ fn compressed(on: &str, _: FileSystem) -> Situation {
 }
 
 fn fragmented(on: &str, _: FileSystem) -> Situation {
-    let mut facts = facts(on);
-    facts.space.data_bytes = GIB / 2;
-    facts.space.used_bytes = GIB / 2;
-    facts.space.host_bytes = GIB / 2;
-    facts.order = Order {
-        bytes: GIB / 2,
-        runs: Some(126_025),
-        extents: 126_025,
-        perfect: 1,
-    };
-    situation(facts, "sequential", "order")
+    situation(scattered(on), "sequential", "order")
 }
 
 fn sparse_raw(on: &str, _: FileSystem) -> Situation {

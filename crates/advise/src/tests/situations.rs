@@ -305,16 +305,7 @@ fn a_compressed_image_is_left_unless_it_is_written() {
 /// An image that was filled at random under the policy sparse, on XFS.
 #[test]
 fn a_fragmented_image_is_copied_where_it_is_read_in_order() {
-    let mut facts = facts("xfs");
-    facts.space.data_bytes = GIB / 2;
-    facts.space.used_bytes = GIB / 2;
-    facts.space.host_bytes = GIB / 2;
-    facts.order = Order {
-        bytes: GIB / 2,
-        runs: Some(126_025),
-        extents: 126_025,
-        perfect: 1,
-    };
+    let mut facts = scattered("xfs");
     let advice = advise(&facts, &under("sequential"));
     let answer = changed(&advice, "order");
     assert!(answer.commands[0].starts_with("cowslip convert -p -O qcow2 vm.qcow2 "));
