@@ -10,14 +10,10 @@ use serde_json::Value;
 
 use crate::support::mounted::Mounted;
 use crate::support::server::Server;
-use crate::support::{cowslip, eventually, outcome, run, scratch};
+use crate::support::{cowslip, eventually, outcome, run, scratch, succeeds};
 
 fn ours(dir: &Path, line: &str) -> Output {
     outcome(cowslip().current_dir(dir).args(line.split_whitespace()))
-}
-
-fn done(dir: &Path, line: &str) -> String {
-    run(cowslip().current_dir(dir).args(line.split_whitespace()))
 }
 
 /// Runs a command line of the advice in a shell whose `cowslip` is ours.
@@ -31,7 +27,7 @@ fn obey(dir: &Path, line: &str) {
 }
 
 fn advice(dir: &Path, words: &str) -> Value {
-    let text = done(dir, &format!("advise --json {words}"));
+    let text = succeeds(dir, &format!("advise --json {words}"));
     serde_json::from_str(&text).unwrap()
 }
 
@@ -60,13 +56,12 @@ fn io(dir: &Path, image: &str, lines: &[&str]) {
 
 #[test]
 fn an_overlay_is_made_afresh_with_subclusters_and_holds_the_same() {
-    let dir = scratch();
-    let dir = dir.path();
-    done(dir, "create -q -f qcow2 golden.qcow2 64M");
+    let dir = &scratch();
+    succeeds(dir, "create -q -f qcow2 golden.qcow2 64M");
     io(dir, "golden.qcow2", &["write -P 7 0 8M"]);
-    done(dir, "create -q -f qcow2 -b golden.qcow2 -F qcow2 vm.qcow2");
+    succeeds(dir, "create -q -f qcow2 -b golden.qcow2 -F qcow2 vm.qcow2");
     io(dir, "vm.qcow2", &["write -P 9 1M 64k"]);
-    done(dir, "convert -O raw vm.qcow2 before.raw");
+    succeeds(dir, "convert -O raw vm.qcow2 before.raw");
     let before = advice(dir, "--workload random-writes vm.qcow2");
     assert_eq!(before["verdict"], "change");
     let facts = &before["facts"];
@@ -87,26 +82,25 @@ fn an_overlay_is_made_afresh_with_subclusters_and_holds_the_same() {
     assert_eq!(after["verdict"], "leave it", "{after:#}");
     let same = ours(dir, "compare -f raw -F qcow2 before.raw vm.qcow2");
     assert!(same.status.success(), "{same:?}");
-    done(dir, "check -q vm.qcow2");
-    let text = done(dir, "advise --workload random-writes vm.qcow2");
+    succeeds(dir, "check -q vm.qcow2");
+    let text = succeeds(dir, "advise --workload random-writes vm.qcow2");
     assert!(text.contains("\nLeave it.\n"), "{text}");
 }
 
 #[test]
 fn a_chain_is_shortened_for_qemu_and_holds_the_same() {
-    let dir = scratch();
-    let dir = dir.path();
-    done(dir, "create -q -f qcow2 0.qcow2 16M");
+    let dir = &scratch();
+    succeeds(dir, "create -q -f qcow2 0.qcow2 16M");
     for at in 1..20 {
         let below = at - 1;
-        done(
+        succeeds(
             dir,
             &format!("create -q -f qcow2 -b {below}.qcow2 -F qcow2 {at}.qcow2"),
         );
         let write = format!("write -P {at} {}k 64k", at * 64);
         io(dir, &format!("{at}.qcow2"), &[&write]);
     }
-    done(dir, "convert -O raw 19.qcow2 before.raw");
+    succeeds(dir, "convert -O raw 19.qcow2 before.raw");
     let ours = advice(dir, "--workload read-mostly 19.qcow2");
     assert_eq!(on(&ours, "chain")["verdict"], "leave it");
     let theirs = advice(dir, "--workload read-mostly --engine qemu 19.qcow2");
@@ -116,14 +110,13 @@ fn a_chain_is_shortened_for_qemu_and_holds_the_same() {
     let after = advice(dir, "--workload read-mostly --engine qemu 19.qcow2");
     assert_eq!(after["facts"]["depth"], 2);
     let line = "compare -f raw -F qcow2 before.raw 19.qcow2";
-    done(dir, line);
+    succeeds(dir, line);
 }
 
 #[test]
 fn a_sparse_policy_and_an_allocation_do_what_they_say() {
-    let dir = scratch();
-    let dir = dir.path();
-    done(dir, "create -q -f qcow2 -o cluster_size=2M a.qcow2 64M");
+    let dir = &scratch();
+    succeeds(dir, "create -q -f qcow2 -o cluster_size=2M a.qcow2 64M");
     io(dir, "a.qcow2", &["write 0 32M", "discard 1M 64k"]);
     let answer = advice(dir, "--workload discards a.qcow2");
     for line in commands(on(&answer, "policy")) {
@@ -148,11 +141,10 @@ fn a_sparse_policy_and_an_allocation_do_what_they_say() {
 
 #[test]
 fn space_that_nothing_uses_comes_back_by_the_command_that_is_named() {
-    let dir = scratch();
-    let dir = dir.path();
-    done(dir, "create -q -f qcow2 a.qcow2 256M");
+    let dir = &scratch();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 256M");
     io(dir, "a.qcow2", &["write -P 3 0 160M"]);
-    done(dir, "snapshot -c s a.qcow2");
+    succeeds(dir, "snapshot -c s a.qcow2");
     let held = advice(dir, "--workload read-mostly a.qcow2");
     assert_eq!(held["facts"]["snapshots"], 1);
     assert_eq!(on(&held, "snapshots")["verdict"], "leave it");
@@ -161,9 +153,9 @@ fn space_that_nothing_uses_comes_back_by_the_command_that_is_named() {
     let other = held["facts"]["other-bytes"].as_u64().unwrap();
     // The snapshot's clusters, and what is allocated ahead.
     assert!((99 << 20..240 << 20).contains(&other), "{other}");
-    done(dir, "convert -O raw a.qcow2 before.raw");
+    succeeds(dir, "convert -O raw a.qcow2 before.raw");
     // Discarding without punching leaves clusters that nothing refers to.
-    done(dir, "snapshot -d s a.qcow2");
+    succeeds(dir, "snapshot -d s a.qcow2");
     let answer = advice(dir, "--workload read-mostly a.qcow2");
     let dead = answer["facts"]["other-bytes"].as_u64().unwrap();
     let space = on(&answer, "space");
@@ -176,7 +168,7 @@ fn space_that_nothing_uses_comes_back_by_the_command_that_is_named() {
     }
     let after = advice(dir, "--workload read-mostly a.qcow2");
     assert_eq!(on(&after, "space")["verdict"], "leave it", "{after:#}");
-    done(dir, "compare -f raw -F qcow2 before.raw a.qcow2");
+    succeeds(dir, "compare -f raw -F qcow2 before.raw a.qcow2");
 }
 
 #[test]
@@ -185,13 +177,13 @@ fn a_fragmented_image_on_xfs_is_found_and_put_in_order() {
         return;
     };
     let dir = mounted.at.as_path();
-    done(
+    succeeds(
         dir,
         "create -q -f qcow2 -o alloc_policy=sparse,cluster_size=4k a.qcow2 128M",
     );
     // In an order that is not the guest's: a step that is coprime to the disk.
     let line = "bench -w --pattern 7 -c 24000 -d 32 -s 4096 -S 53252096 -t none a.qcow2";
-    done(dir, line);
+    succeeds(dir, line);
     let answer = advice(dir, "--workload sequential a.qcow2");
     let facts = &answer["facts"];
     assert_eq!(facts["file-system"], "xfs");
@@ -214,11 +206,10 @@ fn a_fragmented_image_on_xfs_is_found_and_put_in_order() {
 
 #[test]
 fn a_compressed_image_and_a_raw_file_are_left() {
-    let dir = scratch();
-    let dir = dir.path();
-    done(dir, "create -q -f qcow2 a.qcow2 64M");
+    let dir = &scratch();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
     io(dir, "a.qcow2", &["write -P 3 0 32M"]);
-    done(dir, "convert -c -O qcow2 a.qcow2 c.qcow2");
+    succeeds(dir, "convert -c -O qcow2 a.qcow2 c.qcow2");
     let answer = advice(dir, "--workload read-mostly c.qcow2");
     assert_eq!(answer["facts"]["compressed-bytes"], 32 << 20);
     assert_eq!(on(&answer, "compression")["verdict"], "leave it");
@@ -227,7 +218,7 @@ fn a_compressed_image_and_a_raw_file_are_left() {
     for line in commands(on(&answer, "compression")) {
         obey(dir, &line);
     }
-    done(dir, "compare c.qcow2 c.disk.qcow2");
+    succeeds(dir, "compare c.qcow2 c.disk.qcow2");
     std::fs::write(dir.join("disk.raw"), vec![5; 8 << 20]).unwrap();
     let answer = advice(dir, "-f raw --workload mixed disk.raw");
     assert_eq!(answer["verdict"], "leave it", "{answer:#}");
@@ -236,12 +227,11 @@ fn a_compressed_image_and_a_raw_file_are_left() {
 
 #[test]
 fn a_directory_is_looked_at_image_by_image() {
-    let dir = scratch();
-    let dir = dir.path();
-    done(dir, "create -q -f qcow2 golden.qcow2 16M");
+    let dir = &scratch();
+    succeeds(dir, "create -q -f qcow2 golden.qcow2 16M");
     for name in ["a", "b", "c"] {
         let line = format!("create -q -f qcow2 -b golden.qcow2 -F qcow2 {name}.qcow2");
-        done(dir, &line);
+        succeeds(dir, &line);
     }
     std::fs::write(dir.join("notes.txt"), "no image").unwrap();
     std::fs::write(dir.join("disk.raw"), vec![1; 1 << 20]).unwrap();
@@ -256,7 +246,7 @@ fn a_directory_is_looked_at_image_by_image() {
     assert_eq!(names, expected);
     assert_eq!(images[0]["facts"]["siblings"], 2);
     assert_eq!(images[4]["facts"]["siblings"], 0);
-    let text = done(dir, "advise .");
+    let text = succeeds(dir, "advise .");
     assert_eq!(text.matches("\nworkload: ").count(), 5, "{text}");
     // One that cannot be read does not hide the others.
     std::fs::write(dir.join("x.qcow2"), b"QFI\xfb and nothing more").unwrap();
@@ -271,11 +261,10 @@ fn a_directory_is_looked_at_image_by_image() {
 
 #[test]
 fn a_trace_of_a_server_is_a_workload() {
-    let dir = scratch();
-    let dir = dir.path();
-    done(dir, "create -q -f qcow2 golden.qcow2 64M");
+    let dir = &scratch();
+    succeeds(dir, "create -q -f qcow2 golden.qcow2 64M");
     io(dir, "golden.qcow2", &["write -P 7 0 32M"]);
-    done(dir, "create -q -f qcow2 -b golden.qcow2 -F qcow2 vm.qcow2");
+    succeeds(dir, "create -q -f qcow2 -b golden.qcow2 -F qcow2 vm.qcow2");
     let socket = dir.join("socket");
     let mut command = cowslip();
     command.current_dir(dir).args(["serve", "--record", "t"]);
@@ -305,12 +294,12 @@ fn a_trace_of_a_server_is_a_workload() {
 #[test]
 fn the_model_is_shown_beside_its_measurements() {
     let dir = scratch();
-    let text = done(dir.path(), "advise --check");
+    let text = succeeds(dir.path(), "advise --check");
     assert!(
         text.contains("first-writes") && text.contains("<- wrong"),
         "{text}"
     );
-    let json: Value = serde_json::from_str(&done(dir.path(), "advise --check --json")).unwrap();
+    let json: Value = serde_json::from_str(&succeeds(dir.path(), "advise --check --json")).unwrap();
     assert!(json["measurements"].as_array().unwrap().len() > 100);
     assert!(json["typical-factor"].as_f64().unwrap() < 1.3);
     assert!(text.contains("answers are confirmed"), "{text}");
@@ -324,7 +313,7 @@ fn the_model_is_shown_beside_its_measurements() {
     let rows = [row("cowslip", 3000), row("raw sparse", 10_000)];
     let results = serde_json::json!({ "conditions": {}, "rows": rows }).to_string();
     std::fs::write(dir.path().join("b.json"), results).unwrap();
-    let text = done(dir.path(), "advise --check b.json");
+    let text = succeeds(dir.path(), "advise --check b.json");
     assert!(
         text.contains("64K, backed") && text.contains("0.300"),
         "{text}"
@@ -333,9 +322,8 @@ fn the_model_is_shown_beside_its_measurements() {
 
 #[test]
 fn bad_input_is_one_line_that_names_it() {
-    let dir = scratch();
-    let dir = dir.path();
-    done(dir, "create -q -f qcow2 a.qcow2 1M");
+    let dir = &scratch();
+    succeeds(dir, "create -q -f qcow2 a.qcow2 1M");
     std::fs::write(dir.join("junk"), "no trace").unwrap();
     std::fs::write(dir.join("cut"), b"cowtrace").unwrap();
     for (words, expected) in [

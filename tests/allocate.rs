@@ -7,7 +7,7 @@ use std::path::Path;
 
 use self::battery::{Battery, complaint};
 use crate::support::mounted::Mounted;
-use crate::support::{cowslip, outcome, program, run, scratch};
+use crate::support::{cowslip, outcome, program, run, scratch, succeeds};
 
 mod battery;
 mod layout;
@@ -33,18 +33,14 @@ fn without_call(mounted: Option<Mounted>, run: impl Fn(&Battery<'_>)) {
 
 #[test]
 fn on_ext2() {
-    let format = ["mkfs.ext2", "-q", "-b", "4096"];
-    without_call(Mounted::of_size(&format, 96 << 20), |battery| {
-        battery.run_some()
-    });
+    let mounted = Mounted::of_size(&["mkfs.ext2", "-q", "-b", "4096"], 96 << 20);
+    without_call(mounted, |battery| battery.run_some());
 }
 
 #[test]
 fn on_ext3_with_small_blocks() {
-    let format = ["mkfs.ext3", "-q", "-b", "1024"];
-    without_call(Mounted::of_size(&format, 96 << 20), |battery| {
-        battery.run_all()
-    });
+    let mounted = Mounted::of_size(&["mkfs.ext3", "-q", "-b", "1024"], 96 << 20);
+    without_call(mounted, |battery| battery.run_all());
 }
 
 #[test]
@@ -54,10 +50,8 @@ fn on_ext4() {
 
 #[test]
 fn on_ext4_without_extents() {
-    let format = ["mkfs.ext4", "-q", "-O", "^extent,^64bit"];
-    without_call(Mounted::of_size(&format, 96 << 20), |battery| {
-        battery.run_some()
-    });
+    let mounted = Mounted::of_size(&["mkfs.ext4", "-q", "-O", "^extent,^64bit"], 96 << 20);
+    without_call(mounted, |battery| battery.run_some());
 }
 
 #[test]
@@ -106,9 +100,7 @@ fn compressing_file_systems_are_told_of() {
     run(std::process::Command::new("mount")
         .args(["-o", "remount,compress-force=zstd"])
         .arg(&mounted.at));
-    let said = run(cowslip()
-        .current_dir(&mounted.at)
-        .args(["allocate", "--size", "16M", "x"]));
+    let said = succeeds(&mounted.at, "allocate --size 16M x");
     assert!(said.contains("by fallocate"), "{said}");
     assert!(said.contains("Note: the file system compresses"), "{said}");
     // A file that was never allocated so is what the note is about.
@@ -119,8 +111,7 @@ fn compressing_file_systems_are_told_of() {
 
 #[test]
 fn what_others_write_meanwhile_survives_an_interruption() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     others::alone_it_is_cut(dir);
     others::what_is_appended_beyond_an_end_that_stays_is_kept(dir);
     others::what_is_appended_to_an_end_that_moves_is_kept(dir);
@@ -137,8 +128,7 @@ fn refused(dir: &Path, line: &str) -> String {
 
 #[test]
 fn bad_requests_get_one_line_and_leave_no_file() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     std::fs::write(dir.join("long"), [1; 5000]).unwrap();
     std::fs::create_dir(dir.join("directory")).unwrap();
     for (line, why) in [

@@ -30,7 +30,7 @@ fn overlay(dir: &Path, name: &str, backing: &str) {
     ));
 }
 
-fn tree() -> tempfile::TempDir {
+fn tree() -> crate::support::Scratch {
     let dir = scratch();
     fs::create_dir_all(dir.path().join("in/sub")).unwrap();
     for name in ["secret", "in/base", "in/sub/base"] {
@@ -50,8 +50,7 @@ const OPENING: [&str; 4] = [
 
 #[test]
 fn every_command_keeps_to_the_policy() {
-    let dir = tree();
-    let dir = dir.path();
+    let dir = &tree();
     let forbidden = |line: &str, policy: &str| {
         let (code, text) = verdict(dir, &line.replace("POLICY", policy));
         let refusal = format!("the backing policy '{policy}' forbids that");
@@ -109,8 +108,7 @@ fn every_command_keeps_to_the_policy() {
 
 #[test]
 fn names_with_protocols_are_refused() {
-    let dir = tree();
-    let dir = dir.path();
+    let dir = &tree();
     for name in ["http://host/x", "fd:0"] {
         overlay(dir, "a.qcow2", name);
         for line in OPENING {
@@ -124,8 +122,7 @@ fn names_with_protocols_are_refused() {
 
 #[test]
 fn descriptions_are_followed_under_the_policy_any_alone() {
-    let dir = tree();
-    let dir = dir.path();
+    let dir = &tree();
     for (name, why) in [
         ("nbd:unix:in/nobody", "Failed to connect to 'in/nobody'"),
         ("json:{\"driver\":\"file\"}", "must be specified"),
@@ -152,8 +149,7 @@ fn descriptions_are_followed_under_the_policy_any_alone() {
 
 #[test]
 fn images_below_images_are_held_to_it_each_by_its_own_directory() {
-    let dir = tree();
-    let dir = dir.path();
+    let dir = &tree();
     // in/a.qcow2 on in/sub/mid.qcow2, which names a file beside the first: not beside itself.
     overlay(dir, "sub/mid.qcow2", "../base");
     run(&mut words(
@@ -173,8 +169,7 @@ fn images_below_images_are_held_to_it_each_by_its_own_directory() {
 
 #[test]
 fn data_files_are_held_to_it() {
-    let dir = tree();
-    let dir = dir.path();
+    let dir = &tree();
     for (name, same_directory) in [("../data", 1), ("data", 0)] {
         run(&mut words(
             dir,
@@ -193,8 +188,7 @@ fn data_files_are_held_to_it() {
 
 #[test]
 fn a_file_has_one_use_in_a_chain() {
-    let dir = tree();
-    let dir = dir.path();
+    let dir = &tree();
     let refused = |line: &str, why: &str| {
         let (code, text) = verdict(dir, line);
         assert!(

@@ -6,7 +6,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::{
+    cowslip, create_image, outcome, peers_are_installed, qemu_img, run, scratch, scratch_beside,
+};
 
 /// Command lines of `bench`; words are cut at blanks.
 const LINES: &str = "
@@ -105,10 +107,9 @@ fn bench(mut command: Command, dir: &Path, line: &str) -> String {
 
 #[test]
 fn bench_says_what_qemu_img_does() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     qemu_img(
         &["create", "-q", "-f", "qcow2"],
         &[&dir.path().join("a.qcow2"), Path::new("16M")],
@@ -145,10 +146,7 @@ fn bench_says_what_qemu_img_does() {
 fn the_figures_are_told_in_json_and_the_bytes_are_there() {
     let dir = scratch();
     let image = dir.path().join("a.qcow2");
-    run(cowslip()
-        .args(["create", "-q", "-f", "qcow2"])
-        .arg(&image)
-        .arg("4M"));
+    create_image(&image, "4M");
     // 1024 blocks at a step that is coprime to them: each once.
     let report = run(cowslip()
         .args("bench --json -w -c 1024 -d 8 -S 1568768 --pattern 7".split(' '))
@@ -525,10 +523,7 @@ fn process_one_of_a_guest_is_nothing_for_a_host() {
 fn flushes_are_told_with_what_is_before_them() {
     let dir = scratch();
     let image = dir.path().join("a.qcow2");
-    run(cowslip()
-        .args(["create", "-q", "-f", "qcow2"])
-        .arg(&image)
-        .arg("1M"));
+    create_image(&image, "1M");
     let report = run(cowslip()
         .args("bench -w -c 96 -d 8 --flush-interval 32 --tell-flushes".split(' '))
         .arg(&image));

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::golden::{self, words};
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch, scratch_beside};
 use serde_json::Value;
 
 /// Command lines of `bitmap`, run one after the other on the same files; those that begin with `io`
@@ -390,10 +390,9 @@ fn bitmaps_are_kept_up_to_date_by_either_program() {
 /// Operations that change nothing a guest can see leave a bitmap clean.
 #[test]
 fn zeroes_and_discards_of_nothing_leave_a_bitmap_clean() {
-    if !peers_are_installed(&["qemu-img", "qemu-nbd", "nbdinfo"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-nbd", "nbdinfo"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     ours(dir.path(), "create -q -f qcow2 x 8M");
     ours(dir.path(), "bitmap --add x b");
     for line in ["io write -z -u 1M 1M x", "io discard 4M 1M x"] {

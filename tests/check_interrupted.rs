@@ -109,8 +109,7 @@ fn interrupted_after(said_bytes: usize, directory: &Path) -> Output {
 
 #[test]
 fn an_interrupted_repair_says_so_and_can_be_run_again() {
-    let directory = scratch();
-    let directory = directory.path();
+    let directory = &scratch();
     let image = directory.join("a.qcow2");
     let broken = broken_image(directory);
     fs::write(&image, &broken).unwrap();

@@ -29,8 +29,7 @@ fn write(dir: &Path, command: &str, image: &str) {
 
 #[test]
 fn what_has_changed_since_a_checkpoint_is_in_it_and_those_behind_it() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     for image in ["a", "b"] {
         ours(dir, &format!("create -q -f qcow2 {image}.qcow2 8M"));
     }
@@ -80,8 +79,7 @@ fn what_has_changed_since_a_checkpoint_is_in_it_and_those_behind_it() {
 
 #[test]
 fn checkpoints_that_cannot_be_are_in_no_image() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     for image in ["a", "b"] {
         ours(dir, &format!("create -q -f qcow2 {image}.qcow2 1M"));
     }
@@ -124,8 +122,7 @@ fn checkpoints_that_cannot_be_are_in_no_image() {
 /// which has it.
 #[test]
 fn a_checkpoint_that_only_some_images_have_is_named() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let mut named = 0;
     for flushes in 0..6 {
         for image in ["a", "b"] {
@@ -176,8 +173,7 @@ fn lose(path: &Path, checkpoint: &str) {
 /// Whatever becomes of a checkpoint, those before it do not seem to know what it has noted.
 #[test]
 fn changes_that_nothing_has_noted_are_missed_by_no_backup() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let image = dir.join("a.qcow2");
     let begin = || {
         ours(dir, "create -q -f qcow2 a.qcow2 8M");

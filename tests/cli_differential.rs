@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 mod aliases;
 mod cast;
@@ -21,8 +21,10 @@ mod served;
 
 use crate::support::judge::{Layout, comparable};
 use crate::support::mounted::Mounted;
-use crate::support::twins::{Twin, Verdict, compare_files, copy_all, qemu_img};
-use crate::support::{golden, number_from_environment, peers_are_installed, run, scratch};
+use crate::support::twins::{Twin, Verdict, compare_files, qemu_img, twins};
+use crate::support::{
+    golden, number_from_environment, peers_are_installed, run, scratch, scratch_beside,
+};
 use cast::Cast;
 use lines::Lines;
 
@@ -36,15 +38,7 @@ const LINES: u64 = 4;
 const CASES_OF_A_CAST: u64 = 8;
 
 fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
-    let twin = |name: &str, program| {
-        let directory = directory.join(name);
-        copy_all(&cast.directory, &directory);
-        Twin { directory, program }
-    };
-    let (theirs, ours) = (
-        twin("theirs", qemu_img as fn() -> Command),
-        twin("ours", golden::ours),
-    );
+    let (theirs, ours) = twins(&cast.directory, directory, [qemu_img, golden::ours]);
     let mut generator = Lines::new(seed);
     let mut layout = Layout::Equal;
     let mut log = String::new();
@@ -94,7 +88,7 @@ type Check = fn(u64, &Cast, &Path) -> Verdict;
 
 /// Where the files of some cases are.
 enum Place {
-    Scratch(tempfile::TempDir),
+    Scratch(crate::support::Scratch),
     Mounted(Mounted),
 }
 
@@ -223,27 +217,32 @@ bench -t foo -c x
 
 #[test]
 fn lines_that_once_differed_differ_no_more() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(directory) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let directory = scratch();
-    let cast = Cast::make(directory.path().join("cast"), 0);
-    let twin = |name: &str, program| {
-        let directory = directory.path().join(name);
-        copy_all(&cast.directory, &directory);
-        Twin { directory, program }
     };
-    let (theirs, ours) = (
-        twin("theirs", qemu_img as fn() -> Command),
-        twin("ours", golden::ours),
-    );
-    let mut failures = String::new();
-    for line in golden::lines(MENDED) {
-        let words: Vec<String> = golden::words(line)
+    let cast = Cast::make(directory.path().join("cast"), 0);
+    let twins = twins(&cast.directory, directory.path(), [qemu_img, golden::ours]);
+    let words = |line| {
+        golden::words(line)
             .into_iter()
             .map(str::to_string)
-            .collect();
-        let said = |twin: &Twin| comparable(&twin.run(&words), Layout::Free);
+            .collect()
+    };
+    expect_equal(MENDED, twins, words, comparable);
+}
+
+/// Runs lines one after the other on the files of both programs, and fails with all that do not do
+/// the same.
+fn expect_equal(
+    lines: &'static str,
+    (theirs, ours): (Twin, Twin),
+    words: fn(&'static str) -> Vec<String>,
+    normalized: fn(&Output, Layout) -> String,
+) {
+    let mut failures = String::new();
+    for line in golden::lines(lines) {
+        let words = words(line);
+        let said = |twin: &Twin| normalized(&twin.run(&words), Layout::Free);
         let (expected, got) = (said(&theirs), said(&ours));
         if expected != got {
             failures += &format!("{line}\n--- expected\n{expected}\n--- actual\n{got}\n");
@@ -259,10 +258,9 @@ fn lines_that_once_differed_differ_no_more() {
 /// shows afterwards.
 #[test]
 fn a_compressed_rebase_keeps_the_disk() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(directory) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let directory = scratch();
+    };
     let qemu = |program: &str, line: &[&str]| {
         run(Command::new(program).current_dir(&directory).args(line));
     };

@@ -6,14 +6,10 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::support::mounted::Mounted;
-use crate::support::{cowslip, outcome, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch, succeeds};
 
 fn ours(dir: &Path, line: &str) -> Output {
     outcome(cowslip().current_dir(dir).args(line.split_whitespace()))
-}
-
-fn succeeds(dir: &Path, line: &str) -> String {
-    run(cowslip().current_dir(dir).args(line.split_whitespace()))
 }
 
 fn complaint(output: &Output) -> String {
@@ -125,8 +121,7 @@ fn elsewhere_an_overlay_is_offered_or_the_file_copied() {
 
 #[test]
 fn a_file_that_exists_is_kept_unless_it_is_to_be_overwritten() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     succeeds(dir, "create -q -f qcow2 golden.qcow2 1M");
     succeeds(dir, "clone --copy golden.qcow2 vm2.qcow2");
     io(dir, "write -P 7 0 64k", "vm2.qcow2");
@@ -156,8 +151,7 @@ fn a_file_that_exists_is_kept_unless_it_is_to_be_overwritten() {
 
 #[test]
 fn what_is_damaged_or_in_use_is_not_cloned() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     succeeds(dir, "create -q -f qcow2 a.qcow2 1M");
     let sound = std::fs::read(dir.join("a.qcow2")).unwrap();
     for (bit, why) in [(1, "not closed cleanly"), (2, "corrupt")] {

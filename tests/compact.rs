@@ -17,15 +17,12 @@ use serde_json::Value;
 
 use crate::support::mounted::Mounted;
 use crate::support::{
-    cowslip, number_from_environment, outcome, peers_are_installed, run, scratch, wait_for_lock,
+    cowslip, number_from_environment, outcome, peers_are_installed, run, scratch, scratch_beside,
+    succeeds, wait_for_lock,
 };
 
 fn ours(dir: &Path, line: &str) -> Output {
     outcome(cowslip().current_dir(dir).args(line.split_whitespace()))
-}
-
-fn succeeds(dir: &Path, line: &str) -> String {
-    run(cowslip().current_dir(dir).args(line.split_whitespace()))
 }
 
 fn qemu(dir: &Path, program: &str, line: &str) -> String {
@@ -42,6 +39,15 @@ fn qemu_io(dir: &Path, image: &str, commands: &[String]) {
         command.args(["-c", line]);
     }
     run(command.arg(image));
+}
+
+/// A file system of this size, if there can be one, and QEMU's programs.
+fn small_file_system(bytes: u64) -> Option<Mounted> {
+    let is_possible = peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]);
+    let format = ["mkfs.ext4", "-q", "-m", "0"];
+    is_possible
+        .then(|| Mounted::of_size(&format, bytes))
+        .flatten()
 }
 
 fn json(text: &str) -> Value {
@@ -84,8 +90,7 @@ fn dead_space_comes_back_and_every_byte_stays() {
         "cluster_size=32k,refcount_bits=1",
         "cluster_size=64k,refcount_bits=64,lazy_refcounts=on",
     ] {
-        let holder = scratch();
-        let dir = holder.path();
+        let dir = &scratch();
         succeeds(dir, &format!("create -q -f qcow2 -o {options} a.qcow2 64M"));
         // Snapshots need wider counts.
         match options.ends_with("refcount_bits=1") {
@@ -121,11 +126,9 @@ fn dead_space_comes_back_and_every_byte_stays() {
 
 #[test]
 fn snapshots_bitmaps_and_layers_below_stay() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let holder = scratch();
-    let dir = holder.path();
+    };
     succeeds(dir, "create -q -f qcow2 base.qcow2 48M");
     qemu_io(dir, "base.qcow2", &["write -P 99 20M 20M".to_string()]);
     succeeds(dir, "create -q -f qcow2 -b base.qcow2 -F qcow2 a.qcow2");
@@ -150,8 +153,7 @@ fn snapshots_bitmaps_and_layers_below_stay() {
 
 #[test]
 fn lines_that_ask_for_what_cannot_be_are_refused() {
-    let holder = scratch();
-    let dir = holder.path();
+    let dir = &scratch();
     succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
     succeeds(dir, "create -q -f raw a.raw 1M");
     let before = std::fs::read(dir.join("a.qcow2")).unwrap();
@@ -174,11 +176,9 @@ fn lines_that_ask_for_what_cannot_be_are_refused() {
 
 #[test]
 fn space_that_was_never_written_stays_a_hole() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let holder = scratch();
-    let dir = holder.path();
+    };
     succeeds(
         dir,
         "create -q -f qcow2 -o preallocation=metadata a.qcow2 32M",
@@ -310,8 +310,7 @@ fn clusters_that_need_no_space_lose_it() {
         ));
         assert_eq!(again["redundant-bytes"], 0, "{options}");
     }
-    let holder = scratch();
-    let dir = holder.path();
+    let dir = &scratch();
     succeeds(dir, "create -q -f qcow2 a.qcow2 1M");
     let refused = ours(dir, "compact --dedupe-backing a.qcow2");
     let said = String::from_utf8_lossy(&refused.stderr);
@@ -395,8 +394,7 @@ fn a_disk_that_was_written_at_random_gets_the_guests_order() {
         "cluster_size=4k",
         "cluster_size=64k,extended_l2=on",
     ] {
-        let holder = scratch();
-        let dir = holder.path();
+        let dir = &scratch();
         succeeds(dir, &format!("create -q -f qcow2 -o {options} a.qcow2 32M"));
         scatter(dir, "a.qcow2", 16);
         let changes = ["discard 5M 1M", "write -c 20M 64k"].map(String::from);
@@ -413,11 +411,9 @@ fn a_disk_that_was_written_at_random_gets_the_guests_order() {
 
 #[test]
 fn an_encrypted_disk_gets_the_guests_order() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let holder = scratch();
-    let dir = holder.path();
+    };
     let object = "--object secret,id=s,data=swordfish";
     let options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
     let line = format!("create -q {object} -f qcow2 -o {options} a.qcow2 32M");
@@ -435,8 +431,7 @@ fn an_encrypted_disk_gets_the_guests_order() {
 
 #[test]
 fn a_disk_in_a_data_file_keeps_its_places() {
-    let holder = scratch();
-    let dir = holder.path();
+    let dir = &scratch();
     for raw in ["on", "off"] {
         let options = format!("data_file=d.{raw},data_file_raw={raw}");
         succeeds(dir, &format!("create -q -f qcow2 -o {options} a.qcow2 1M"));
@@ -453,11 +448,9 @@ fn a_disk_in_a_data_file_keeps_its_places() {
 /// something, and ends in order.
 #[test]
 fn a_server_compacts_the_file_that_nobody_uses() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let holder = scratch();
-    let dir = holder.path();
+    };
     succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
     age(dir, "a.qcow2", 24);
     qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
@@ -534,10 +527,7 @@ fn a_full_file_system_gets_its_space_back() {
 /// them comes back first.
 #[test]
 fn without_one_free_block_it_goes_on_with_what_comes_back() {
-    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q", "-m", "0"], 96 << 20) else {
+    let Some(mounted) = small_file_system(96 << 20) else {
         return;
     };
     let dir = mounted.at.as_path();
@@ -605,11 +595,9 @@ fn a_disk_is_shrunk_on_a_full_file_system() {
 
 #[test]
 fn killed_and_interrupted_compactions_lose_nothing() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let holder = scratch();
-    let dir = holder.path();
+    };
     succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
     age(dir, "a.qcow2", 32);
     let was = length(dir, "a.qcow2");
@@ -623,11 +611,9 @@ fn killed_and_interrupted_compactions_lose_nothing() {
 
 #[test]
 fn killed_and_interrupted_defragmentations_lose_nothing() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let holder = scratch();
-    let dir = holder.path();
+    };
     succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
     scatter(dir, "a.qcow2", 24);
     // For what is in the way, and as leaks after each that is killed.

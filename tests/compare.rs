@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::golden::{self, words};
-use crate::support::{peers_are_installed, run, scratch};
+use crate::support::{run, scratch_beside};
 
 /// Pairs of disks: formats and names.
 const PAIRS: &str = "
@@ -89,10 +89,9 @@ fn prepare(dir: &Path) {
 }
 
 fn compare_all(lines: impl Iterator<Item = String>) {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     prepare(dir.path());
     let differences = lines.map(|line| {
         let line = [&["compare"][..], &words(&line)].concat();

@@ -13,7 +13,10 @@ use std::process::{Child, Command, Stdio};
 
 use crate::support::golden::{self, copy_files, mapped, said, words};
 use crate::support::rng::Rng;
-use crate::support::{cowslip, eventually, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::{
+    cowslip, eventually, outcome, peers_are_installed, qemu_img, run, scratch, scratch_beside,
+    succeeds,
+};
 
 /// Command lines of `convert`, run one after the other on the same files.
 const LINES: &str = "
@@ -270,11 +273,9 @@ fn info(dir: &Path, name: &str) -> serde_json::Value {
 
 #[test]
 fn what_convert_makes_is_what_qemu_img_makes() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     prepare(dir);
     for (source, line) in MADE {
         let format = if line.contains("-O raw") {
@@ -353,43 +354,27 @@ fn what_convert_makes_is_what_qemu_img_makes() {
 
 #[test]
 fn existing_targets_are_written_in_place() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     prepare(dir);
-    // The target, how it is made, and what is asked.
+    let upper_layer = "-n -B chain3.qcow2 -O qcow2 chain4.qcow2";
+    // The target's format, words of its creation, and what is asked.
     let cases = [
-        ("raw", "create -q -f raw T 5M", "-n -O raw a.raw"),
-        ("raw", "create -q -f raw T 8M", "-n -O raw a.raw"),
-        ("qcow2", "create -q -f qcow2 T 5M", "-n -O qcow2 a.raw"),
-        (
-            "qcow2",
-            "create -q -f qcow2 T 5M",
-            "-n --target-is-zero -O qcow2 a.raw",
-        ),
-        ("qcow2", "create -q -f qcow2 T 5M", "-n -S 0 -O qcow2 a.raw"),
-        (
-            "qcow2",
-            "create -q -f qcow2 -b big.qcow2 -F qcow2 T 5M",
-            "-n -O qcow2 a.raw",
-        ),
-        (
-            "qcow2",
-            "create -q -f qcow2 -b chain3.qcow2 -F qcow2 T 4M",
-            "-n -B chain3.qcow2 -O qcow2 chain4.qcow2",
-        ),
-        (
-            "qcow2",
-            "create -q -f qcow2 -o extended_l2=on T 5M",
-            "-n -c -O qcow2 a.raw",
-        ),
+        ("raw", "T 5M", "-n -O raw a.raw"),
+        ("raw", "T 8M", "-n -O raw a.raw"),
+        ("qcow2", "T 5M", "-n -O qcow2 a.raw"),
+        ("qcow2", "T 5M", "-n --target-is-zero -O qcow2 a.raw"),
+        ("qcow2", "T 5M", "-n -S 0 -O qcow2 a.raw"),
+        ("qcow2", "-b big.qcow2 -F qcow2 T 5M", "-n -O qcow2 a.raw"),
+        ("qcow2", "-b chain3.qcow2 -F qcow2 T 4M", upper_layer),
+        ("qcow2", "-o extended_l2=on T 5M", "-n -c -O qcow2 a.raw"),
     ];
     for (format, create, line) in cases {
         let source = words(line).last().copied().unwrap();
         for (target, program) in [("ours", cowslip()), ("theirs", Command::new("qemu-img"))] {
-            let create = create.replace(" T ", &format!(" {target} "));
+            let create =
+                format!("create -q -f {format} {create}").replace(" T ", &format!(" {target} "));
             run(Command::new("qemu-img")
                 .current_dir(dir)
                 .args(words(&create)));
@@ -425,10 +410,9 @@ fn existing_targets_are_written_in_place() {
 
 #[test]
 fn several_sources_are_joined_sector_by_sector() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     prepare(dir.path());
     for format in ["raw", "qcow2"] {
         for (program, target) in [(cowslip(), "ours"), (Command::new("qemu-img"), "theirs")] {
@@ -447,10 +431,9 @@ fn several_sources_are_joined_sector_by_sector() {
 
 #[test]
 fn a_huge_sparse_disk_is_converted_in_no_time_and_no_space() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let file = std::fs::File::create(dir.path().join("a.raw")).unwrap();
     file.set_len(1 << 40).unwrap();
     for part in 0..16 {
@@ -478,11 +461,9 @@ fn garble(dir: &Path, name: &str) {
 
 #[test]
 fn what_cannot_be_read_is_salvaged_or_told() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     // Noise of five bits a byte: it packs to about two thirds, so all clusters are compressed.
     let mut rng = Rng::new(1);
     let noise: Vec<u8> = (0..1 << 20).map(|_| rng.below(32) as u8).collect();
@@ -547,8 +528,7 @@ fn copying(dir: &Path, line: &str) -> Child {
 
 #[test]
 fn interrupted_conversions_leave_no_half_image() {
-    let dir = scratch();
-    let path = dir.path();
+    let path = &scratch();
     let mut rng = Rng::new(1);
     let noise: Vec<u8> = (0..4 << 20).map(|_| rng.below(256) as u8).collect();
     std::fs::write(path.join("a.raw"), noise).unwrap();
@@ -580,8 +560,7 @@ fn interrupted_conversions_leave_no_half_image() {
 /// A killed program cannot remove its target: no program takes it for an image.
 #[test]
 fn targets_of_killed_programs_are_refused_until_they_are_made_again() {
-    let dir = scratch();
-    let path = dir.path();
+    let path = &scratch();
     let mut rng = Rng::new(1);
     let noise: Vec<u8> = (0..4 << 20).map(|_| rng.below(256) as u8).collect();
     std::fs::write(path.join("a.raw"), noise).unwrap();
@@ -616,10 +595,8 @@ fn targets_of_killed_programs_are_refused_until_they_are_made_again() {
             };
             assert!(printed.contains(words), "{line}: {printed}");
         }
-        run(cowslip()
-            .current_dir(path)
-            .args(words("convert -O qcow2 a.raw b")));
-        run(cowslip().current_dir(path).args(words("compare a.raw b")));
+        succeeds(path, "convert -O qcow2 a.raw b");
+        succeeds(path, "compare a.raw b");
         std::fs::remove_file(path.join("b")).unwrap();
     }
 }
@@ -673,10 +650,8 @@ fn what_is_converted_lies_in_the_order_of_the_guest() {
     std::fs::write(dir.path().join("a.raw"), block.repeat(48)).unwrap();
     for options in ["", "-S 0", "-m 16"] {
         let line = format!("convert {options} -f raw -O qcow2 a.raw a.qcow2");
-        run(cowslip().current_dir(&dir).args(words(&line)));
-        let map = run(cowslip()
-            .current_dir(&dir)
-            .args(words("map --output=json a.qcow2")));
+        succeeds(&dir, &line);
+        let map = succeeds(&dir, "map --output=json a.qcow2");
         let map: serde_json::Value = serde_json::from_str(&map).unwrap();
         let extents = map.as_array().unwrap();
         assert_eq!(extents.len(), 1, "{options}: {map:#}");
@@ -687,10 +662,9 @@ fn what_is_converted_lies_in_the_order_of_the_guest() {
 /// ends before, it reads as zeroes, and so must the copy.
 #[test]
 fn a_copy_on_a_backing_file_reads_as_its_source() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let peer = |program: &str, words: &[&str]| {
         run(Command::new(program).current_dir(&dir).args(words));
     };

@@ -9,7 +9,8 @@ use std::process::Command;
 
 use crate::support::golden::{self, said, words};
 use crate::support::{
-    cowslip, outcome, peers_are_installed, program, qemu_img, run, scratch, twins,
+    cowslip, outcome, peer_succeeds, peers_are_installed, program, qemu_img, run, scratch,
+    scratch_beside, succeeds, twins,
 };
 use serde_json::json;
 
@@ -244,10 +245,9 @@ fn create_says_and_makes_what_qemu_img_does() {
 
 #[test]
 fn info_says_what_qemu_img_says() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     prepare(dir.path());
     let mut failures = String::new();
     for line in INFO.lines().filter(|line| !line.is_empty()) {
@@ -293,18 +293,10 @@ fn with_features(image: &[u8], bits: u64, names: &[(u8, u8, &[u8])]) -> Vec<u8> 
 
 #[test]
 fn features_that_are_not_known_are_named_as_by_qemu_img() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
-    run(Command::new("qemu-img").current_dir(&dir).args([
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "new.qcow2",
-        "1M",
-    ]));
+    };
+    peer_succeeds(&dir, "qemu-img create -q -f qcow2 new.qcow2 1M");
     let image = std::fs::read(dir.path().join("new.qcow2")).unwrap();
     let long = [b'n'; 46];
     let tables: [&[(u8, u8, &[u8])]; 7] = [
@@ -337,20 +329,14 @@ fn features_that_are_not_known_are_named_as_by_qemu_img() {
 #[test]
 fn what_was_made_is_described_in_json() {
     let dir = scratch();
-    let made = run(cowslip()
-        .current_dir(dir.path())
-        .args(["create", "--json", "-f", "qcow2", "x", "1M"]));
+    let made = succeeds(dir.path(), "create --json -f qcow2 x 1M");
     let made: serde_json::Value = serde_json::from_str(&made).unwrap();
     assert_eq!(made["options"]["size"], "1048576");
-    let info = run(cowslip()
-        .current_dir(dir.path())
-        .args(["info", "--json", "x"]));
+    let info = succeeds(dir.path(), "info --json x");
     let info: serde_json::Value = serde_json::from_str(&info).unwrap();
     assert_eq!(info["virtual-size"], 1 << 20);
     assert_eq!(info["format"], "qcow2");
-    let limits = run(cowslip()
-        .current_dir(dir.path())
-        .args(["info", "--json", "--limits", "x"]));
+    let limits = succeeds(dir.path(), "info --json --limits x");
     let limits: serde_json::Value = serde_json::from_str(&limits).unwrap();
     assert_eq!(limits["limits"]["discard-alignment"], 64 << 10);
     assert_eq!(limits["children"][0]["info"]["limits"]["max-iov"], 1024);
@@ -359,12 +345,8 @@ fn what_was_made_is_described_in_json() {
 #[test]
 fn all_that_changes_or_tells_an_image_speaks_json() {
     let dir = scratch();
-    run(cowslip()
-        .current_dir(dir.path())
-        .args(words("create -q -f qcow2 base 1M")));
-    run(cowslip()
-        .current_dir(dir.path())
-        .args(words("create -q -f qcow2 -b base -F qcow2 x")));
+    succeeds(dir.path(), "create -q -f qcow2 base 1M");
+    succeeds(dir.path(), "create -q -f qcow2 -b base -F qcow2 x");
     for (line, place, expected) in [
         ("resize --json x 2M", "/virtual-size-before", json!(1 << 20)),
         ("resize --json x +1M", "/virtual-size", json!(3 << 20)),
@@ -404,13 +386,11 @@ fn all_that_changes_or_tells_an_image_speaks_json() {
             json!(128 << 10),
         ),
     ] {
-        let report = run(cowslip().current_dir(dir.path()).args(words(line)));
+        let report = succeeds(dir.path(), line);
         let report: serde_json::Value = serde_json::from_str(&report).unwrap();
         assert_eq!(report.pointer(place), Some(&expected), "{line}: {report}");
     }
-    let quiet = run(cowslip()
-        .current_dir(dir.path())
-        .args(words("resize -q --json x 4M")));
+    let quiet = succeeds(dir.path(), "resize -q --json x 4M");
     assert_eq!(quiet, "");
 }
 
@@ -450,10 +430,9 @@ fn json_of_a_failure_is_a_message_and_an_exit_code() {
 
 #[test]
 fn the_allocation_policy_stays_in_an_image_that_qemu_changes() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let command =
         |mut command: Command, line: &str| run(command.current_dir(dir.path()).args(words(line)));
     std::fs::write(dir.path().join("base"), [7; 4096]).unwrap();
@@ -488,10 +467,9 @@ fn the_allocation_policy_stays_in_an_image_that_qemu_changes() {
 /// needs.
 #[test]
 fn a_raw_file_begins_with_a_block_of_data_as_qemu_imgs_does() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let run_both = |line: &str| {
         for (name, mut command) in [("ours", golden::ours()), ("theirs", twins::qemu_img())] {
             let line = line.replace("NAME", name);
@@ -541,10 +519,9 @@ fn an_image_is_not_made_over_its_own_backing_file() {
 
 #[test]
 fn an_encrypted_image_is_described_and_its_method_named() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let image = dir.path().join("l.qcow2");
     let secret = [
         "create",

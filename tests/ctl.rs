@@ -8,11 +8,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::support::server::Server;
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch, succeeds};
 
 /// A directory with two disks of 64 MiB of which the first is full, and a daemon that has both.
 struct Daemon {
-    dir: tempfile::TempDir,
+    dir: crate::support::Scratch,
     server: Server,
 }
 
@@ -312,9 +312,7 @@ fn waits(daemon: &Daemon) {
     assert_eq!(daemon.output("jobs").lines().count(), 1);
     // The copies are there; QEMU writes its tables when the node is closed.
     assert_eq!(daemon.output("blockdev-del node-name=b"), "");
-    let compared = run(cowslip()
-        .current_dir(daemon.dir.path())
-        .args(["compare", "-U", "a.qcow2", "b.qcow2"]));
+    let compared = succeeds(daemon.dir.path(), "compare -U a.qcow2 b.qcow2");
     assert!(compared.contains("identical"), "{compared}");
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::support::rng::Rng;
 use crate::support::running::Running;
 use crate::support::{
-    cowslip, number_from_environment, outcome, peers_are_installed, qemu_img, run,
+    cowslip, number_from_environment, outcome, peers_are_installed, qemu_img, run, succeeds,
 };
 
 mod atomic;
@@ -261,8 +261,7 @@ fn without_lock(dir: &Path, words: &[&str]) -> Output {
 
 #[test]
 fn a_disk_keeps_its_bytes_through_snapshots_and_jobs() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     let rounds = number_from_environment("COWSLIP_ROUNDS").unwrap_or(24);
     let seed = number_from_environment("COWSLIP_SEED").unwrap_or(1);
     let mut rng = Rng::new(seed);
@@ -304,8 +303,7 @@ fn a_disk_keeps_its_bytes_through_snapshots_and_jobs() {
 
 #[test]
 fn a_killed_daemon_leaves_the_disk_in_the_image_that_it_was_in() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     let rounds = number_from_environment("COWSLIP_TEST_KILLS").unwrap_or(12);
     let seed = number_from_environment("COWSLIP_SEED").unwrap_or(2);
     let mut rng = Rng::new(seed);
@@ -369,8 +367,7 @@ fn a_killed_daemon_leaves_the_disk_in_the_image_that_it_was_in() {
 
 #[test]
 fn thirty_three_snapshots_are_flattened_twice_under_load() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     create(dir, &format!("n0.qcow2 {DISK_BYTES}"));
     let mut daemon = Daemon::start(dir);
     daemon.add("n0", "n0.qcow2");
@@ -409,14 +406,13 @@ fn thirty_three_snapshots_are_flattened_twice_under_load() {
     assert!(!names.contains(&"s20"), "{names:?}");
     daemon.quit();
     model.check(&bytes_of(dir, "s33.qcow2"));
-    let info = run(cowslip().current_dir(dir).args(["info", "s33.qcow2"]));
+    let info = succeeds(dir, "info s33.qcow2");
     assert!(info.contains("backing file: n0.qcow2"), "{info}");
 }
 
 #[test]
 fn what_would_change_a_disk_under_another_use_is_refused() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     create(dir, "base.qcow2 1M");
     create(dir, "-b base.qcow2 -F qcow2 over.qcow2");
     create(dir, "alone.qcow2 1M");
@@ -498,8 +494,7 @@ fn what_would_change_a_disk_under_another_use_is_refused() {
 /// The ID of a job is refused before the marks are taken out of its bitmap.
 #[test]
 fn a_backup_that_cannot_begin_leaves_its_bitmap_as_it_was() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     for name in ["n0", "copy"] {
         create(dir, &format!("{name}.qcow2 {DISK_BYTES}"));
     }

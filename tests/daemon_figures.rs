@@ -159,8 +159,7 @@ fn idle_disks(daemon: &mut Measured, dir: &Path, count: usize) -> (u64, Duration
 
 #[test]
 fn an_idle_disk_takes_little_memory() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let mut daemon = Measured::start("ours", dir);
     let (each, _) = idle_disks(&mut daemon, dir, 50);
     assert!(each < 2 * MIB, "{each} bytes a disk");
@@ -209,8 +208,7 @@ fn chain(dir: &Path, layers: usize) -> String {
 fn chains_of_300_layers() {
     println!("chains: time to open (warm), memory with reads, 20 000 random reads of 4 KiB");
     for layers in [1, 300] {
-        let dir = scratch();
-        let dir = dir.path();
+        let dir = &scratch();
         let top = chain(dir, layers);
         for name in contestants() {
             let mut daemon = Measured::start(name, dir);
@@ -298,8 +296,7 @@ fn beside_jobs(rhythm: Rhythm, kinds: &[&str]) {
     let way = (2 * COPIED, rhythm);
     for kind in kinds {
         for name in contestants() {
-            let dir = scratch();
-            let dir = dir.path();
+            let dir = &scratch();
             images(dir, kind);
             run(Command::new("sync").arg("-f").arg(dir));
             let mut daemon = Measured::start(name, dir);
@@ -372,8 +369,7 @@ fn guests_beside_compactions() {
         ("in the background", Rhythm::Steady, background.clone()),
         ("in the background, in bursts", Rhythm::InBursts, background),
     ] {
-        let dir = scratch();
-        let dir = dir.path();
+        let dir = &scratch();
         disordered(dir, (disk_bytes, cluster_bytes));
         run(Command::new("sync").arg("-f").arg(dir));
         let mut daemon = Measured::start("ours", dir);

@@ -28,7 +28,7 @@ fn monitored_by_pipes(dir: &Path) -> Child {
 }
 
 /// A directory with an image, `a.qcow2`.
-fn with_image() -> tempfile::TempDir {
+fn with_image() -> crate::support::Scratch {
     let dir = scratch();
     let words = ["create", "-q", "-f", "qcow2", "a.qcow2", "1M"];
     run(cowslip().current_dir(dir.path()).args(words));
@@ -227,8 +227,7 @@ fn a_secret_is_in_no_message() {
 
 #[test]
 fn a_client_may_listen_for_the_daemon() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let listener = std::os::unix::net::UnixListener::bind(dir.join("client")).unwrap();
     let mut command = cowslip();
     command.current_dir(dir).arg("qemu-storage-daemon").args([
@@ -255,8 +254,7 @@ fn a_client_may_listen_for_the_daemon() {
 
 #[test]
 fn clients_learn_of_the_jobs_that_quit_ends() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     for words in [
         &["create", "-q", "-f", "qcow2", "a.qcow2", "8M"][..],
         &[

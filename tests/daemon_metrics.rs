@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::support::server::Server;
+use crate::support::server::{EXPORTED_DISK, Server};
 use crate::support::{cowslip, eventually, run, scratch};
 
 mod exposition;
@@ -52,19 +52,10 @@ fn start(dir: &Path) -> Server {
     let words = ["create", "-q", "-f", "qcow2", "a.qcow2", "8M"];
     run(cowslip().current_dir(dir).args(words));
     let mut command = cowslip();
-    command.current_dir(dir).args([
-        "daemon",
-        "--control",
-        "control",
-        "--metrics",
-        "./metrics",
-        "--nbd-server",
-        "addr.type=unix,addr.path=nbd",
-        "--blockdev",
-        "qcow2,node-name=a,file.driver=file,file.filename=a.qcow2",
-        "--export",
-        "nbd,id=e,node-name=a,writable=on",
-    ]);
+    command
+        .current_dir(dir)
+        .args(["daemon", "--control", "control", "--metrics", "./metrics"]);
+    command.args(EXPORTED_DISK);
     let server = Server::start(&mut command, &dir.join("control"));
     // It answers once all that its command line asks for is there.
     ctl(dir, &["query-block-exports"]);
@@ -73,8 +64,7 @@ fn start(dir: &Path) -> Server {
 
 #[test]
 fn requests_are_counted_by_export_and_node() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let _server = start(dir);
     let before = samples(dir);
     let of = |samples: &BTreeMap<String, f64>, name: &str| samples[name];
@@ -130,8 +120,7 @@ fn requests_are_counted_by_export_and_node() {
 /// The images of a chain share one budget for their tables, however often figures are asked for.
 #[test]
 fn figures_leave_the_budget_of_a_chain_as_it_is() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let _server = start(dir);
     let snapshot = [
         "blockdev-snapshot-sync",
@@ -152,8 +141,7 @@ fn figures_leave_the_budget_of_a_chain_as_it_is() {
 
 #[test]
 fn jobs_have_their_progress() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let _server = start(dir);
     let words = [
         "io",
@@ -192,8 +180,7 @@ fn jobs_have_their_progress() {
 
 #[test]
 fn other_requests_are_refused_and_the_next_one_is_answered() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let _server = start(dir);
     for (request, status) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "404"),
@@ -233,8 +220,7 @@ fn reported(dir: &Path, words: &[&str]) -> (Option<i32>, Vec<String>) {
 
 #[test]
 fn a_log_of_json_has_an_object_a_line() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let client = std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
             eventually("the daemon listens", || {

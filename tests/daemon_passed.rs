@@ -14,7 +14,7 @@ use cowslip_qmp::client::ClientError;
 use serde_json::{Value, json};
 
 use crate::support::server::Server;
-use crate::support::{cowslip, eventually, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, eventually, outcome, run, scratch, scratch_beside, succeeds};
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -151,7 +151,7 @@ fn play(dir: &Path, socket: &Path) -> Vec<Value> {
 fn bytes_are_there(dir: &Path) {
     let words = ["io", "-r", "-c", "read -P 9 64k 64k", "a.qcow2"];
     run(cowslip().current_dir(dir).args(words));
-    run(cowslip().current_dir(dir).args(["check", "-q", "a.qcow2"]));
+    succeeds(dir, "check -q a.qcow2");
 }
 
 fn daemon(dir: &Path, words: &[&str]) -> Server {
@@ -170,15 +170,13 @@ fn nodes_are_opened_from_passed_files_as_in_a_machine_of_qemu() {
     let server = daemon(ours, &[]);
     let our_answers = play(ours, &ours.join("control"));
     assert_eq!(our_answers[4..6], [json!({}), json!({})], "{our_answers:?}");
-    run(cowslip().current_dir(ours).args(["ctl", "control", "quit"]));
+    succeeds(ours, "ctl control quit");
     eventually("it has ended", || !ours.join("control").exists());
     drop(server);
     bytes_are_there(ours);
-    if !peers_are_installed(&["qemu-system-x86_64"]) {
+    let Some(theirs) = &scratch_beside(&["qemu-system-x86_64"]) else {
         return;
-    }
-    let dir = scratch();
-    let theirs = dir.path();
+    };
     let none = [
         "-M", "none", "-display", "none", "-serial", "none", "-monitor", "none",
     ];
@@ -196,8 +194,7 @@ fn nodes_are_opened_from_passed_files_as_in_a_machine_of_qemu() {
 
 #[test]
 fn a_set_without_a_file_for_writing_serves_readers_only() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let _server = daemon(dir, &["--nbd-server", "addr.type=unix,addr.path=nbd"]);
     let image = make(dir, "a.qcow2");
     let mut client = Client::connect(&dir.join("control"), PATIENCE).unwrap();
@@ -247,8 +244,7 @@ fn mode(path: &Path) -> (u32, u32) {
 
 #[test]
 fn the_socket_is_its_owners_or_a_groups() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let own = fs::metadata(dir).unwrap().gid();
     drop(daemon(dir, &[]));
     assert_eq!(mode(&dir.join("control")), (0o600, own));
@@ -319,8 +315,7 @@ fn add(client: &mut Client, name: &str, file: &str) -> Value {
 
 #[test]
 fn in_the_sandbox_images_outside_of_its_directories_are_refused_by_the_kernel() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let Some((_server, mut client)) = confined(dir) else {
         return;
     };
@@ -377,8 +372,7 @@ fn in_the_sandbox_images_outside_of_its_directories_are_refused_by_the_kernel() 
 
 #[test]
 fn in_the_sandbox_everything_else_works() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let Some((_server, mut client)) = confined(dir) else {
         return;
     };
@@ -426,8 +420,7 @@ fn in_the_sandbox_everything_else_works() {
 
 #[test]
 fn in_a_sandbox_without_directories_images_are_passed() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     if !sandbox_is_there(dir) {
         return;
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::support::running::Running;
-use crate::support::{cowslip, outcome, program, run, scratch};
+use crate::support::{cowslip, outcome, program, run, scratch, succeeds};
 
 /// The manager's socket, with patience.
 fn patient(socket: UnixDatagram) -> UnixDatagram {
@@ -45,8 +45,7 @@ fn answers(dir: &Path, socket: &str) {
 
 #[test]
 fn the_manager_is_informed_of_readiness_life_and_end() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let manager = patient(UnixDatagram::bind(dir.join("notify")).unwrap());
     let mut command = cowslip();
     command
@@ -81,8 +80,7 @@ fn the_manager_is_informed_of_readiness_life_and_end() {
 
 #[test]
 fn a_manager_may_have_an_abstract_name_and_no_watchdog() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let name = format!("cowslip-test-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).unwrap();
     let manager = patient(UnixDatagram::bind_addr(&address).unwrap());
@@ -95,7 +93,7 @@ fn a_manager_may_have_an_abstract_name_and_no_watchdog() {
         .args(["daemon", "--control", "control"]);
     let mut daemon = Running::start(command.stdin(Stdio::null()));
     assert!(state(&manager).starts_with("READY=1\n"));
-    run(cowslip().current_dir(dir).args(["ctl", "control", "quit"]));
+    succeeds(dir, "ctl control quit");
     assert_eq!(state(&manager), "STOPPING=1");
     assert_eq!(daemon.wait().unwrap().code(), Some(0));
 }
@@ -120,8 +118,7 @@ fn a_manager_that_cannot_be_reached_is_an_error() {
 
 #[test]
 fn passed_sockets_are_listened_on() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let control = UnixListener::bind(dir.join("passed")).unwrap();
     let metrics = UnixListener::bind(dir.join("metrics")).unwrap();
     // As a service manager does: sockets from descriptor 3 on, and the process that they are for.
@@ -144,7 +141,7 @@ fn passed_sockets_are_listened_on() {
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     assert!(text.contains("cowslip_info"), "{text}");
-    run(cowslip().current_dir(dir).args(["ctl", "passed", "quit"]));
+    succeeds(dir, "ctl passed quit");
     assert_eq!(daemon.wait().unwrap().code(), Some(0));
     // The names are the manager's.
     assert!(dir.join("passed").exists());
@@ -152,8 +149,7 @@ fn passed_sockets_are_listened_on() {
 
 #[test]
 fn sockets_for_another_process_are_left_alone() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let mut command = cowslip();
     command
         .current_dir(dir)
@@ -175,8 +171,7 @@ fn the_unit_file_starts_a_daemon() {
     let words: Vec<&str> = started.unwrap().split(' ').collect();
     assert_eq!(words[0], "/usr/bin/cowslip");
     assert_eq!(words.last(), Some(&"$COWSLIP_OPTIONS"));
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let manager = patient(UnixDatagram::bind(dir.join("notify")).unwrap());
     let words = &words[1..words.len() - 1];
     let words = words.iter().map(|word| word.replace("/run/cowslip/", "./"));

@@ -6,14 +6,10 @@ use std::path::Path;
 use std::process::Output;
 
 use crate::support::golden::words;
-use crate::support::{cowslip, outcome, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch, succeeds};
 
 /// Guest offset of the cluster whose entry is damaged.
 const AT: u64 = 20 << 20;
-
-fn own(dir: &Path, line: &str) -> String {
-    run(cowslip().current_dir(dir).args(words(line)))
-}
 
 fn ended(dir: &Path, line: &str) -> Output {
     outcome(cowslip().current_dir(dir).args(words(line)))
@@ -33,7 +29,7 @@ fn word(bytes: &[u8], at: u64) -> u64 {
 /// An image of 32 MiB whose L2 entry for [`AT`] points into the middle of a cluster. Returns the
 /// place of the entry.
 fn with_a_broken_entry(dir: &Path) -> u64 {
-    own(dir, "create -q -f qcow2 a 32M");
+    succeeds(dir, "create -q -f qcow2 a 32M");
     write(dir, "write -P 7 0 32M", "a");
     let path = dir.join("a");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -47,8 +43,7 @@ fn with_a_broken_entry(dir: &Path) -> u64 {
 
 #[test]
 fn the_shell_names_the_place_of_a_damage_and_its_remedy() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let entry = with_a_broken_entry(dir);
     let before = std::fs::read(dir.join("a")).unwrap();
     for (command, begins) in [
@@ -80,8 +75,7 @@ fn the_shell_names_the_place_of_a_damage_and_its_remedy() {
 
 #[test]
 fn a_conversion_names_the_guests_offset_of_a_damage() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let entry = with_a_broken_entry(dir);
     for line in ["convert -f qcow2 -O raw a b", "dd -f qcow2 if=a of=b"] {
         let failed = ended(dir, line);
@@ -95,7 +89,7 @@ fn a_conversion_names_the_guests_offset_of_a_damage() {
         assert!(!dir.join("b").exists());
     }
     // In the second of two sources the offset is that in both.
-    own(dir, "create -q -f raw first 1M");
+    succeeds(dir, "create -q -f raw first 1M");
     let failed = ended(dir, "convert -O raw first a b");
     let said = String::from_utf8_lossy(&failed.stderr).into_owned();
     let expected = format!("status at offset {}: ", AT + (1 << 20));
@@ -116,9 +110,8 @@ fn a_repair_of_a_truncated_image_leaves_no_counts_behind_its_end() {
             [350_000, 1 << 20, 5_000_000],
         ),
     ] {
-        let dir = scratch();
-        let dir = dir.path();
-        own(dir, &format!("create -q -f qcow2 -o {options} whole 16M"));
+        let dir = &scratch();
+        succeeds(dir, &format!("create -q -f qcow2 -o {options} whole 16M"));
         write(dir, "write -P 7 0 8M", "whole");
         for len in lens {
             let case = format!("{options}, {len}");
@@ -129,7 +122,7 @@ fn a_repair_of_a_truncated_image_leaves_no_counts_behind_its_end() {
             let repaired = ended(dir, "check -q -r all a");
             assert_eq!(repaired.status.code(), Some(0), "{case}: {repaired:?}");
             assert_eq!(ended(dir, "check a").status.code(), Some(0), "{case}");
-            let plan = own(dir, "check --plan a");
+            let plan = succeeds(dir, "check --plan a");
             assert_eq!(plan, "There is nothing to repair.\n", "{case}");
             // What the file grows over is free.
             write(dir, "write -P 9 10M 4M", "a");

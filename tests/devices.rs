@@ -11,7 +11,7 @@ use crate::support::golden::{self, said};
 use crate::support::loop_device::LoopDevice;
 use crate::support::mounted::Mounted;
 use crate::support::rng::Rng;
-use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::{cowslip, create_image, outcome, peers_are_installed, qemu_img, run, scratch};
 use cowslip::file::host::{CreateMode, HostOptions, PageCache, open_host_file};
 
 const DEVICE_BYTES: usize = 2 << 20;
@@ -32,7 +32,7 @@ const ODD: [(usize, usize); 7] = [
 /// A loop device on a file of its own.
 struct Device {
     device: LoopDevice,
-    _dir: tempfile::TempDir,
+    _dir: crate::support::Scratch,
 }
 
 impl Device {
@@ -477,7 +477,7 @@ fn run_line(line: &str, (is_ours, cache): (bool, &str), device: &Device, dir: &P
 }
 
 /// Directories with the same files for both.
-fn directories() -> [tempfile::TempDir; 2] {
+fn directories() -> [crate::support::Scratch; 2] {
     [(); 2].map(|()| {
         let dir = scratch();
         sources(dir.path());
@@ -602,10 +602,7 @@ fn direct_writes_are_whole_pages_where_blocks_are_smaller() {
 fn an_image_whose_end_a_loop_device_lacks_is_refused_with_the_reason() {
     let dir = scratch();
     let file = dir.path().join("image");
-    run(cowslip()
-        .args(["create", "-q", "-f", "qcow2"])
-        .arg(&file)
-        .arg("1M"));
+    create_image(&file, "1M");
     let len = std::fs::metadata(&file).unwrap().len();
     assert_eq!(len % 512, 8, "an L1 table of one entry is the last of it");
     let Some(device) = LoopDevice::over(&file, &["-r"]) else {

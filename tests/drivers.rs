@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{cowslip, outcome, peers_are_installed, scratch};
+use crate::support::{cowslip, outcome, scratch_beside};
 
 /// Both outputs and the exit status.
 fn answers(mut program: Command, dir: &Path, words: &[&str]) -> (String, Option<i32>) {
@@ -26,11 +26,9 @@ fn same(program: &str, dir: &Path, words: &[&str]) {
 
 #[test]
 fn a_file_is_what_its_driver_takes() {
-    if !peers_are_installed(&["qemu-io", "qemu-img"]) {
+    let Some(dir) = &scratch_beside(&["qemu-io", "qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     std::fs::create_dir(dir.join("d")).unwrap();
     std::fs::write(dir.join("f"), [0; 4096]).unwrap();
     for driver in ["file", "host_device", "host_cdrom"] {

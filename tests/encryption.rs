@@ -13,7 +13,7 @@ use std::process::Command;
 
 use crate::support::golden::{self, words};
 use crate::support::rng::Rng;
-use crate::support::{outcome, peers_are_installed, run, scratch};
+use crate::support::{outcome, peers_are_installed, run, scratch, scratch_beside};
 
 mod keys;
 
@@ -233,8 +233,7 @@ fn clusters_are_encrypted_anew_where_they_go() {
         .as_flattened()
     {
         let whose = *whose;
-        let dir = scratch();
-        let dir = dir.path();
+        let dir = &scratch();
         let base = opened("qcow2", "base");
         let over = format!("{},backing.encrypt.key-secret=s", opened("qcow2", "over"));
         whose.img(dir, &format!("create -q -f qcow2 -o {keys} base 1M"));
@@ -286,11 +285,9 @@ fn clusters_are_encrypted_anew_where_they_go() {
 
 #[test]
 fn conversions_go_into_and_out_of_encryption() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     let mut rng = Rng::new(5);
     let mut plain = vec![0; DISK_BYTES];
     plain[4096..70_000]
@@ -421,11 +418,9 @@ info --object secret,id=t,file=nosuch plain
 
 #[test]
 fn encrypted_images_are_told_of_in_qemus_words() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     let make = |line: &str| drop(Whose::Ours.img(dir, line));
     make(&format!("create -q -f qcow2 -o {QCOW2_KEYS} image 8M"));
     make(&format!("create -q -f luks -o {LUKS_KEYS} volume 8M"));
@@ -458,8 +453,7 @@ fn encrypted_images_are_told_of_in_qemus_words() {
 
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     Whose::Ours.img(dir, &format!("create -q -f qcow2 -o {QCOW2_KEYS} image 1M"));
     Whose::Ours.img(dir, &format!("create -q -f luks -o {LUKS_KEYS} volume 1M"));
     std::fs::write(dir.join("plain"), [1; 4096]).unwrap();
@@ -515,8 +509,7 @@ fn what_is_not_supported_is_refused_by_name() {
 /// The format keeps them as they are, for everybody to read.
 #[test]
 fn compressed_clusters_are_refused_in_encrypted_images() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let image = opened("qcow2", "image");
     for keys in [QCOW2_KEYS, AES_KEYS] {
         Whose::Ours.img(dir, &format!("create -q -f qcow2 -o {keys} image 1M"));
@@ -530,8 +523,7 @@ fn compressed_clusters_are_refused_in_encrypted_images() {
 
 #[test]
 fn a_passphrase_that_opens_nothing_and_ends_with_a_line_end_is_reported_with_that() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     std::fs::write(dir.join("key"), "hunter2\n").unwrap();
     for (format, keys) in [("qcow2", QCOW2_KEYS), ("luks", LUKS_KEYS)] {
         Whose::Ours.img(dir, &format!("create -q -f {format} -o {keys} image 1M"));
@@ -554,8 +546,7 @@ fn a_passphrase_that_opens_nothing_and_ends_with_a_line_end_is_reported_with_tha
 /// Headers whose opening would take very long, or that point outside of their areas.
 #[test]
 fn hostile_headers_are_errors_that_name_their_place() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     Whose::Ours.img(dir, &format!("create -q -f qcow2 -o {QCOW2_KEYS} image 1M"));
     Whose::Ours.img(
         dir,

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use self::layouts::Abilities;
 use crate::support::mounted::Mounted;
-use crate::support::{cowslip, outcome, peers_are_installed, program, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, program, run, scratch, succeeds};
 
 mod layouts;
 mod peers;
@@ -144,10 +144,7 @@ fn none_is_better_than_perfect(report: &Value) {
 
 #[test]
 fn extents_on_ext4_are_those_of_filefrag() {
-    if !peers_are_installed(&["filefrag"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::new(&["mkfs.ext4", "-q"]) else {
+    let Some(mounted) = Mounted::beside(&["filefrag"], &["mkfs.ext4", "-q"]) else {
         return;
     };
     let (report, files) = same_as_filefrag(&mounted, Abilities::Fallocate);
@@ -249,10 +246,10 @@ fn extents_of_files_without_extents_are_those_of_filefrag() {
 
 #[test]
 fn extents_on_xfs_are_those_of_filefrag_and_xfs_bmap() {
-    if !peers_are_installed(&["filefrag", "xfs_bmap"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::new(&["mkfs.xfs", "-q", "-m", "reflink=1"]) else {
+    let Some(mounted) = Mounted::beside(
+        &["filefrag", "xfs_bmap"],
+        &["mkfs.xfs", "-q", "-m", "reflink=1"],
+    ) else {
         return;
     };
     let (report, files) = same_as_filefrag(&mounted, Abilities::Reflink);
@@ -281,10 +278,7 @@ fn extents_on_xfs_are_those_of_filefrag_and_xfs_bmap() {
 
 #[test]
 fn extents_on_btrfs_are_those_of_filefrag_and_of_its_tree() {
-    if !peers_are_installed(&["filefrag", "btrfs"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::new(&["mkfs.btrfs", "-q"]) else {
+    let Some(mounted) = Mounted::beside(&["filefrag", "btrfs"], &["mkfs.btrfs", "-q"]) else {
         return;
     };
     let (report, files) = same_as_filefrag(&mounted, Abilities::Compression);
@@ -338,9 +332,7 @@ fn joined_layers_agree(mounted: &Mounted, options: &str) {
             .find(|e| (e.logical..e.logical + e.len).contains(&offset))?;
         Some(extent.physical + offset - extent.logical)
     };
-    let text = run(cowslip()
-        .current_dir(dir)
-        .args(["map", "--output=json", "joined.qcow2"]));
+    let text = succeeds(dir, "map --output=json joined.qcow2");
     let mapped: Value = serde_json::from_str(&text).unwrap();
     // The disk in blocks of 4 KiB: where the guest's bytes are on the device.
     let block = 4096;
@@ -398,10 +390,7 @@ fn joined_layers_agree(mounted: &Mounted, options: &str) {
 
 #[test]
 fn the_layers_of_an_image_are_joined() {
-    if !peers_are_installed(&["filefrag", "qemu-io"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::new(&["mkfs.xfs", "-q"]) else {
+    let Some(mounted) = Mounted::beside(&["filefrag", "qemu-io"], &["mkfs.xfs", "-q"]) else {
         return;
     };
     let data_file = format!("data_file={}", mounted.at.join("joined.raw").display());
@@ -417,10 +406,7 @@ fn the_layers_of_an_image_are_joined() {
 
 #[test]
 fn files_written_in_turns_interleave_and_are_reasons() {
-    if !peers_are_installed(&["filefrag"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::new(&["mkfs.ext4", "-q"]) else {
+    let Some(mounted) = Mounted::beside(&["filefrag"], &["mkfs.ext4", "-q"]) else {
         return;
     };
     let (one, other) = (mounted.at.join("one"), mounted.at.join("other"));
@@ -510,8 +496,7 @@ impl Drop for StopAtEnd<'_> {
 
 #[test]
 fn bad_input_is_one_clear_line_each() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     std::fs::write(dir.join("good"), [1; 5000]).unwrap();
     std::fs::create_dir(dir.join("directory")).unwrap();
     run(Command::new("mkfifo").arg(dir.join("fifo")));
@@ -575,8 +560,7 @@ fn files_without_permission_are_refused() {
 
 #[test]
 fn images_that_cannot_be_right_or_are_in_use_are_refused() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     assert!(ours(dir, "create -q -f qcow2 a.qcow2 1M").status.success());
     let mut bytes = std::fs::read(dir.join("a.qcow2")).unwrap();
     let l1 = u64::from_be_bytes(bytes[40..48].try_into().unwrap()) as usize;
@@ -623,8 +607,7 @@ fn images_that_cannot_be_right_or_are_in_use_are_refused() {
 
 #[test]
 fn pictures_are_drawn_as_svg_and_as_text() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     assert!(ours(dir, "create -q -f qcow2 a.qcow2 64M").status.success());
     let io = [
         "io",
@@ -637,20 +620,14 @@ fn pictures_are_drawn_as_svg_and_as_text() {
         "a.qcow2",
     ];
     run(cowslip().current_dir(dir).args(io));
-    let text = run(cowslip().current_dir(dir).args([
-        "extents",
-        "--sync",
-        "--draw=always",
-        "--svg=a.svg",
-        "a.qcow2",
-    ]));
+    let text = succeeds(dir, "extents --sync --draw=always --svg=a.svg a.qcow2");
     assert!(text.contains("in the guest's order"), "{text}");
     assert!(text.contains("M metadata"), "{text}");
     let svg = std::fs::read_to_string(dir.join("a.svg")).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     assert!(svg.contains("class=\"m\""), "metadata is marked");
     // Not on a terminal: no picture unless it is asked for.
-    let text = run(cowslip().current_dir(dir).args(["extents", "a.qcow2"]));
+    let text = succeeds(dir, "extents a.qcow2");
     assert!(!text.contains("order"), "{text}");
 }
 
@@ -658,9 +635,7 @@ fn pictures_are_drawn_as_svg_and_as_text() {
 fn a_method_that_was_asked_for_is_not_said_to_be_the_only_one() {
     let dir = scratch();
     std::fs::write(dir.path().join("f"), [1; 4096]).unwrap();
-    let text = run(cowslip()
-        .current_dir(dir.path())
-        .args(["extents", "--by", "seek", "f"]));
+    let text = succeeds(dir.path(), "extents --by seek f");
     assert!(text.contains("places are not"), "{text}");
     assert!(!text.contains("neither"), "{text}");
 }

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, golden, outcome, scratch, scratch_beside, succeeds};
 
 /// Lines that print progress or a message, and the image that they leave. `old` is there before.
 const WORK: &[(&str, &str)] = &[
@@ -66,7 +66,7 @@ fn prepare(dir: &Path) {
         "io -c 'write -P 7 0 1M' -c 'write -P 9 5M 64k' above",
         "io -c 'write -P 8 2M 1M' old",
     ] {
-        run(cowslip().current_dir(dir).args(words(line)));
+        succeeds(dir, line);
     }
 }
 
@@ -80,7 +80,7 @@ fn words(line: &str) -> Vec<&str> {
     parts.collect()
 }
 
-fn copy_of(template: &Path) -> tempfile::TempDir {
+fn copy_of(template: &Path) -> crate::support::Scratch {
     let dir = scratch();
     golden::copy_files(template, dir.path());
     dir
@@ -117,7 +117,7 @@ fn progress_and_messages_that_cannot_be_written_decide_about_nothing() {
     prepare(template.path());
     for (line, image) in WORK {
         let expected = copy_of(template.path());
-        run(cowslip().current_dir(&expected).args(words(line)));
+        succeeds(&expected, line);
         let outputs: [fn(&mut Command) -> Output; 4] = [
             |command| command.stdout(full()).output().unwrap(),
             |command| command.stderr(full()).output().unwrap(),
@@ -171,10 +171,9 @@ fn a_reader_that_goes_away_in_the_middle_stops_no_job() {
 
 #[test]
 fn qemu_img_completes_its_work_in_the_same_way() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     for line in [
         "create -f qcow2 c 64M",
         "convert -p -f qcow2 -O qcow2 c d",
@@ -197,7 +196,7 @@ fn a_result_that_cannot_be_written_is_an_error_that_names_the_cause() {
     for line in RESULTS {
         let dir = copy_of(template.path());
         let expected = copy_of(template.path());
-        run(cowslip().current_dir(&expected).args(words(line)));
+        succeeds(&expected, line);
         let mut command = cowslip();
         command.current_dir(&dir).args(words(line)).stdout(full());
         let output = outcome(command.stderr(Stdio::piped()));
@@ -269,8 +268,8 @@ fn commands_of_the_shell_are_run_and_its_image_closed_without_an_output() {
         "{text}"
     );
     let read = "io -r -f qcow2 -c 'read -P 3 0 64k' -c 'read -P 4 8M 64k' old";
-    let read = run(cowslip().current_dir(&dir).args(words(read)));
+    let read = succeeds(&dir, read);
     assert!(!read.contains("failed"), "{read}");
-    let checked = run(cowslip().current_dir(&dir).args(["check", "old"]));
+    let checked = succeeds(&dir, "check old");
     assert!(checked.contains("No errors were found"), "{checked}");
 }

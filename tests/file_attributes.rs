@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::mounted::Mounted;
-use crate::support::{cowslip, peers_are_installed, run};
+use crate::support::{cowslip, run};
 
 fn create(dir: &Path, options: &[&str], image: &str) {
     let options = options.iter().flat_map(|option| ["-o", option]);
@@ -31,10 +31,7 @@ fn hint(dir: &Path, image: &str) -> u64 {
 
 #[test]
 fn xfs_hears_of_extents_as_the_policy_wants_them() {
-    if !peers_are_installed(&["xfs_io"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::new(&["mkfs.xfs", "-q"]) else {
+    let Some(mounted) = Mounted::beside(&["xfs_io"], &["mkfs.xfs", "-q"]) else {
         return;
     };
     let dir = mounted.at.as_path();
@@ -65,10 +62,7 @@ fn xfs_hears_of_extents_as_the_policy_wants_them() {
 
 #[test]
 fn a_hint_that_is_ignored_is_told() {
-    if !peers_are_installed(&["mkfs.ext4"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::new(&["mkfs.ext4", "-q"]) else {
+    let Some(mounted) = Mounted::beside(&["mkfs.ext4"], &["mkfs.ext4", "-q"]) else {
         return;
     };
     for (options, expected) in [
@@ -92,10 +86,7 @@ fn a_hint_that_is_ignored_is_told() {
 
 #[test]
 fn btrfs_hears_not_to_copy_on_write() {
-    if !peers_are_installed(&["lsattr"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::new(&["mkfs.btrfs", "-q"]) else {
+    let Some(mounted) = Mounted::beside(&["lsattr"], &["mkfs.btrfs", "-q"]) else {
         return;
     };
     let dir = mounted.at.as_path();

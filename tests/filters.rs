@@ -5,22 +5,18 @@
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::io::Write as _;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::golden::our_io;
 use crate::support::rng::Rng;
-use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::{cowslip, outcome, qemu_img, run, scratch, scratch_beside};
+
+const QEMU: &[&str] = &["qemu-io", "qemu-img"];
 
 fn qemu_io() -> Command {
     Command::new("qemu-io")
-}
-
-fn our_io() -> Command {
-    let mut command = cowslip();
-    command.arg0("qemu-io");
-    command
 }
 
 /// Standard output and error with neither times nor prompts, and the exit status.
@@ -64,10 +60,6 @@ fn script(
     streams(&child.wait_with_output().unwrap())
 }
 
-fn without_qemu() -> bool {
-    !peers_are_installed(&["qemu-io", "qemu-img"])
-}
-
 /// A disk of 16 MiB: `a`.
 fn make_image(at: &Path) {
     let create = ["create", "-q", "-f", "qcow2", "a", "16M"];
@@ -76,11 +68,9 @@ fn make_image(at: &Path) {
 
 #[test]
 fn mistakes_are_told_in_qemu_ios_words() {
-    if without_qemu() {
+    let Some(at) = &scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
-    let at = directory.path();
+    };
     make_image(at);
     let same = |args: &[&str]| {
         let theirs = output_of(qemu_io, at, args);
@@ -249,10 +239,9 @@ fn sorted(text: &str) -> Vec<&str> {
 
 #[test]
 fn stopped_requests_leave_the_same_disk_as_with_qemu_io() {
-    if without_qemu() {
+    let Some(directory) = scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
+    };
     let mut answers = Vec::new();
     for (name, program) in [("theirs", qemu_io as fn() -> Command), ("ours", our_io)] {
         let at = directory.path().join(name);
@@ -291,10 +280,9 @@ fn stopped_requests_leave_the_same_disk_as_with_qemu_io() {
 
 #[test]
 fn waiting_for_what_cannot_come_ends() {
-    if without_qemu() {
+    let Some(directory) = scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
+    };
     make_image(directory.path());
     let lines = "break read_aio A\nwait_break A\n";
     let start = Instant::now();
@@ -344,11 +332,9 @@ fn cut_alike(at: &Path, (list, lines): (&str, &[&str]), status: i32) {
 
 #[test]
 fn limits_cut_requests_as_qemus_do() {
-    if without_qemu() {
+    let Some(at) = &scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
-    let at = directory.path();
+    };
     let above = "driver=blkdebug,image.driver=qcow2,image.file.filename=a,align=512";
     let zeroes = "opt-write-zero=3M,max-write-zero=6M,max-transfer=64k";
     let list = format!("{above},{zeroes}");
@@ -491,11 +477,9 @@ fn has_failed(at: &Path, rule: &str) -> bool {
 
 #[test]
 fn after_a_fault_at_any_event_an_image_has_leaks_at_most() {
-    if without_qemu() {
+    let Some(at) = &scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
-    let at = directory.path();
+    };
     make_overlay(at);
     for event in REACHED {
         for rule in ["", ",once=on,errno=28"] {
@@ -512,10 +496,9 @@ fn after_a_fault_at_any_event_an_image_has_leaks_at_most() {
 
 #[test]
 fn after_faults_at_random_places_an_image_has_leaks_at_most() {
-    if without_qemu() {
+    let Some(directory) = scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
+    };
     make_overlay(directory.path());
     let mut rng = Rng::new(6);
     let mut failed = 0;
@@ -535,8 +518,7 @@ fn after_faults_at_random_places_an_image_has_leaks_at_most() {
 
 #[test]
 fn a_part_of_a_file_is_a_disk() {
-    let directory = scratch();
-    let at = directory.path();
+    let at = &scratch();
     std::fs::write(at.join("a"), vec![9u8; 8192]).unwrap();
     let list = "driver=raw,offset=512,size=1k,file.filename=a";
     let lines = ["-c", "write -q -P 3 0 512", "-c", "read -q -P 9 512 512"];

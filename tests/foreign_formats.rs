@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::support::golden::{self, words};
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch, scratch_beside, succeeds};
 
 /// Formats that the machine's qemu-img makes.
 const MADE: &[&str] = &["vmdk", "vdi", "vhdx", "vpc", "qed", "qcow", "parallels"];
@@ -57,17 +57,14 @@ fn ours(dir: &Path, line: &str) -> Output {
 
 fn prepare(dir: &Path) {
     std::fs::write(dir.join("base.raw"), vec![1; 1 << 20]).unwrap();
-    run(cowslip()
-        .current_dir(dir)
-        .args(words("create -q -f qcow2 -b base.raw -F raw over.qcow2")));
+    succeeds(dir, "create -q -f qcow2 -b base.raw -F raw over.qcow2");
 }
 
 #[test]
 fn images_of_other_formats_are_named_and_left_alone() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     prepare(dir.path());
     for format in MADE {
         let image = format!("image.{format}");
@@ -174,10 +171,9 @@ fn protocols_are_named() {
 /// it next time.
 #[test]
 fn no_header_gets_into_a_disk_whose_format_was_guessed() {
-    if !peers_are_installed(&["qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let mut header = b"KDMV".to_vec();
     header.resize(512, 0);
     std::fs::write(dir.path().join("header"), header).unwrap();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{cowslip, outcome, peers_are_installed, run};
+use crate::support::{cowslip, create_image, outcome, peers_are_installed, run};
 
 mod at_close;
 mod failed;
@@ -140,10 +140,7 @@ fn a_daemon_shows_the_file_until_it_is_unmounted() {
     }
     let dir = tempfile::tempdir().unwrap();
     let [image, file] = ["a.qcow2", "disk"].map(|name| dir.path().join(name));
-    run(cowslip()
-        .args(["create", "-q", "-f", "qcow2"])
-        .arg(&image)
-        .arg("1M"));
+    create_image(&image, "1M");
     run(cowslip().arg("mount").args([&image, &file]));
     let disk = File::options().read(true).write(true).open(&file).unwrap();
     disk.write_all_at(&[5; 1000], 123).unwrap();

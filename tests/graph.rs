@@ -11,7 +11,11 @@ use std::process::{Command, Stdio};
 use crate::support::golden::words;
 use crate::support::rng::Rng;
 use crate::support::server::Server;
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{
+    cowslip, outcome, peers_are_installed, run, scratch, scratch_beside, succeeds,
+};
+
+const QEMU: &[&str] = &["qemu-io", "qemu-img", "qemu-nbd"];
 
 /// QEMU's program of this name, or ours under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,10 +66,6 @@ fn same(at: &Path, words: &[&str]) -> String {
     theirs.0
 }
 
-fn without_qemu() -> bool {
-    !peers_are_installed(&["qemu-io", "qemu-img", "qemu-nbd"])
-}
-
 /// `base` with data at its beginning, `mid` on it, and the empty `top` on that, made with
 /// `options`.
 fn make_chain(at: &Path, options: &str) {
@@ -96,7 +96,7 @@ fn make_chain(at: &Path, options: &str) {
 
 #[test]
 fn what_reads_copy_is_what_qemu_copies() {
-    if without_qemu() {
+    if !peers_are_installed(QEMU) {
         return;
     }
     let bottom = "driver=copy-on-read,bottom=m,file.driver=qcow2,file.file.filename=top,\
@@ -115,8 +115,7 @@ fn what_reads_copy_is_what_qemu_copies() {
         ] {
             let mut states = Vec::new();
             for whose in BOTH {
-                let directory = scratch();
-                let at = directory.path();
+                let at = &scratch();
                 make_chain(at, options);
                 let mut lines = vec!["qemu-io"];
                 for line in [
@@ -135,7 +134,7 @@ fn what_reads_copy_is_what_qemu_copies() {
                 let answer = whose.answer(at, &lines);
                 let map = qemu(at, &words("qemu-io -f qcow2 -c map top"));
                 qemu(at, &words("qemu-img check -q top"));
-                run(cowslip().current_dir(at).args(["check", "-q", "top"]));
+                succeeds(at, "check -q top");
                 let content = qemu(at, &["qemu-io", "-f", "qcow2", "-c", "read -v 0 2M", "top"]);
                 let content = content
                     .lines()
@@ -151,11 +150,9 @@ fn what_reads_copy_is_what_qemu_copies() {
 
 #[test]
 fn what_is_written_through_compress_is_stored_compressed() {
-    if without_qemu() {
+    let Some(at) = &scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
-    let at = directory.path();
+    };
     make_chain(at, "cluster_size=16k");
     qemu(at, &words("qemu-img convert -O raw top expected"));
     let list = "driver=compress,file.driver=qcow2,file.file.filename=top";
@@ -199,11 +196,9 @@ fn what_is_written_through_compress_is_stored_compressed() {
 
 #[test]
 fn an_image_is_the_file_of_an_image() {
-    if without_qemu() {
+    let Some(at) = &scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
-    let at = directory.path();
+    };
     // The disk of `outer` holds `inner`, which grows while it is written.
     qemu(at, &words("qemu-img create -q -f qcow2 inner 4M"));
     qemu(at, &words("qemu-img create -q -f qcow2 outer 8M"));
@@ -259,11 +254,9 @@ fn an_image_is_the_file_of_an_image() {
 
 #[test]
 fn the_data_file_is_the_one_in_the_options() {
-    if without_qemu() {
+    let Some(at) = &scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
-    let at = directory.path();
+    };
     qemu(
         at,
         &words("qemu-img create -q -f qcow2 -o data_file=d1 a 1M"),
@@ -318,11 +311,9 @@ const MID: &str = r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"
 
 #[test]
 fn backing_files_are_described() {
-    if without_qemu() {
+    let Some(at) = &scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
-    let at = directory.path();
+    };
     make_chain(at, "compat=1.1");
     let described = [
         (MID, "qcow2"),
@@ -368,10 +359,9 @@ fn backing_files_are_described() {
 
 #[test]
 fn a_described_backing_file_is_committed_to_as_far_as_it_may_be_followed() {
-    if without_qemu() {
+    let Some(directory) = scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
+    };
     let at = directory.path();
     make_chain(at, "compat=1.1");
     same(
@@ -421,8 +411,7 @@ fn a_described_backing_file_is_committed_to_as_far_as_it_may_be_followed() {
 
 #[test]
 fn an_image_that_describes_itself_is_refused_in_one_line() {
-    let directory = scratch();
-    let at = directory.path();
+    let at = &scratch();
     let ours = |words: &[&str]| run(cowslip().current_dir(at).args(words));
     ours(&words("create -q -f qcow2 loop 1M"));
     // Its disk, which is opened to find its backing file, has that backing file.
@@ -453,11 +442,9 @@ fn serve(at: &Path, image: &str) -> Server {
 
 #[test]
 fn a_backing_file_is_behind_a_server() {
-    if without_qemu() {
+    let Some(at) = &scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
-    let at = directory.path();
+    };
     make_chain(at, "compat=1.1");
     let socket = at.join("socket").display().to_string();
     let name = format!("nbd:unix:{socket}");
@@ -481,9 +468,7 @@ fn a_backing_file_is_behind_a_server() {
         same(at, &words("qemu-img map --output=json over"));
         same(at, &words("qemu-img compare over base"));
         same(at, &words("qemu-img convert -O raw over out"));
-        let chain = run(cowslip()
-            .current_dir(at)
-            .args(["info", "--backing-chain", "over"]));
+        let chain = succeeds(at, "info --backing-chain over");
         assert!(chain.contains(&format!("image: {name}")), "{chain}");
     }
     drop(server);
@@ -493,11 +478,9 @@ fn a_backing_file_is_behind_a_server() {
 
 #[test]
 fn what_is_wrong_is_told_in_qemus_words() {
-    if without_qemu() {
+    let Some(at) = &scratch_beside(QEMU) else {
         return;
-    }
-    let directory = scratch();
-    let at = directory.path();
+    };
     make_chain(at, "compat=1.1");
     std::fs::File::create(at.join("r"))
         .unwrap()

@@ -12,7 +12,7 @@ use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 
 use crate::support::golden::{self, said};
 use crate::support::server::Server;
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch, scratch_beside, scratch_in_memory};
 
 /// Fills the disk before: no header has such bytes.
 const FILL: u8 = 0xee;
@@ -139,7 +139,7 @@ async fn try_at_once(clients: &[Client], parts: &[Part<'_>], number: usize) -> (
 #[test]
 fn no_requests_at_once_make_a_guessed_disk_an_image() {
     // In memory: thousands of durable writes would take their time on a disk.
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| scratch());
+    let dir = scratch_in_memory();
     let disk = dir.path().join("disk");
     std::fs::write(&disk, vec![FILL; 1 << 20]).unwrap();
     let _server = serve(dir.path(), "disk");
@@ -170,10 +170,9 @@ fn no_requests_at_once_make_a_guessed_disk_an_image() {
 /// Bytes of a header, each by a command of the shell that waits for nothing.
 #[test]
 fn commands_at_once_leave_the_sector_as_with_qemu() {
-    if !peers_are_installed(&["qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let headers: [&[u8]; 5] = [
         b"QED\0",
         b"KDMV",
@@ -233,10 +232,9 @@ fn forget_backing_format(image: &Path) {
 
 #[test]
 fn a_commit_into_a_guessed_base_is_refused_as_by_qemu() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     header_of_an_image(dir.path());
     let committed = |program: &dyn Fn(&str) -> Command, base_format: &str| {
         std::fs::write(dir.path().join("base"), vec![0; 1 << 20]).unwrap();

@@ -2,45 +2,26 @@
 //! and it is true; no unfinished image passes for an image.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use crate::support::golden::words;
-use crate::support::{cowslip, outcome, run, scratch};
+use crate::support::running::signalled;
+use crate::support::{cowslip, outcome, run, scratch, succeeds};
 
-const SIGINT: i32 = 2;
 /// Contents of a file that existed.
 static BEFORE: [u8; 100_000] = [3; 100_000];
-
-fn start(dir: &Path, line: &str) -> Child {
-    let mut command = cowslip();
-    command.current_dir(dir).args(words(line));
-    let piped = command.stdout(Stdio::null()).stderr(Stdio::piped());
-    piped.spawn().unwrap()
-}
 
 /// Interrupts a command with `--progress=json` when it has reported some of its work. Returns what
 /// it has said apart from its progress.
 fn interrupted(dir: &Path, line: &str) -> String {
-    let mut child = start(dir, &format!("{line} --progress=json"));
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut progress = String::new();
-    while !progress.contains("\"done\":") || progress.contains("\"done\":0,") {
-        progress.clear();
-        let read = stderr.read_line(&mut progress).unwrap();
-        assert!(read > 0, "{line}: it ended without having begun");
-    }
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let mut said = String::new();
-    stderr.read_to_string(&mut said).unwrap();
-    let status = child.wait().unwrap();
-    assert_eq!(status.signal(), Some(SIGINT), "{line}: {status}: {said}");
-    let said = said.lines().filter(|line| !line.starts_with('{'));
-    said.map(|line| format!("{line}\n")).collect()
+    let mut command = cowslip();
+    command
+        .current_dir(dir)
+        .args(words(&format!("{line} --progress=json")));
+    let said = signalled(command, Signal::INT).into_iter();
+    said.map(|line| line + "\n").collect()
 }
 
 fn sources(dir: &Path) {
@@ -90,13 +71,12 @@ fn a_target_that_failed_is_removed_or_emptied_only_if_it_was_written() {
 
 #[test]
 fn a_commit_that_is_interrupted_says_that_its_backing_file_has_a_part() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     for line in [
         "create -q -f qcow2 base 16M",
         "create -q -f qcow2 -b base -F qcow2 over 16M",
     ] {
-        run(cowslip().current_dir(dir).args(words(line)));
+        succeeds(dir, line);
     }
     let shell = ["io", "-f", "qcow2", "-c", "write -P 7 0 16M", "over"];
     run(cowslip().current_dir(dir).args(shell));
@@ -113,7 +93,7 @@ fn a_commit_that_is_interrupted_says_that_its_backing_file_has_a_part() {
     let base = run(cowslip().current_dir(dir).args(shell));
     assert!(!base.contains("verification failed"), "{base}");
     check("over");
-    run(cowslip().current_dir(dir).args(["commit", "over"]));
+    succeeds(dir, "commit over");
     check("base");
     for image in ["base", "over"] {
         run(cowslip().current_dir(dir).args(["check", image]));
@@ -122,14 +102,13 @@ fn a_commit_that_is_interrupted_says_that_its_backing_file_has_a_part() {
 
 #[test]
 fn a_cancellation_is_reported_once() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     sources(dir);
     for line in [
         "create -q -f qcow2 -b a.raw -F raw over 32M",
         "create -q -f qcow2 there 32M",
     ] {
-        run(cowslip().current_dir(dir).args(words(line)));
+        succeeds(dir, line);
     }
     for line in [
         "convert --rate-limit 1M -f raw -O qcow2 a.raw x",

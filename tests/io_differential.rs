@@ -23,6 +23,7 @@ use std::process::{Command, Output, Stdio};
 
 mod vm_state;
 
+use crate::support::golden::{our_io, timeless};
 use crate::support::model::first_difference;
 use crate::support::rng::Rng;
 use crate::support::shape::{Entries, Files, Shape, Version};
@@ -44,14 +45,6 @@ struct Twin {
 
 fn qemu_io() -> Command {
     Command::new("qemu-io")
-}
-
-/// Our shell under the name that its errors then begin with.
-fn our_io() -> Command {
-    use std::os::unix::process::CommandExt;
-    let mut command = cowslip();
-    command.arg0("qemu-io");
-    command
 }
 
 impl Twin {
@@ -433,20 +426,6 @@ impl Case {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Text without what depends on the clock.
-fn timeless(bytes: &[u8]) -> String {
-    let text = text(bytes);
-    let lines = text.split('\n').map(|line| {
-        let machine: Vec<&str> = line.split(',').collect();
-        match (line.find(" ops; "), &machine[..]) {
-            (Some(at), _) => line[..at + 5].to_string(),
-            (None, [bytes, ops, _, _, _]) => format!("{bytes},{ops},..."),
-            _ => line.to_string(),
-        }
-    });
-    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Text without what `map` and `alloc` said. A prompt before it stays.

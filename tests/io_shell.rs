@@ -3,41 +3,18 @@
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::io::{PipeReader, Read as _, Write as _};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
-
-/// Our shell under qemu-io's name.
-fn our_io() -> Command {
-    let mut command = cowslip();
-    command.arg0("qemu-io");
-    command
-}
+use crate::support::golden::{our_io, timeless};
+use crate::support::{cowslip, outcome, run, scratch, scratch_beside, succeeds};
 
 /// An image of 1 MiB whose first 64 KiB are 0xcd.
 fn make_image(directory: &Path) {
-    run(cowslip()
-        .current_dir(directory)
-        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
+    succeeds(directory, "create -q -f qcow2 a.qcow2 1M");
     run(our_io()
         .current_dir(directory)
         .args(["-f", "qcow2", "-c", "write -q 0 64k", "a.qcow2"]));
-}
-
-/// Text without what depends on the clock.
-fn timeless(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes).into_owned();
-    let lines = text.split('\n').map(|line| {
-        let machine: Vec<&str> = line.split(',').collect();
-        match (line.find(" ops; "), &machine[..]) {
-            (Some(at), _) => line[..at + 5].to_string(),
-            (None, [bytes, ops, _, _, _]) => format!("{bytes},{ops},..."),
-            _ => line.to_string(),
-        }
-    });
-    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Standard output, standard error, exit status.
@@ -363,10 +340,9 @@ const LINES: &str = include_str!("io_shell_lines.txt");
 
 #[test]
 fn single_lines_say_what_qemu_io_says() {
-    if !peers_are_installed(&["qemu-io"]) {
+    let Some(directory) = scratch_beside(&["qemu-io"]) else {
         return;
-    }
-    let directory = scratch();
+    };
     make_image(directory.path());
     let at = |name: &str| directory.path().join(name);
     std::fs::write(at("pattern"), "abc").unwrap();

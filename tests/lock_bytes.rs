@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch, scratch_beside};
 
 const PEERS: &[&str] = &["qemu-img", "qemu-io", "strace"];
 
@@ -191,10 +191,9 @@ fn lock_call(line: &str) -> Option<(String, u64)> {
 
 #[test]
 fn every_command_locks_the_bytes_that_qemus_lock() {
-    if !peers_are_installed(PEERS) {
+    let Some(template) = scratch_beside(PEERS) else {
         return;
-    }
-    let template = scratch();
+    };
     files(template.path());
     for line in SAME {
         assert_eq!(
@@ -207,10 +206,9 @@ fn every_command_locks_the_bytes_that_qemus_lock() {
 
 #[test]
 fn what_differs_from_qemus_locks_is_known() {
-    if !peers_are_installed(PEERS) {
+    let Some(template) = scratch_beside(PEERS) else {
         return;
-    }
-    let template = scratch();
+    };
     files(template.path());
     for (line, target) in CLAIMED {
         let mut wanted = locked(line, false, template.path());
@@ -241,10 +239,9 @@ fn what_differs_from_qemus_locks_is_known() {
 /// A raw disk that another process writes is copied only where that is asked for.
 #[test]
 fn a_raw_disk_that_is_written_is_not_copied() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     files(dir.path());
     let mut writer = Command::new("qemu-io");
     writer.args(["-f", "raw", "r.raw"]).current_dir(dir.path());

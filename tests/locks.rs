@@ -9,7 +9,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::running::Running;
-use crate::support::{cowslip, outcome, peers_are_installed, program, qemu_img, run, scratch};
+use crate::support::{
+    cowslip, outcome, peer_succeeds, peers_are_installed, program, qemu_img, run, scratch,
+};
 
 const PEERS: &[&str] = &["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"];
 
@@ -21,24 +23,17 @@ fn ours(name: &str) -> Command {
 }
 
 /// `top.qcow2` on `base.qcow2`, and `r.raw`, in a directory of their own.
-fn images() -> tempfile::TempDir {
+fn images() -> crate::support::Scratch {
     let dir = scratch();
     let at = |name: &str| dir.path().join(name);
     qemu_img(
         &["create", "-q", "-f", "qcow2"],
         &[&at("base.qcow2"), Path::new("4M")],
     );
-    run(Command::new("qemu-img").current_dir(dir.path()).args([
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-b",
-        "base.qcow2",
-        "-F",
-        "qcow2",
-        "top.qcow2",
-    ]));
+    peer_succeeds(
+        dir.path(),
+        "qemu-img create -q -f qcow2 -b base.qcow2 -F qcow2 top.qcow2",
+    );
     fs::write(at("r.raw"), vec![7; 1 << 20]).unwrap();
     dir
 }
@@ -167,8 +162,7 @@ const REFUSED: &[(&str, &str)] = &[
 /// Under one holder, our programs do as QEMU's: the same exit code, the same first two lines.
 fn compare(holder: Command, held: &str, files: &[&str]) {
     let described = format!("{holder:?}");
-    let dir = images();
-    let dir = dir.path();
+    let dir = &images();
     let mut holder = Holder::start(holder, dir, files);
     let held_bytes = fs::read(dir.join(held)).unwrap();
     let attempts = ATTEMPTS
@@ -203,23 +197,27 @@ fn compare(holder: Command, held: &str, files: &[&str]) {
     assert!(holder.0.try_wait().unwrap().is_none(), "{described} died");
 }
 
+fn qemu_io(args: &str) -> Command {
+    with(Command::new("qemu-io"), args)
+}
+
+fn own(args: &str) -> Command {
+    with(cowslip(), args)
+}
+
 #[test]
 fn under_qemus_writers_we_refuse_what_qemu_refuses() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let both = &["top.qcow2", "base.qcow2"];
-    compare(
-        with(Command::new("qemu-io"), "top.qcow2"),
-        "top.qcow2",
-        both,
-    );
-    compare(daemon("top.qcow2", false), "top.qcow2", both);
-    compare(
-        with(Command::new("qemu-io"), "base.qcow2"),
-        "base.qcow2",
-        &["base.qcow2"],
-    );
+    let (both, base) = (&["top.qcow2", "base.qcow2"][..], &["base.qcow2"][..]);
+    for (holder, held, files) in [
+        (qemu_io("top.qcow2"), "top.qcow2", both),
+        (daemon("top.qcow2", false), "top.qcow2", both),
+        (qemu_io("base.qcow2"), "base.qcow2", base),
+    ] {
+        compare(holder, held, files);
+    }
 }
 
 #[test]
@@ -227,23 +225,15 @@ fn under_qemus_readers_we_refuse_what_qemu_refuses() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let both = &["top.qcow2", "base.qcow2"];
-    compare(
-        with(Command::new("qemu-io"), "-r top.qcow2"),
-        "top.qcow2",
-        both,
-    );
-    compare(daemon("top.qcow2", true), "top.qcow2", both);
-    compare(
-        with(Command::new("qemu-io"), "-r top.qcow2"),
-        "base.qcow2",
-        both,
-    );
-    compare(
-        with(Command::new("qemu-io"), "-r base.qcow2"),
-        "base.qcow2",
-        &["base.qcow2"],
-    );
+    let (both, base) = (&["top.qcow2", "base.qcow2"][..], &["base.qcow2"][..]);
+    for (holder, held, files) in [
+        (qemu_io("-r top.qcow2"), "top.qcow2", both),
+        (daemon("top.qcow2", true), "top.qcow2", both),
+        (qemu_io("-r top.qcow2"), "base.qcow2", both),
+        (qemu_io("-r base.qcow2"), "base.qcow2", base),
+    ] {
+        compare(holder, held, files);
+    }
 }
 
 #[test]
@@ -251,8 +241,7 @@ fn while_we_commit_nobody_gets_hold_of_the_base() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let dir = images();
-    let dir = dir.path();
+    let dir = &images();
     let io = |args: &[&str], name: &str| {
         let mut command = Command::new("qemu-io");
         outcome(command.current_dir(dir).args(args).arg(name))
@@ -296,14 +285,14 @@ fn under_our_writers_qemu_refuses_what_it_refuses_under_its_own() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let both = &["top.qcow2", "base.qcow2"];
-    compare(with(cowslip(), "io top.qcow2"), "top.qcow2", both);
-    compare(with(cowslip(), "serve -k s top.qcow2"), "top.qcow2", both);
-    compare(
-        with(cowslip(), "io base.qcow2"),
-        "base.qcow2",
-        &["base.qcow2"],
-    );
+    let (both, base) = (&["top.qcow2", "base.qcow2"][..], &["base.qcow2"][..]);
+    for (holder, held, files) in [
+        (own("io top.qcow2"), "top.qcow2", both),
+        (own("serve -k s top.qcow2"), "top.qcow2", both),
+        (own("io base.qcow2"), "base.qcow2", base),
+    ] {
+        compare(holder, held, files);
+    }
 }
 
 #[test]
@@ -312,13 +301,13 @@ fn under_our_readers_qemu_refuses_what_it_refuses_under_its_own() {
         return;
     }
     let both = &["top.qcow2", "base.qcow2"];
-    compare(with(cowslip(), "io -r top.qcow2"), "top.qcow2", both);
-    compare(
-        with(cowslip(), "serve -r -k s top.qcow2"),
-        "top.qcow2",
-        both,
-    );
-    compare(with(cowslip(), "io -r top.qcow2"), "base.qcow2", both);
+    for (holder, held, files) in [
+        (own("io -r top.qcow2"), "top.qcow2", both),
+        (own("serve -r -k s top.qcow2"), "top.qcow2", both),
+        (own("io -r top.qcow2"), "base.qcow2", both),
+    ] {
+        compare(holder, held, files);
+    }
 }
 
 /// The bytes that a program locks in a file, as QEMU's locks them.
@@ -334,8 +323,7 @@ fn we_lock_the_bytes_that_qemu_locks() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let dir = images();
-    let dir = dir.path();
+    let dir = &images();
     let create = |args: &str| {
         run(with(
             Command::new("qemu-img"),
@@ -403,8 +391,7 @@ fn a_raw_image_that_is_written_is_not_made_anew() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let dir = images();
-    let dir = dir.path();
+    let dir = &images();
     let holder = Holder::start(
         with(Command::new("qemu-io"), "-f raw r.raw"),
         dir,
@@ -440,8 +427,7 @@ fn a_data_file_is_locked_with_its_image() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let dir = images();
-    let dir = dir.path();
+    let dir = &images();
     let create = "create -q -f qcow2 -o data_file=d.raw ext.qcow2 4M";
     run(with(cowslip(), create).current_dir(dir));
     let mut resizer = Holder::start(
@@ -483,8 +469,7 @@ fn refusals_deep_in_a_chain_read_as_qemus() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let dir = images();
-    let dir = dir.path();
+    let dir = &images();
     for line in [
         "create -q -f qcow2 -b top.qcow2 -F qcow2 third.qcow2",
         "create -q -f qcow2 -o data_file=d.raw ext.qcow2 4M",
@@ -521,8 +506,7 @@ fn reopening_keeps_what_is_held_and_asks_for_what_is_new() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let dir = images();
-    let dir = dir.path();
+    let dir = &images();
     let top = dir.join("top.qcow2");
     let until = |bytes: &[u64]| {
         let begun = Instant::now();
@@ -573,8 +557,7 @@ fn of_contending_processes_only_one_writes() {
     if !peers_are_installed(PEERS) {
         return;
     }
-    let dir = images();
-    let dir = dir.path();
+    let dir = &images();
     let contend = |program: &'static str, is_ours: bool, pattern: u8| {
         let dir: PathBuf = dir.to_path_buf();
         move || {
@@ -621,8 +604,7 @@ fn what_cannot_be_resized_or_allocated_could_not_be_opened() {
     // Others hold "nobody writes", and "nobody changes the length".
     for (byte, lock) in [(201, "write"), (203, "resize")] {
         for (format, name) in [("raw", "r.raw"), ("qcow2", "base.qcow2")] {
-            let dir = images();
-            let dir = dir.path();
+            let dir = &images();
             let before = fs::read(dir.join(name)).unwrap();
             let held = File::open(dir.join(name)).unwrap();
             cowslip_queue::lock::share(held.as_fd(), byte, 1).unwrap();

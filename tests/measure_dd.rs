@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::golden::{self, words};
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch, scratch_beside};
 
 const MEASURE: &str = "
 
@@ -158,10 +158,9 @@ fn measure_tells_what_qemu_img_tells() {
 
 #[test]
 fn sizes_are_qemu_imgs_for_all_geometries() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let printed = |mut program: Command, options: &str, size: &str| {
         let line = ["measure", "-O", "qcow2", "-o", options, "--size", size];
         run(program.current_dir(&dir).args(line))

@@ -8,7 +8,10 @@ use std::process::Command;
 use crate::support::golden::ours;
 use crate::support::loop_device::LoopDevice;
 use crate::support::server::Server;
-use crate::support::{cowslip, peers_are_installed, run, scratch};
+use crate::support::{cowslip, peers_are_installed, run, scratch, scratch_beside};
+
+const ENCRYPTED: &str =
+    "cluster_size=2k,encrypt.format=luks,encrypt.key-secret=s0,encrypt.iter-time=10";
 
 /// A source, options of the target, and words for `convert`.
 const COPIES: &[(&str, &str, &str)] = &[
@@ -23,11 +26,7 @@ const COPIES: &[(&str, &str, &str)] = &[
     ("noise.raw", "cluster_size=4k,preallocation=falloc", ""),
     ("noise.raw", "preallocation=full", ""),
     ("noise.raw", "compat=0.10,cluster_size=1k", "-c -m 16"),
-    (
-        "noise.raw",
-        "cluster_size=2k,encrypt.format=luks,encrypt.key-secret=s0,encrypt.iter-time=10",
-        "",
-    ),
+    ("noise.raw", ENCRYPTED, ""),
     ("top.qcow2", "cluster_size=1k", ""),
     ("marked.qcow2", "", "--bitmaps"),
     ("marked.qcow2", "cluster_size=512", "--bitmaps"),
@@ -209,10 +208,9 @@ fn a_copy_fits_into_exactly_what_was_measured() {
 /// refcount blocks when they are needed, also in a later session.
 #[test]
 fn an_image_uses_all_of_its_device() {
-    if !peers_are_installed(&["qemu-img", "qemu-io", "losetup"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io", "losetup"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let file = dir.path().join("target");
     std::fs::write(&file, vec![0xa5; 700 << 10]).unwrap();
     let Some(place) = Place::new(Target::Device, &file) else {

@@ -127,7 +127,7 @@ impl Server {
 }
 
 /// The images, in a directory of their own.
-fn images() -> tempfile::TempDir {
+fn images() -> crate::support::Scratch {
     let dir = scratch();
     for line in lines(IMAGES) {
         let mut words = line.split(' ');

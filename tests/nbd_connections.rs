@@ -125,14 +125,21 @@ fn assert_same(dir: &Path, one: &str, other: &str) {
 
 #[test]
 fn copies_go_over_as_many_connections_as_were_asked_for() {
+    assert_eq!(copied(1, "8", (3, 3)), (3, 3));
+}
+
+/// Copies a disk, made from a seed, from a server that takes a number of clients. Returns how many
+/// of the connections that are asked for have come and are used; a relay hurries when those that
+/// are wanted are used.
+fn copied(seed: u64, clients: &str, (wanted, asked): (usize, usize)) -> (usize, usize) {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
-    make_disk(&path("disk"), 1);
-    let _server = serve(&path("disk"), &path("s"), "8");
-    let relay = Relay::start(path("r"), path("s"), 3);
-    run(convert(&["--image-opts", "-O", "raw", &relay.image(3)]).arg(path("copy")));
-    assert_eq!(relay.seen(), (3, 3));
+    make_disk(&path("disk"), seed);
+    let _server = serve(&path("disk"), &path("s"), clients);
+    let relay = Relay::start(path("r"), path("s"), wanted);
+    run(convert(&["--image-opts", "-O", "raw", &relay.image(asked)]).arg(path("copy")));
     assert_same(dir.path(), "disk", "copy");
+    relay.seen()
 }
 
 #[test]
@@ -152,26 +159,12 @@ fn what_is_written_over_several_connections_arrives() {
 
 #[test]
 fn a_server_of_one_client_has_one_connection() {
-    let dir = scratch();
-    let path = |name: &str| dir.path().join(name);
-    make_disk(&path("disk"), 3);
-    let _server = serve(&path("disk"), &path("s"), "1");
-    let relay = Relay::start(path("r"), path("s"), 1);
-    run(convert(&["--image-opts", "-O", "raw", &relay.image(4)]).arg(path("copy")));
-    assert_eq!(relay.seen().0, 1);
-    assert_same(dir.path(), "disk", "copy");
+    assert_eq!(copied(3, "1", (1, 4)).0, 1);
 }
 
 #[test]
 fn connections_that_a_server_does_not_take_are_not_waited_for() {
-    let dir = scratch();
-    let path = |name: &str| dir.path().join(name);
-    make_disk(&path("disk"), 4);
-    let _server = serve(&path("disk"), &path("s"), "2");
-    let relay = Relay::start(path("r"), path("s"), 2);
-    run(convert(&["--image-opts", "-O", "raw", &relay.image(8)]).arg(path("copy")));
-    assert_eq!(relay.seen().1, 2);
-    assert_same(dir.path(), "disk", "copy");
+    assert_eq!(copied(4, "2", (2, 8)).1, 2);
 }
 
 #[test]

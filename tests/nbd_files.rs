@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::support::golden::{ours, said};
 use crate::support::running::Running;
 use crate::support::twins::qemu_img;
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch, scratch_beside};
 
 /// A server; ends with this value.
 struct Server {
@@ -120,10 +120,9 @@ fn a_disk_is_written_and_read_back_over_either_server() {
 /// program says.
 #[test]
 fn an_image_in_an_export_is_mapped_checked_and_described() {
-    if !peers_are_installed(&["qemu-nbd", "qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-nbd", "qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let image = dir.path().join("image.qcow2");
     run(Command::new("qemu-img")
         .args(["create", "-q", "-f", "qcow2"])
@@ -377,10 +376,9 @@ fn a_server_that_is_far_is_asked_for_more_at_a_time() {
 /// The old content would be taken for an image of its old format.
 #[test]
 fn a_raw_disk_in_an_export_begins_with_zeroes_and_leaves_the_rest() {
-    if !peers_are_installed(&["qemu-nbd"]) {
+    let Some(dir) = scratch_beside(&["qemu-nbd"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let disk = dir.path().join("disk");
     std::fs::write(&disk, vec![9; 1 << 20]).unwrap();
     let server = Server::theirs(&disk, &[]);

@@ -13,13 +13,15 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::support::rng::Rng;
-use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::{
+    cowslip, outcome, peers_are_installed, qemu_img, run, scratch, scratch_beside,
+};
 
 const DISK_BYTES: u64 = 64 << 20;
 
 /// A running server and its files; killed if a test fails.
 struct Served {
-    directory: tempfile::TempDir,
+    directory: crate::support::Scratch,
     child: Child,
 }
 
@@ -54,7 +56,7 @@ impl Served {
     }
 
     /// Serves `image.qcow2` of a directory.
-    fn start(directory: tempfile::TempDir, options: &[&str]) -> Served {
+    fn start(directory: crate::support::Scratch, options: &[&str]) -> Served {
         let socket = directory.path().join("socket");
         let mut child = cowslip()
             .args(["serve", "--format=qcow2", "--discard=unmap"])
@@ -126,7 +128,7 @@ impl Drop for Served {
 
 /// The files after the server has ended.
 struct Stopped {
-    directory: tempfile::TempDir,
+    directory: crate::support::Scratch,
     image: PathBuf,
 }
 
@@ -279,10 +281,9 @@ fn nbdinfo_is_told_size_flags_and_contexts() {
 
 #[test]
 fn a_read_only_export_says_so_and_refuses_writes() {
-    if !peers_are_installed(&["nbdinfo", "qemu-img", "qemu-io"]) {
+    let Some(directory) = scratch_beside(&["nbdinfo", "qemu-img", "qemu-io"]) else {
         return;
-    }
-    let directory = scratch();
+    };
     qemu_img(
         &["create", "-q", "-f", "qcow2"],
         &[&directory.path().join("image.qcow2"), Path::new("8M")],
@@ -489,10 +490,9 @@ fn context_of(uri: &str, context: &str) -> Vec<(u64, u64, u64)> {
 /// as by qemu-nbd.
 #[test]
 fn allocation_depth_is_told_as_qemu_nbd_tells_it() {
-    if !peers_are_installed(&["nbdinfo", "qemu-img", "qemu-nbd", "qemu-io"]) {
+    let Some(directory) = scratch_beside(&["nbdinfo", "qemu-img", "qemu-nbd", "qemu-io"]) else {
         return;
-    }
-    let directory = scratch();
+    };
     let name = |name: &str| directory.path().join(name);
     let layers: [(&str, &[&str]); 3] = [
         ("base.qcow2", &["write -P 1 0 4M", "write -P 2 30M 1M"]),

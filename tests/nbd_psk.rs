@@ -8,8 +8,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::nbd_tls::{Server, Whose, disk, party};
-use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch};
+use crate::nbd_tls::{Server, Whose, disk, party, writes_and_copies};
+use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch, scratch_beside};
 
 const KEYS: &str = "\
 alice:616c696365207365637265742030313233343536373839616263646566303132
@@ -74,34 +74,7 @@ fn a_disk_is_written_and_read_with_keys_by_both_programs() {
         let disk = disk(dir.path(), "qcow2");
         let served = server_with_keys(server, dir.path(), &disk, &["-f", "qcow2"]);
         let own = credentials(dir.path(), words);
-        let mut shell = client.program("qemu-io");
-        shell.args(&own);
-        for command in [
-            "write -P 7 1000 20M",
-            "write -z 3M 1M",
-            "flush",
-            "read -P 0 3M 1M",
-            "read -P 7 4M 8M",
-        ] {
-            shell.args(["-c", command]);
-        }
-        let said = run(shell.args(["--image-opts", &image(&served)]));
-        assert!(!said.contains("failed"), "{case}: {said}");
-        let copy = dir.path().join("copy.raw");
-        let mut convert = client.program("qemu-img");
-        convert
-            .arg("convert")
-            .args(&own)
-            .args(["--image-opts", &image(&served), "-O", "raw"]);
-        run(convert.arg(&copy));
-        let copy = std::fs::read(copy).unwrap();
-        let expected = |at: usize| match at {
-            3145728..4194304 => 0,
-            1000..20972520 => 7,
-            _ => 0,
-        };
-        assert_eq!(copy.len(), 32 << 20, "{case}");
-        assert!((0..copy.len()).all(|at| copy[at] == expected(at)), "{case}");
+        writes_and_copies(client, &own, (&image(&served), dir.path()), &case);
         let mut list = client.program("qemu-nbd");
         list.arg("-L").args(&own).args(["--tls-creds", "tls", "-k"]);
         let listed = run(list.arg(&served.socket));
@@ -114,10 +87,9 @@ fn a_disk_is_written_and_read_with_keys_by_both_programs() {
 
 #[test]
 fn a_server_of_qemu_is_understood_in_either_version() {
-    if !peers_are_installed(&["qemu-nbd"]) {
+    let Some(dir) = scratch_beside(&["qemu-nbd"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     make_keys(dir.path());
     let disk = disk(dir.path(), "raw");
     for priority in [
@@ -172,25 +144,14 @@ qemu-nbd -L -k SOCKET --object tls-creds-psk,id=c,dir=keys --tls-creds c
 ";
 
 fn both_say_the_same(dir: &Path, lines: &str, socket: &Path) {
-    for line in golden::lines(lines) {
-        let line = line.replace("SOCKET", &socket.display().to_string());
-        let words = golden::words(&line);
-        let said = |whose: Whose| {
-            let mut command = whose.program(words[0]);
-            golden::said(&outcome(command.current_dir(dir).args(&words[1..])))
-        };
-        let (ours, theirs) = (said(Whose::Ours), said(Whose::Theirs));
-        assert_eq!(ours, theirs, "{line}");
-        assert!(theirs.contains("[exit status: 1]"), "{line}: {theirs}");
-    }
+    golden::refused_alike(dir, lines, &[("SOCKET", socket.display().to_string())]);
 }
 
 #[test]
-fn what_is_refused_is_refused_in_qemus_words() {
-    if !peers_are_installed(&["qemu-nbd", "qemu-img"]) {
+fn lines_with_keys_are_refused_in_qemus_words() {
+    let Some(dir) = scratch_beside(&["qemu-nbd", "qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     make_keys(dir.path());
     let disk = disk(dir.path(), "raw");
     both_say_the_same(dir.path(), REFUSED, Path::new("none"));
@@ -337,10 +298,9 @@ fn who_says_no_name_in_a_uri_is_who_runs_the_program() {
 
 #[test]
 fn an_export_of_nbdkit_is_copied() {
-    if !peers_are_installed(&["nbdkit"]) {
+    let Some(dir) = scratch_beside(&["nbdkit"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     make_keys(dir.path());
     let file = dir.path().join("keys/keys.psk");
     let socket = dir.path().join("nbdkit.sock");

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::support::golden::said;
 use crate::support::rng::Rng;
 use crate::support::running::Running;
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch, scratch_beside};
 
 const DISK_BYTES: u64 = 40 << 20;
 /// Bytes after which a connection is closed: longer than the longest request, much shorter than a
@@ -255,10 +255,9 @@ fn wait_for(stdout: &mut impl Read, text: &str) -> String {
 
 #[test]
 fn a_server_that_is_not_there_yet_is_waited_for() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let path = |name: &str| dir.path().join(name);
     let at = |name: &str, words: &str| format!("driver=nbd,path={}{words}", path(name).display());
     // There is no server, or a silent one.

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::running::Running;
-use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch, scratch_beside};
 
 /// Owner of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,43 @@ pub(crate) fn disk(dir: &Path, format: &str) -> PathBuf {
     path
 }
 
+/// A client writes to a disk of 32 MiB, reads it, and copies it into a directory.
+pub(crate) fn writes_and_copies(
+    client: Whose,
+    own: &[String],
+    (image, dir): (&str, &Path),
+    case: &str,
+) {
+    let mut shell = client.program("qemu-io");
+    shell.args(own);
+    for command in [
+        "write -P 7 1000 20M",
+        "write -z 3M 1M",
+        "flush",
+        "read -P 0 3M 1M",
+        "read -P 7 4M 8M",
+    ] {
+        shell.args(["-c", command]);
+    }
+    let said = run(shell.args(["--image-opts", image]));
+    assert!(!said.contains("failed"), "{case}: {said}");
+    let copy = dir.join("copy.raw");
+    let mut convert = client.program("qemu-img");
+    convert
+        .arg("convert")
+        .args(own)
+        .args(["--image-opts", image, "-O", "raw"]);
+    run(convert.arg(&copy));
+    let copy = std::fs::read(copy).unwrap();
+    let expected = |at: usize| match at {
+        3145728..4194304 => 0,
+        1000..20972520 => 7,
+        _ => 0,
+    };
+    assert_eq!(copy.len(), 32 << 20, "{case}");
+    assert!((0..copy.len()).all(|at| copy[at] == expected(at)), "{case}");
+}
+
 #[test]
 fn a_disk_is_written_and_read_over_tls_by_both_programs() {
     if !peers_are_installed(&["qemu-nbd", "qemu-img", "qemu-io"]) {
@@ -130,34 +167,7 @@ fn a_disk_is_written_and_read_over_tls_by_both_programs() {
         let image = disk(dir.path(), "qcow2");
         let served = Server::with_tls(server, &image, &["-f", "qcow2"]);
         let own = credentials("client", "client");
-        let mut shell = client.program("qemu-io");
-        shell.args(&own);
-        for command in [
-            "write -P 7 1000 20M",
-            "write -z 3M 1M",
-            "flush",
-            "read -P 0 3M 1M",
-            "read -P 7 4M 8M",
-        ] {
-            shell.args(["-c", command]);
-        }
-        let said = run(shell.args(["--image-opts", &served.image()]));
-        assert!(!said.contains("failed"), "{case}: {said}");
-        let copy = dir.path().join("copy.raw");
-        let mut convert = client.program("qemu-img");
-        convert
-            .arg("convert")
-            .args(&own)
-            .args(["--image-opts", &served.image(), "-O", "raw"]);
-        run(convert.arg(&copy));
-        let copy = std::fs::read(copy).unwrap();
-        let expected = |at: usize| match at {
-            3145728..4194304 => 0,
-            1000..20972520 => 7,
-            _ => 0,
-        };
-        assert_eq!(copy.len(), 32 << 20, "{case}");
-        assert!((0..copy.len()).all(|at| copy[at] == expected(at)), "{case}");
+        writes_and_copies(client, &own, (&served.image(), dir.path()), &case);
         let mut list = client.program("qemu-nbd");
         list.arg("-L")
             .args(&own)
@@ -262,27 +272,18 @@ qemu-nbd -L -k SOCKET --object tls-creds-x509,id=c,dir=@client --tls-creds c --t
 
 fn both_say_the_same(dir: &Path, lines: &str, socket: &Path) {
     let certificates = party("").display().to_string();
-    for line in golden::lines(lines) {
-        let line = line
-            .replace('@', &certificates)
-            .replace("SOCKET", &socket.display().to_string());
-        let words = golden::words(&line);
-        let said = |whose: Whose| {
-            let mut command = whose.program(words[0]);
-            golden::said(&outcome(command.current_dir(dir).args(&words[1..])))
-        };
-        let (ours, theirs) = (said(Whose::Ours), said(Whose::Theirs));
-        assert_eq!(ours, theirs, "{line}");
-        assert!(theirs.contains("[exit status: 1]"), "{line}: {theirs}");
-    }
+    let values = [
+        ("@", certificates),
+        ("SOCKET", socket.display().to_string()),
+    ];
+    golden::refused_alike(dir, lines, &values);
 }
 
 #[test]
 fn what_is_refused_is_refused_in_qemus_words() {
-    if !peers_are_installed(&["qemu-nbd", "qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-nbd", "qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let image = disk(dir.path(), "raw");
     both_say_the_same(dir.path(), REFUSED, Path::new("none"));
     let theirs = Server::with_tls(Whose::Theirs, &image, &["-f", "raw"]);
@@ -352,33 +353,18 @@ fn credentials_that_no_peer_would_believe_are_refused_at_the_start() {
         expired.contains("failed validation") && expired.contains("has expired"),
         "{expired}"
     );
+    let none = "no certificate was found";
     for (file, with, said) in [
-        (
-            "server-key.pem",
-            party("client").join("client-key.pem"),
-            "do not match",
-        ),
-        (
-            "ca-cert.pem",
-            party("stranger").join("client-cert.pem"),
-            "known issuer",
-        ),
-        (
-            "server-cert.pem",
-            party("client").join("client-cert.pem"),
-            "do not match",
-        ),
-        (
-            "server-cert.pem",
-            party("server").join("server-key.pem"),
-            "no certificate was found",
-        ),
+        ("server-key.pem", "client/client-key.pem", "do not match"),
+        ("ca-cert.pem", "stranger/client-cert.pem", "known issuer"),
+        ("server-cert.pem", "client/client-cert.pem", "do not match"),
+        ("server-cert.pem", "server/server-key.pem", none),
     ] {
         let mixed = scratch();
         for name in ["ca-cert.pem", "server-cert.pem", "server-key.pem"] {
             std::fs::copy(party("server").join(name), mixed.path().join(name)).unwrap();
         }
-        std::fs::copy(&with, mixed.path().join(file)).unwrap();
+        std::fs::copy(party(with), mixed.path().join(file)).unwrap();
         let printed = started(mixed.path(), "");
         let named = format!("{}/{file}", mixed.path().display());
         assert!(printed.contains(said), "{file}: {printed}");

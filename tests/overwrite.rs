@@ -14,7 +14,9 @@ use cowslip_testbed::Random;
 
 use crate::support::loop_device::LoopDevice;
 use crate::support::server::Server;
-use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::{
+    cowslip, outcome, peers_are_installed, qemu_img, run, scratch, scratch_beside,
+};
 
 /// Another name of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,7 @@ impl Drop for Kept {
 
 /// Files that are read, and two names of one of them: as the command reads it, and as it writes it.
 struct Scene {
-    dir: tempfile::TempDir,
+    dir: crate::support::Scratch,
     read: String,
     written: String,
     kept: Kept,
@@ -102,7 +104,7 @@ impl Scene {
     }
 
     /// The same of files that are there already.
-    fn of(dir: tempfile::TempDir, victim: &str, alias: Alias) -> Option<Scene> {
+    fn of(dir: crate::support::Scratch, victim: &str, alias: Alias) -> Option<Scene> {
         let at = |name: &str| dir.path().join(name);
         let mut kept = Kept::default();
         let is_root = rustix::process::geteuid().is_root();
@@ -148,7 +150,7 @@ impl Scene {
     }
 
     /// Files alone, for command lines that name them.
-    fn without_alias(dir: tempfile::TempDir) -> Scene {
+    fn without_alias(dir: crate::support::Scratch) -> Scene {
         Scene {
             dir,
             read: String::new(),
@@ -518,10 +520,9 @@ fn an_image_that_reads_what_it_writes_is_not_changed() {
 /// An image that is changed while its own chain leads to the place where it is stored.
 #[test]
 fn an_image_on_a_device_over_itself_is_not_changed() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     files(dir.path());
     let Some(device) = LoopDevice::over(&dir.path().join("t.qcow2"), &[]) else {
         return;
@@ -547,10 +548,9 @@ fn an_image_on_a_device_over_itself_is_not_changed() {
 /// The file behind an export is not known by name; the locks of its server identify it.
 #[test]
 fn an_export_of_a_source_is_not_overwritten() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     files(dir.path());
     let scene = Scene::without_alias(dir);
     let lines = [
@@ -590,10 +590,9 @@ fn an_export_of_a_source_is_not_overwritten() {
 /// The same where it is the data file of the source.
 #[test]
 fn an_export_of_a_data_file_is_not_made_an_image() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     files(dir.path());
     let scene = Scene::without_alias(dir);
     let mut serve = cowslip();
@@ -667,10 +666,9 @@ fn an_image_is_not_written_over_a_part_that_it_reads() {
 /// file.
 #[test]
 fn parts_of_one_file_that_do_not_meet_are_different_disks() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let at = |name: &str| dir.path().join(name);
     let (a, b) = (vec![b'a'; 1 << 20], vec![b'b'; 1 << 20]);
     fs::write(at("ab.raw"), [a.clone(), b.clone()].concat()).unwrap();
@@ -761,11 +759,9 @@ fn compared(dir: &Path, before: &[&str], images: [&str; 2]) -> Option<i32> {
 
 #[test]
 fn snapshots_of_one_image_are_different_disks() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     qemu_img(
         &["create", "-q", "-f", "qcow2"],
         &[&dir.join("a.qcow2"), Path::new("1M")],
@@ -787,11 +783,9 @@ fn snapshots_of_one_image_are_different_disks() {
 /// In QEMU's old encryption the password is the key: another one shows another disk.
 #[test]
 fn views_of_one_image_under_two_passwords_are_different_disks() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     fs::write(dir.join("s.raw"), vec![1; 1 << 20]).unwrap();
     let secrets = [
         "--object",

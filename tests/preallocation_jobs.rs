@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{cowslip, outcome, run, scratch, wait_for_lock};
+use crate::support::{cowslip, outcome, run, scratch, succeeds, wait_for_lock};
 
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
@@ -22,10 +22,6 @@ fn start(dir: &Path, line: &str) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
-}
-
-fn succeeds(dir: &Path, line: &str) -> String {
-    run(cowslip().current_dir(dir).args(line.split_whitespace()))
 }
 
 fn used_bytes(path: &Path) -> u64 {

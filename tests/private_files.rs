@@ -101,8 +101,7 @@ fn what_a_command_makes_for_itself_is_its_owners() {
     if !can_trace() {
         return;
     }
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let log = dir.join("log");
     let lines: &[(&str, &[&str], usize)] = &[
         ("create -q -f qcow2 image 4M", &["image"], 1),
@@ -140,8 +139,7 @@ fn a_server_tells_its_process_to_its_owner_only() {
     if !can_trace() {
         return;
     }
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let log = dir.join("log");
     std::fs::File::create(dir.join("disk"))
         .unwrap()

@@ -2,20 +2,18 @@
 //! listed, withdrawn, pruned; and what is refused.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::golden::words;
 use crate::support::rng::Rng;
-use crate::support::{cowslip, outcome, run, scratch};
+use crate::support::running::signalled;
+use crate::support::{cowslip, outcome, run, scratch, succeeds};
 
 pub fn line(dir: &Path, line: &str) -> String {
-    run(cowslip().current_dir(dir).args(words(line)))
+    succeeds(dir, line)
 }
 
 pub fn json(dir: &Path, text: &str) -> Value {
@@ -46,8 +44,7 @@ pub fn golden(dir: &Path, bytes: usize) -> Vec<u8> {
 
 #[test]
 fn a_disk_is_published_used_in_place_and_pulled() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     golden(dir, 16 << 20);
     line(dir, "convert -O qcow2 golden.raw golden.qcow2");
     let first = json(dir, "publish --json golden.qcow2 store/golden");
@@ -111,8 +108,7 @@ fn a_disk_is_published_used_in_place_and_pulled() {
 
 #[test]
 fn words_say_what_may_not_have_been_meant() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     golden(dir, 1 << 20);
     let publish = "publish -f raw golden.raw store/golden";
     let said = line(dir, publish);
@@ -166,8 +162,7 @@ fn words_say_what_may_not_have_been_meant() {
 
 #[test]
 fn a_relative_store_of_an_image_is_beside_the_image() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     golden(dir, 2 << 20);
     std::fs::create_dir(dir.join("vms")).unwrap();
     let first = json(dir, "publish --json -f raw golden.raw store/golden");
@@ -198,8 +193,7 @@ fn a_relative_store_of_an_image_is_beside_the_image() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     golden(dir, 1 << 20);
     line(dir, "publish -q -f raw golden.raw store/golden");
     for (line, said) in [
@@ -281,34 +275,12 @@ fn what_cannot_be_is_refused() {
 fn ended(dir: &Path, line: &str, signal: Signal) -> String {
     let mut command = cowslip();
     command.current_dir(dir).args(words(line));
-    ended_command(command, signal)
-}
-
-/// The same of any command that prints its progress as JSON. Returns what else it has said.
-pub fn ended_command(mut command: Command, signal: Signal) -> String {
-    let line = format!("{command:?}");
-    let piped = command.stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = piped.spawn().unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut progress = String::new();
-    while !progress.contains("\"done\":") || progress.contains("\"done\":0,") {
-        progress.clear();
-        let read = stderr.read_line(&mut progress).unwrap();
-        assert!(read > 0, "{line}: it ended without having begun");
-    }
-    kill_process(Pid::from_child(&child), signal).unwrap();
-    let mut said = String::new();
-    stderr.read_to_string(&mut said).unwrap();
-    let status = child.wait().unwrap();
-    assert_eq!(status.signal(), Some(signal.as_raw()), "{line}: {said}");
-    let said = said.lines().filter(|line| !line.starts_with('{'));
-    said.collect()
+    signalled(command, signal).concat()
 }
 
 #[test]
 fn what_is_interrupted_or_killed_has_no_name_and_is_continued() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     golden(dir, 64 << 20);
     let publish = "publish -f raw golden.raw store/golden";
     for signal in [Signal::INT, Signal::KILL] {

@@ -11,9 +11,9 @@ use cowslip_testbed::web::{WebFault, WebObject, WebServer};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::publish::ended_command;
 use crate::support::golden::words;
 use crate::support::rng::Rng;
+use crate::support::running::signalled;
 use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 /// Bytes of a part.
@@ -21,7 +21,7 @@ const PART: u64 = 8 << 20;
 
 /// A scratch directory with a disk, and a server with a bucket.
 struct Store {
-    dir: tempfile::TempDir,
+    dir: crate::support::Scratch,
     server: WebServer,
 }
 
@@ -165,11 +165,12 @@ fn options_choose_the_form_of_a_plain_image() {
     assert_is_golden(&store, "golden.qcow2");
     let said = store.refused(to_file);
     assert!(said.contains("exists already"), "{said}");
-    let part = ended_command(
+    let part = signalled(
         store
             .command("publish -f raw -O qcow2 golden.raw x.qcow2 --rate-limit 40M --progress=json"),
         Signal::INT,
-    );
+    )
+    .concat();
     assert!(part.contains("nothing of it is left"), "{part}");
     assert_eq!(store.files(), ["golden.qcow2", "got.qcow2", "text.qcow2"]);
 }
@@ -178,12 +179,12 @@ fn options_choose_the_form_of_a_plain_image() {
 fn what_is_interrupted_leaves_nothing_and_a_failing_store_no_wrong_object() {
     let store = Store::new();
     let paced = format!("{PLAIN} --rate-limit 40M --progress=json");
-    let said = ended_command(store.command(&paced), Signal::INT);
+    let said = signalled(store.command(&paced), Signal::INT).concat();
     let left = "there is no 's3://images/golden.qcow2', and nothing of it is left";
     assert_eq!(said, format!("cowslip: Cancelled: {left}"));
     store.assert_nothing_is_left("golden.qcow2");
     // A kill may leave parts, of which nobody sees anything.
-    ended_command(store.command(&paced), Signal::KILL);
+    signalled(store.command(&paced), Signal::KILL);
     assert!(store.object("golden.qcow2").is_none());
     let left = store.server.uploads();
     // Answers fail, and one is lost of a request that was done: the upload goes on.

@@ -38,8 +38,7 @@ fn bitmaps(dir: &Path, image: &str) -> Vec<String> {
 
 #[test]
 fn what_has_changed_since_a_version_is_known_in_each_copy_of_an_image() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     image(dir);
     let words = line(dir, "publish --track golden.qcow2 store/golden");
     assert!(words.contains("All of the disk was read"), "{words}");
@@ -73,8 +72,7 @@ fn what_has_changed_since_a_version_is_known_in_each_copy_of_an_image() {
 /// Changes below an image are in no bitmap of it.
 #[test]
 fn an_image_with_a_backing_file_is_read_as_a_whole() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     image(dir);
     line(dir, "create -q -f qcow2 -b golden.qcow2 -F qcow2 top.qcow2");
     line(dir, "publish -q --track top.qcow2 store/top");
@@ -90,8 +88,7 @@ fn an_image_with_a_backing_file_is_read_as_a_whole() {
 
 #[test]
 fn a_bitmap_that_may_miss_changes_is_refused() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     image(dir);
     line(dir, "publish -q golden.qcow2 store/golden");
     line(dir, "publish -q --track golden.qcow2 store/golden");

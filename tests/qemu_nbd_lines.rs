@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::golden::{lines, said, words};
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch_beside};
 
 /// There is an image `a.qcow2` of 4 MiB, and a file `r.raw` of zeroes.
 const LINES: &str = "
@@ -184,10 +184,9 @@ fn ours() -> Command {
 
 #[test]
 fn both_say_the_same() {
-    if !peers_are_installed(&["qemu-nbd", "qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-nbd", "qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     std::fs::write(dir.path().join("r.raw"), vec![0; 1 << 20]).unwrap();
     let create = ["create", "-q", "-f", "qcow2", "a.qcow2", "4M"];
     run(Command::new("qemu-img")

@@ -15,7 +15,7 @@ use crate::support::{cowslip, eventually, outcome, run, scratch};
 
 /// A cluster with a raw golden image of 4 MiB in its pool `rbd`, and the same image locally.
 struct Cluster {
-    dir: tempfile::TempDir,
+    dir: crate::support::Scratch,
     ceph: FakeCeph,
 }
 

@@ -10,7 +10,7 @@ use cowslip_front::{DATA_AT, Front, VERSION_1};
 use cowslip_trace::{Kind, Reader, Request};
 
 use crate::support::running::Running;
-use crate::support::{cowslip, eventually, run, scratch};
+use crate::support::{cowslip, eventually, run, scratch, succeeds};
 
 const SIZE: u64 = 16 << 20;
 
@@ -86,8 +86,7 @@ fn without_flushes(path: &Path) -> Vec<Request> {
 
 #[test]
 fn what_a_client_of_nbd_asks_is_in_the_trace() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     image(dir);
     let server = Server::start(dir, "--socket", &["--record", "t"]);
     server.io(&[
@@ -128,8 +127,7 @@ fn what_a_client_of_nbd_asks_is_in_the_trace() {
 
 #[test]
 fn requests_of_a_virtual_machine_are_in_the_trace() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     image(dir);
     let server = Server::start(dir, "--vhost-user", &["--record", "t"]);
     let mut front = Front::connect(&server.socket, VERSION_1).unwrap();
@@ -159,13 +157,10 @@ fn requests_to_a_file_are_in_the_trace() {
         eprintln!("SKIPPED: /dev/fuse and root are needed");
         return;
     }
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     image(dir);
     let disk = dir.join("disk");
-    run(cowslip()
-        .current_dir(dir)
-        .args(["mount", "-f", "qcow2", "--record", "t", "a.qcow2", "disk"]));
+    succeeds(dir, "mount -f qcow2 --record t a.qcow2 disk");
     let file = std::fs::File::options().write(true).open(&disk).unwrap();
     file.write_all_at(&[1; 4096], 1 << 20).unwrap();
     file.sync_all().unwrap();
@@ -180,8 +175,7 @@ fn requests_to_a_file_are_in_the_trace() {
 
 #[test]
 fn a_server_that_is_killed_leaves_a_trace_that_can_be_read() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     image(dir);
     let server = Server::start(dir, "--socket", &["--record", "t"]);
     server.io(&["write 0 4k", "write 1M 4k"]);
@@ -199,8 +193,7 @@ fn a_server_that_is_killed_leaves_a_trace_that_can_be_read() {
 
 #[test]
 fn a_trace_ends_at_its_limit_and_the_guest_goes_on() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     image(dir);
     let server = Server::start(dir, "--socket", &["--record", "t", "--record-limit", "64"]);
     server.io(&["write -P 5 0 4k", "write -P 6 1M 4k", "read -P 5 0 4k"]);
@@ -224,8 +217,7 @@ fn refused(dir: &Path, socket: &str, image: &str, file: &str) -> String {
 
 #[test]
 fn a_trace_overwrites_neither_its_image_nor_another_trace_that_is_recorded() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let base = image(dir);
     let overlay = [
         "create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2",
@@ -244,9 +236,7 @@ fn a_trace_overwrites_neither_its_image_nor_another_trace_that_is_recorded() {
 
     let server = Server::start(dir, "--socket", &["--record", "t"]);
     server.io(&["write 0 4k"]);
-    run(cowslip()
-        .current_dir(dir)
-        .args(["create", "-q", "-f", "qcow2", "d.qcow2", "1M"]));
+    succeeds(dir, "create -q -f qcow2 d.qcow2 1M");
     let said = refused(dir, "s", "d.qcow2", "t");
     assert!(said.contains("Could not record to 't'"), "{said}");
     server.end("TERM");
@@ -256,8 +246,7 @@ fn a_trace_overwrites_neither_its_image_nor_another_trace_that_is_recorded() {
 
 #[test]
 fn each_server_of_a_handover_records_what_it_has_served() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     image(dir);
     let mut first = Server::start(dir, "--socket", &["--record", "t1"]);
     first.io(&["write 0 4k"]);

@@ -22,7 +22,7 @@ const GOLDEN: &str = "/golden.qcow2";
 struct Bench {
     /// Kernel, initial RAM disk, golden image.
     guest: PathBuf,
-    dir: tempfile::TempDir,
+    dir: crate::support::Scratch,
     server: WebServer,
 }
 

@@ -3,49 +3,21 @@
 #![cfg(feature = "remote")]
 
 use std::path::Path;
-use std::process::Command;
 
 use cowslip_testbed::web::{WebLink, WebObject, WebServer};
 
+use crate::support::golden_image::Golden;
 use crate::support::server::Server;
-use crate::support::{cowslip, outcome, run, scratch};
+use crate::support::{outcome, run};
 
-/// A golden image of 4 MiB with data in it, locally and on a server.
-struct Golden {
-    dir: tempfile::TempDir,
-    server: WebServer,
+fn golden() -> Golden {
+    Golden::new(
+        "/golden.qcow2",
+        "-c write__-P__1__0__1M -c write__-P__2__3M__64k",
+    )
 }
 
 impl Golden {
-    fn new() -> Golden {
-        let dir = scratch();
-        let server = WebServer::start().unwrap();
-        let golden = Golden { dir, server };
-        golden.ours("create -q -f qcow2 golden.qcow2 4M");
-        golden.ours("io -c write__-P__1__0__1M -c write__-P__2__3M__64k golden.qcow2");
-        let bytes = std::fs::read(golden.path().join("golden.qcow2")).unwrap();
-        golden
-            .server
-            .put("/golden.qcow2", WebObject::tagged(bytes, "v1"));
-        golden
-    }
-
-    fn path(&self) -> &Path {
-        self.dir.path()
-    }
-
-    /// A command line; `URL` is the image's, and words that belong together are joined by `__`.
-    fn command(&self, line: &str) -> Command {
-        let url = self.server.url("/golden.qcow2");
-        let words = line
-            .split(' ')
-            .map(|word| word.replace("__", " ").replace("URL", &url));
-        let mut command = cowslip();
-        command.current_dir(self.path()).args(words);
-        command.env_remove("COWSLIP_CACHE").env_remove("http_proxy");
-        command
-    }
-
     fn ours(&self, line: &str) -> String {
         run(&mut self.command(line))
     }
@@ -60,7 +32,7 @@ impl Golden {
 
 #[test]
 fn every_command_reads_an_image_at_a_url() {
-    let golden = Golden::new();
+    let golden = golden();
     let info = golden.ours("info URL");
     assert!(
         info.contains("file format: qcow2") && info.contains("4 MiB"),
@@ -88,7 +60,7 @@ fn every_command_reads_an_image_at_a_url() {
 /// A read that takes longer than the one that measures the distance holds up nothing.
 #[test]
 fn an_image_behind_a_slow_link_is_converted() {
-    let golden = Golden::new();
+    let golden = golden();
     golden.server.limit(WebLink {
         latency: std::time::Duration::from_millis(25),
         bytes_per_second: 0,
@@ -100,7 +72,7 @@ fn an_image_behind_a_slow_link_is_converted() {
 
 #[test]
 fn overlays_stand_on_an_image_at_a_url() {
-    let golden = Golden::new();
+    let golden = golden();
     golden.ours("create -q -f qcow2 -b URL -F qcow2 vm.qcow2");
     let chain = golden.ours("info --backing-chain vm.qcow2");
     assert!(
@@ -121,7 +93,7 @@ fn overlays_stand_on_an_image_at_a_url() {
 
 #[test]
 fn a_disk_in_a_registry_is_an_image() {
-    let golden = Golden::new();
+    let golden = golden();
     let bytes = std::fs::read(golden.path().join("golden.qcow2")).unwrap();
     // No part of a blob can be compared with its digest.
     let digest = format!("sha256:{}", "0a".repeat(32));
@@ -154,7 +126,7 @@ fn a_disk_in_a_registry_is_an_image() {
 
 #[test]
 fn what_cannot_be_is_said() {
-    let golden = Golden::new();
+    let golden = golden();
     let refused = |line: &str, why: &str| {
         let (code, text) = golden.verdict(line);
         assert!(
@@ -197,7 +169,7 @@ fn what_cannot_be_is_said() {
 /// An image may name what is read, and no files that are made or emptied.
 #[test]
 fn the_header_of_an_image_chooses_no_file_that_is_written() {
-    let golden = Golden::new();
+    let golden = golden();
     let option = "cache-dir";
     let backing = format!(
         "json:{{\"driver\":\"http\",\"url\":\"URL\",\"{option}\":\"{}/precious\"}}",
@@ -220,7 +192,7 @@ fn the_header_of_an_image_chooses_no_file_that_is_written() {
 
 #[test]
 fn an_image_that_changes_is_an_error_for_the_guest() {
-    let golden = Golden::new();
+    let golden = golden();
     golden.ours("create -q -f qcow2 -b URL -F qcow2 vm.qcow2");
     let socket = golden.path().join("s");
     let mut serve = golden.command("serve --socket s --sandbox off vm.qcow2");
@@ -251,7 +223,7 @@ fn an_image_that_changes_is_an_error_for_the_guest() {
 /// fills its cache.
 #[test]
 fn a_confined_server_reads_on_and_a_second_one_reads_from_the_cache() {
-    let golden = Golden::new();
+    let golden = golden();
     golden.ours("create -q -f qcow2 -b URL -F qcow2 vm.qcow2");
     let serve = |name: &str| {
         let line =
@@ -308,7 +280,7 @@ fn put_all(server: &WebServer, (directory, bucket): (&Path, &str)) {
 /// address the environment names, for an object as an image, and for a published disk.
 #[test]
 fn a_confined_server_reads_objects_and_published_disks_of_a_store() {
-    let golden = Golden::new();
+    let golden = golden();
     let published = golden.ours("publish --json golden.qcow2 store/golden");
     let published: serde_json::Value = serde_json::from_str(&published).unwrap();
     let name = published["filename"].as_str().unwrap();
@@ -337,7 +309,7 @@ fn a_confined_server_reads_objects_and_published_disks_of_a_store() {
 
 #[test]
 fn the_cache_is_listed_verified_and_pruned() {
-    let golden = Golden::new();
+    let golden = golden();
     golden.ours("convert --remote-cache cache -O raw URL local.raw");
     let list = golden.ours("cache list --dir cache");
     assert!(
@@ -376,7 +348,7 @@ fn the_cache_is_listed_verified_and_pruned() {
 
 #[test]
 fn a_daemon_opens_images_at_urls() {
-    let golden = Golden::new();
+    let golden = golden();
     golden.ours("create -q -f qcow2 -b URL -F qcow2 vm.qcow2");
     let socket = golden.path().join("n");
     let line = "daemon --blockdev driver=http,node-name=web,url=URL,readahead=65536 \

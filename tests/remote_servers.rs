@@ -93,7 +93,7 @@ assert connection.getresponse().status == 201
 
 /// A scratch directory with a raw disk of 20 MiB, and the environment of commands.
 struct Host {
-    dir: tempfile::TempDir,
+    dir: crate::support::Scratch,
     variables: Vec<(&'static str, String)>,
 }
 

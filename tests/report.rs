@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch, scratch_beside};
 use browser::{Browser, Look, PROGRAM};
 use serde_json::{Value, json};
 
@@ -428,10 +428,9 @@ fn examine(browser: &mut Browser, page: &Path) {
 
 #[test]
 fn pages_are_shown_as_they_should_in_a_browser() {
-    if !peers_are_installed(&[PROGRAM]) {
+    let Some(dir) = scratch_beside(&[PROGRAM]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let mut pages = vec![
         page_of(TINY, dir.path(), "tiny.html"),
         page_of(

@@ -13,7 +13,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::golden::{self, words};
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{
+    cowslip, outcome, peer_succeeds, peers_are_installed, run, scratch, scratch_beside, succeeds,
+};
 
 mod chains;
 
@@ -241,9 +243,7 @@ fn what_resize_preallocates_is_what_qemu_img_preallocates() {
             }
             let [ours, theirs] = [dirs[0].path(), dirs[1].path()];
             let case = format!("{kind} {how}");
-            let checked = run(Command::new("qemu-img")
-                .current_dir(ours)
-                .args(["check", "x.qcow2"]));
+            let checked = peer_succeeds(ours, "qemu-img check x.qcow2");
             assert!(checked.starts_with("No errors"), "{case}: {checked}");
             // Images with a data file name it, so they are compared as what they say.
             let bytes = |dir: &Path| {
@@ -282,7 +282,7 @@ fn what_resize_preallocates_is_what_qemu_img_preallocates() {
 #[test]
 fn the_policy_is_amended() {
     let dir = scratch();
-    let ours = |line: &str| run(cowslip().current_dir(&dir).args(words(line)));
+    let ours = |line: &str| succeeds(&dir, line);
     ours("create -q -f qcow2 x 1M");
     let policy = || {
         let info: serde_json::Value = serde_json::from_str(&ours("info --output=json x")).unwrap();
@@ -335,10 +335,9 @@ fn checked_by_qemu(dir: &Path, file: &str) {
 
 #[test]
 fn zero_clusters_become_what_version_2_can_say() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     with_zeroes(dir.path());
     for file in ["over.qcow2", "alone.qcow2"] {
         let line = format!("convert -O raw {file} before.raw");
@@ -361,10 +360,9 @@ fn zero_clusters_become_what_version_2_can_say() {
 
 #[test]
 fn refcounts_get_every_width_and_count_the_same() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     with_zeroes(dir.path());
     let ours = |line: &str| outcome(golden::ours().current_dir(&dir).args(words(line)));
     let convert = words("convert -O raw alone.qcow2 before.raw");
@@ -373,7 +371,7 @@ fn refcounts_get_every_width_and_count_the_same() {
         let amended = ours(&format!("amend -o refcount_bits={bits} alone.qcow2"));
         assert!(amended.status.success(), "{}", golden::said(&amended));
         checked_by_qemu(dir.path(), "alone.qcow2");
-        let info = run(cowslip().current_dir(&dir).args(["info", "alone.qcow2"]));
+        let info = succeeds(&dir, "info alone.qcow2");
         assert!(info.contains(&format!("refcount bits: {bits}\n")), "{info}");
         let compare = words("compare -f raw before.raw alone.qcow2");
         run(Command::new("qemu-img").current_dir(&dir).args(compare));

@@ -12,7 +12,7 @@ use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 const PEERS: &[&str] = &["qemu-img", "qemu-io"];
 
 /// A scratch directory in which the programs run.
-struct Bench(tempfile::TempDir);
+struct Bench(crate::support::Scratch);
 
 impl Bench {
     fn new() -> Option<Bench> {

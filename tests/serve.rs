@@ -10,7 +10,9 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use crate::support::running::Running;
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{
+    cowslip, outcome, peers_are_installed, run, scratch, scratch_beside, succeeds,
+};
 
 fn our_nbd() -> Command {
     let mut command = cowslip();
@@ -19,9 +21,7 @@ fn our_nbd() -> Command {
 }
 
 fn make_image(directory: &Path) -> PathBuf {
-    run(cowslip()
-        .current_dir(directory)
-        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "64M"]));
+    succeeds(directory, "create -q -f qcow2 a.qcow2 64M");
     directory.join("a.qcow2")
 }
 
@@ -53,6 +53,12 @@ impl Server {
 
     fn signal(&self, name: &str) {
         run(Command::new("kill").args(["-s", name, &self.child.id().to_string()]));
+    }
+
+    /// Has it end by a signal, with success.
+    fn ends_in_order(self) {
+        self.signal("TERM");
+        assert_eq!(self.exit_code(), Some(0));
     }
 
     fn exit_code(mut self) -> Option<i32> {
@@ -100,10 +106,9 @@ fn each_ending_signal_ends_a_server_in_order() {
 
 #[test]
 fn qemu_nbd_ends_with_its_last_client_unless_persistent() {
-    if !peers_are_installed(&["qemu-io"]) {
+    let Some(directory) = scratch_beside(&["qemu-io"]) else {
         return;
-    }
-    let directory = scratch();
+    };
     let image = make_image(directory.path());
     let socket = directory.path().join("socket");
     let with = |option: &[&str]| {
@@ -120,8 +125,7 @@ fn qemu_nbd_ends_with_its_last_client_unless_persistent() {
     assert!(write_with_qemu(&socket, "disk").status.success());
     assert!(!write_with_qemu(&socket, "other").status.success());
     assert!(write_with_qemu(&socket, "disk").status.success());
-    server.signal("TERM");
-    assert_eq!(server.exit_code(), Some(0));
+    server.ends_in_order();
 }
 
 #[test]
@@ -257,8 +261,7 @@ fn a_server_that_is_refused_its_image_leaves_the_socket_to_the_other() {
     assert!(said.contains("Failed to get \"write\" lock"), "{said}");
     let listed = run(our_nbd().arg("-L").arg("-k").arg(&socket));
     assert!(listed.contains("exports available: 1"), "{listed}");
-    server.signal("TERM");
-    assert_eq!(server.exit_code(), Some(0));
+    server.ends_in_order();
 }
 
 /// Also where the other ends with its last client: who asks whether it is there is none.
@@ -288,8 +291,7 @@ fn a_socket_on_which_a_server_answers_is_not_taken() {
         }
         let listed = run(our_nbd().arg("-L").arg("-k").arg(&socket));
         assert!(listed.contains("exports available: 1"), "{listed}");
-        server.signal("TERM");
-        assert_eq!(server.exit_code(), Some(0));
+        server.ends_in_order();
     }
 }
 
@@ -314,8 +316,7 @@ fn the_socket_of_a_server_that_was_killed_is_taken_over() {
         identity(&socket).is_some_and(|new| Some(new) != old)
     });
     eventually("it answers", || UnixStream::connect(&socket).is_ok());
-    server.signal("TERM");
-    assert_eq!(server.exit_code(), Some(0));
+    server.ends_in_order();
 }
 
 #[test]
@@ -383,14 +384,12 @@ fn a_server_says_what_its_cache_does_and_goes_on() {
     let budget = cache["budget-bytes"].as_u64().unwrap();
     assert!((1_000_000..=1 << 20).contains(&budget), "{cache}");
     assert_eq!(cache["misses"], 0, "nobody has asked for anything");
-    server.signal("TERM");
-    assert_eq!(server.exit_code(), Some(0));
+    server.ends_in_order();
 }
 
 #[test]
 fn a_snapshot_is_served_in_the_place_of_the_disk_and_not_written() {
-    let directory = scratch();
-    let dir = directory.path();
+    let dir = &scratch();
     make_image(dir);
     let ours = |words: &[&str]| run(cowslip().current_dir(dir).args(words));
     ours(&["io", "-c", "write -P 1 0 64k", "a.qcow2"]);
@@ -414,8 +413,7 @@ fn a_snapshot_is_served_in_the_place_of_the_disk_and_not_written() {
         let write = ["io", "-f", "raw", "-c", "write 0 512", &uri];
         let written = outcome(cowslip().args(write));
         assert_eq!(written.status.success(), pattern == "2", "{words:?}");
-        server.signal("TERM");
-        assert_eq!(server.exit_code(), Some(0));
+        server.ends_in_order();
     }
     for (words, why) in [
         (&["--snapshot", "after", "a.qcow2"][..], "snapshot"),

@@ -16,7 +16,7 @@ use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
-use crate::support::{cowslip, eventually, run, scratch};
+use crate::support::{cowslip, eventually, run, scratch, succeeds};
 
 /// `(Seccomp, NoNewPrivs)` of every thread.
 fn confinement(server: &Child) -> Vec<(String, String)> {
@@ -128,9 +128,7 @@ fn serve_everything(options: &[&str], confined: bool) {
         !directory.path().join("socket").exists(),
         "the socket's name is left"
     );
-    run(cowslip()
-        .current_dir(directory.path())
-        .args(["check", "-q", "top.qcow2"]));
+    succeeds(directory.path(), "check -q top.qcow2");
 }
 
 #[test]
@@ -157,20 +155,11 @@ fn a_server_is_confined_only_if_that_is_wanted() {
 #[test]
 fn a_server_in_the_background_is_confined_too() {
     let directory = scratch();
-    run(cowslip()
-        .current_dir(directory.path())
-        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
-    run(cowslip().current_dir(directory.path()).args([
-        "serve",
-        "-k",
-        "socket",
-        "--fork",
-        "--pid-file",
-        "pid",
-        "-f",
-        "qcow2",
-        "a.qcow2",
-    ]));
+    succeeds(directory.path(), "create -q -f qcow2 a.qcow2 1M");
+    succeeds(
+        directory.path(),
+        "serve -k socket --fork --pid-file pid -f qcow2 a.qcow2",
+    );
     let pid = fs::read_to_string(directory.path().join("pid")).unwrap();
     let status = fs::read_to_string(format!("/proc/{}/status", pid.trim())).unwrap();
     assert!(status.contains("Seccomp:\t2"), "{status}");
@@ -206,9 +195,7 @@ fn become_cowslip_without_a_call() {
 /// either way it says what is missing.
 fn serve_without(call: i64, test: &str, missing: &str) {
     let directory = scratch();
-    run(cowslip()
-        .current_dir(directory.path())
-        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
+    succeeds(directory.path(), "create -q -f qcow2 a.qcow2 1M");
     let socket = directory.path().join("socket");
     let serve = |option: &str| {
         let mut command = Command::new(env::current_exe().unwrap());

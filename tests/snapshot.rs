@@ -11,7 +11,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::support::golden::{self, words};
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{
+    cowslip, outcome, peer_succeeds, peers_are_installed, run, scratch, scratch_beside,
+};
 use serde_json::Value;
 
 /// Command lines of `snapshot`, run one after the other on the same files.
@@ -178,10 +180,8 @@ fn snapshot_says_and_does_what_qemu_img_does() {
                 let line = ["info", file];
                 undated(&run(program.current_dir(dir).env("TZ", "UTC").args(line)))
             };
-            let mut ours = cowslip();
-            ours.arg("qemu-img");
             let (ours, theirs) = (
-                info(here.path(), ours),
+                info(here.path(), golden::ours()),
                 info(here.path(), Command::new("qemu-img")),
             );
             if ours != theirs {
@@ -339,10 +339,9 @@ fn prepare_states(dir: &Path) {
 
 #[test]
 fn a_snapshot_is_the_source_of_a_conversion() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     prepare_states(dir.path());
     for line in golden::lines(SOURCES) {
         let said = |mut program: Command, out: &str| {
@@ -368,10 +367,9 @@ fn a_snapshot_is_the_source_of_a_conversion() {
 
 #[test]
 fn a_snapshot_is_served_to_readers() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     prepare_states(dir.path());
     let socket = dir.path().join("socket");
     let uri = format!("nbd+unix:///?socket={}", socket.display());
@@ -434,26 +432,14 @@ fn answers(mut program: Command, dir: &Path, words: &[&str]) -> (String, Option<
     )
 }
 
-fn qemu_img_of_ours() -> Command {
-    let mut command = cowslip();
-    command.arg("qemu-img");
-    command
-}
-
 #[test]
 fn a_zero_byte_ends_a_name_as_it_does_for_qemu_img() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     let image = dir.join("a.qcow2");
-    run(Command::new("qemu-img")
-        .current_dir(dir)
-        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
-    run(Command::new("qemu-img")
-        .current_dir(dir)
-        .args(["snapshot", "-c", "name", "a.qcow2"]));
+    peer_succeeds(dir, "qemu-img create -q -f qcow2 a.qcow2 1M");
+    peer_succeeds(dir, "qemu-img snapshot -c name a.qcow2");
     let bytes = std::fs::read(&image).unwrap();
     let at = bytes
         .windows(5)
@@ -467,17 +453,9 @@ fn a_zero_byte_ends_a_name_as_it_does_for_qemu_img() {
         vec!["snapshot", "-a", "na", "a.qcow2"],
     ] {
         let theirs = answers(Command::new("qemu-img"), dir, &words);
-        assert_eq!(
-            answers(qemu_img_of_ours(), dir, &words),
-            theirs,
-            "{words:?}"
-        );
+        assert_eq!(answers(golden::ours(), dir, &words), theirs, "{words:?}");
     }
-    let deleted = answers(
-        qemu_img_of_ours(),
-        dir,
-        &["snapshot", "-d", "na", "a.qcow2"],
-    );
+    let deleted = answers(golden::ours(), dir, &["snapshot", "-d", "na", "a.qcow2"]);
     assert_eq!(deleted, (String::new(), Some(0)));
 }
 
@@ -489,12 +467,9 @@ fn a_table_of_more_than_64_mib_is_refused() {
     /// The longest ID and name, and all the extra data that there may be.
     const ENTRY_BYTES: u64 = (40u64 + 1024 + 2 * 65535).next_multiple_of(8);
     const TABLE: u64 = 1 << 20;
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let image = dir.join("a.qcow2");
-    run(Command::new("qemu-img")
-        .current_dir(dir)
-        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
+    peer_succeeds(dir, "qemu-img create -q -f qcow2 a.qcow2 1M");
     let count = (64u64 << 20) / ENTRY_BYTES + 1;
     for entry in 0..count {
         let at = TABLE + entry * ENTRY_BYTES;
@@ -504,7 +479,7 @@ fn a_table_of_more_than_64_mib_is_refused() {
     poke(&image, TABLE + count * ENTRY_BYTES - 1, &[0]);
     poke(&image, 60, &(count as u32).to_be_bytes());
     poke(&image, 64, &TABLE.to_be_bytes());
-    for program in [Command::new("qemu-img"), qemu_img_of_ours()] {
+    for program in [Command::new("qemu-img"), golden::ours()] {
         let (text, status) = answers(program, dir, &["info", "a.qcow2"]);
         assert!(text.contains("Snapshot table is too big"), "{text}");
         assert_eq!(status, Some(1));
@@ -513,10 +488,9 @@ fn a_table_of_more_than_64_mib_is_refused() {
 
 #[test]
 fn dates_are_those_of_the_time_zone() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     for line in ["create -q -f qcow2 a.qcow2 1M", "snapshot -c one a.qcow2"] {
         let mut program = Command::new("qemu-img");
         run(program.current_dir(dir.path()).args(words(line)));

@@ -4,16 +4,17 @@
 #![cfg(feature = "remote")]
 
 use std::io::Read;
-use std::path::Path;
+use std::ops::Deref;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use cowslip_testbed::web::{WebFault, WebObject, WebServer};
+use cowslip_testbed::web::WebFault;
 use rustix::process::Signal;
 
+use crate::support::golden_image::Golden;
 use crate::support::running::Running;
 use crate::support::server::Server;
-use crate::support::{cowslip, eventually, run, scratch};
+use crate::support::{eventually, run};
 
 /// Requests that are under way have two seconds; the rest is for busy machines. Without a signal
 /// each of these would go on for a minute or three.
@@ -21,26 +22,22 @@ const SOON: Duration = Duration::from_secs(20);
 const WHY: &str = "given up, since the program was asked to end";
 
 /// A web server with a golden image, which can be made to answer 503 for ever.
-struct Golden {
-    dir: tempfile::TempDir,
-    server: WebServer,
+struct Failing(Golden);
+
+impl Deref for Failing {
+    type Target = Golden;
+
+    fn deref(&self) -> &Golden {
+        &self.0
+    }
 }
 
-impl Golden {
-    fn new() -> Golden {
-        let dir = scratch();
-        let server = WebServer::start().unwrap();
-        let golden = Golden { dir, server };
-        run(&mut golden.command("create -q -f qcow2 golden.qcow2 4M"));
-        run(&mut golden.command("io -c write__-P__1__0__4M golden.qcow2"));
-        let bytes = std::fs::read(golden.path().join("golden.qcow2")).unwrap();
-        let object = WebObject::tagged(bytes, "v1");
-        golden.server.put("/images/golden.qcow2", object);
-        golden
-    }
-
-    fn path(&self) -> &Path {
-        self.dir.path()
+impl Failing {
+    fn new() -> Failing {
+        Failing(Golden::new(
+            "/images/golden.qcow2",
+            "-c write__-P__1__0__4M",
+        ))
     }
 
     fn fail_for_ever(&self) {
@@ -51,20 +48,7 @@ impl Golden {
     }
 
     fn command(&self, line: &str) -> Command {
-        let url = self.server.url("/images/golden.qcow2");
-        let words = line
-            .split(' ')
-            .map(|word| word.replace("__", " ").replace("URL", &url));
-        let mut command = cowslip();
-        command.current_dir(self.path()).args(words);
-        for name in [
-            "COWSLIP_CACHE",
-            "COWSLIP_REMOTE_TIMEOUT",
-            "http_proxy",
-            "HTTP_PROXY",
-        ] {
-            command.env_remove(name);
-        }
+        let mut command = self.0.command(line);
         command
             .env("AWS_ENDPOINT_URL", self.server.url(""))
             .env("AWS_ALLOW_HTTP", "true")
@@ -114,7 +98,7 @@ fn assert_says(output: &Output, words: &str) {
 
 #[test]
 fn verbs_that_read_a_failing_server_end_soon() {
-    let golden = Golden::new();
+    let golden = Failing::new();
     golden.fail_for_ever();
     for signal in [Signal::TERM, Signal::INT] {
         // Opening: nothing is made yet, so the signal ends the program as it is.
@@ -126,7 +110,7 @@ fn verbs_that_read_a_failing_server_end_soon() {
 
 #[test]
 fn a_conversion_whose_server_begins_to_fail_ends_soon() {
-    let golden = Golden::new();
+    let golden = Failing::new();
     let mut requests = 0;
     golden.server.judge(move |_| {
         requests += 1;
@@ -152,7 +136,7 @@ fn a_conversion_whose_server_begins_to_fail_ends_soon() {
 
 #[test]
 fn publishing_to_a_failing_store_and_pulling_from_it_end_soon() {
-    let golden = Golden::new();
+    let golden = Failing::new();
     golden.fail_for_ever();
     for line in [
         "publish golden.qcow2 s3://images/golden",
@@ -168,7 +152,7 @@ fn publishing_to_a_failing_store_and_pulling_from_it_end_soon() {
 
 #[test]
 fn a_server_whose_image_does_not_come_ends_soon_and_says_why() {
-    let golden = Golden::new();
+    let golden = Failing::new();
     golden.fail_for_ever();
     let output = golden.interrupted("serve -k socket -r URL", Signal::TERM);
     assert_says(&output, WHY);
@@ -184,7 +168,7 @@ fn a_server_whose_image_does_not_come_ends_soon_and_says_why() {
 
 #[test]
 fn a_server_whose_guest_waits_for_a_failing_store_ends_soon() {
-    let golden = Golden::new();
+    let golden = Failing::new();
     run(&mut golden.command("create -q -f qcow2 -b URL -F qcow2 vm.qcow2"));
     let socket = golden.path().join("socket");
     let mut serve = golden.command("serve -k socket --sandbox=off vm.qcow2");

@@ -7,8 +7,10 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::support::server::Server;
-use crate::support::{cowslip, eventually, outcome, peers_are_installed, program, run, scratch};
+use crate::support::server::{EXPORTED_DISK, Server};
+use crate::support::{
+    cowslip, eventually, outcome, program, run, scratch, scratch_beside, succeeds,
+};
 
 /// A daemon with a disk that is exported as `e`.
 fn start(mut program: Command, dir: &Path) -> Server {
@@ -19,17 +21,10 @@ fn start(mut program: Command, dir: &Path) -> Server {
         "socket,path=control,server=on,wait=off,id=c",
         "--monitor",
         "c",
-        "--nbd-server",
-        "addr.type=unix,addr.path=nbd",
-        "--blockdev",
-        "qcow2,node-name=a,file.driver=file,file.filename=a.qcow2",
-        "--export",
-        "nbd,id=e,node-name=a,writable=on",
     ]);
+    program.args(EXPORTED_DISK);
     let server = Server::start(&mut program, &dir.join("control"));
-    run(cowslip()
-        .current_dir(dir)
-        .args(["ctl", "control", "query-block-exports"]));
+    succeeds(dir, "ctl control query-block-exports");
     server
 }
 
@@ -82,8 +77,7 @@ fn figures(dir: &Path) -> Value {
 
 #[test]
 fn rates_and_latencies_of_an_interval_are_there_for_scripts() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let _daemon = start(daemon(), dir);
     let found = figures(dir);
     let disk = &found["disks"][0];
@@ -109,11 +103,9 @@ fn rates_and_latencies_of_an_interval_are_there_for_scripts() {
 
 #[test]
 fn a_daemon_of_qemu_is_shown_too() {
-    if !peers_are_installed(&["qemu-storage-daemon"]) {
+    let Some(dir) = &scratch_beside(&["qemu-storage-daemon"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     let _daemon = start(Command::new("qemu-storage-daemon"), dir);
     // It counts no requests by node.
     let text = top(dir, &["--once", "--json", "--interval", "0.1"]);
@@ -128,8 +120,7 @@ fn a_daemon_of_qemu_is_shown_too() {
 
 #[test]
 fn without_a_terminal_or_a_daemon_it_says_so() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let said = outcome(cowslip().current_dir(dir).args(["top", "control"]));
     assert_eq!(said.status.code(), Some(1), "{said:?}");
     assert!(String::from_utf8_lossy(&said.stderr).contains("--once"));
@@ -144,11 +135,9 @@ fn without_a_terminal_or_a_daemon_it_says_so() {
 /// In a terminal of its own, which `script` makes.
 #[test]
 fn a_terminal_is_drawn_and_left_as_it_was() {
-    if !peers_are_installed(&["script"]) {
+    let Some(dir) = &scratch_beside(&["script"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     let _daemon = start(daemon(), dir);
     let line = format!("stty cols 150 rows 20; {} top control", program().display());
     let mut terminal = Command::new("script")

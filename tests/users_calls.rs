@@ -15,8 +15,8 @@ use std::process::{Command, Output, Stdio};
 
 use crate::support::golden::words;
 use crate::support::judge::{Layout, comparable};
-use crate::support::twins::{Twin, compare_files, copy_all, qemu_img};
-use crate::support::{outcome, peers_are_installed, program, run, scratch};
+use crate::support::twins::{Twin, compare_files, qemu_img, twins};
+use crate::support::{outcome, program, run, scratch, scratch_beside};
 
 /// The behaviour of a program, and its place in the source.
 struct Story {
@@ -253,7 +253,7 @@ fn prepare(dir: &Path) {
 }
 
 /// Links of QEMU's names to the command under test.
-fn links() -> tempfile::TempDir {
+fn links() -> crate::support::Scratch {
     let dir = scratch();
     for name in ["qemu-img", "qemu-io", "qemu-nbd"] {
         symlink(program(), dir.path().join(name)).unwrap();
@@ -327,24 +327,15 @@ fn remove_leftovers(theirs: &Twin, ours: &Twin) {
 
 #[test]
 fn users_get_what_they_get_from_qemu() {
-    if !peers_are_installed(&["qemu-img", "qemu-io", "qemu-nbd", "prlimit"]) {
+    let Some(made) = scratch_beside(&["qemu-img", "qemu-io", "qemu-nbd", "prlimit"]) else {
         return;
-    }
-    let made = scratch();
+    };
     prepare(made.path());
     let links = links();
     let mut failures = String::new();
     for story in STORIES {
         let case = scratch();
-        let twin = |name: &str| {
-            let directory = case.path().join(name);
-            copy_all(made.path(), &directory);
-            Twin {
-                directory,
-                program: qemu_img,
-            }
-        };
-        let (theirs, ours) = (twin("their"), twin("our"));
+        let (theirs, ours) = twins(made.path(), case.path(), [qemu_img, qemu_img]);
         for line in story.lines {
             // Theirs are found where they always are.
             let expected = run_line(line, &theirs.directory, Path::new("/usr/bin"));

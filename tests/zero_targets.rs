@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::support::loop_device::LoopDevice;
 use crate::support::server::Server;
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch_beside};
 
 const DISK_BYTES: u64 = 1 << 20;
 /// A device's length: the disk, and room for an image's tables.
@@ -156,11 +156,9 @@ const MODES: [&str; 4] = ["off", "metadata", "falloc", "full"];
 
 /// Every line makes a target in every place.
 fn check_all(format: &str, lines: &[&str]) {
-    if !peers_are_installed(&["qemu-img", "qemu-nbd"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-nbd"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     source(dir);
     for place in Place::ALL {
         for line in lines {
@@ -192,11 +190,9 @@ fn qcow2_targets_show_the_source_whatever_was_there() {
 
 #[test]
 fn targets_with_data_files_show_the_source_whatever_was_there() {
-    if !peers_are_installed(&["qemu-img", "qemu-nbd"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-nbd"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     source(dir);
     // Data files lie in files and on devices.
     for data in [Place::NewFile, Place::OldFile, Place::Device] {
@@ -231,11 +227,9 @@ fn targets_with_data_files_show_the_source_whatever_was_there() {
 /// Encrypted space that was never written may decrypt to anything.
 #[test]
 fn encrypted_targets_show_the_source_whatever_was_there() {
-    if !peers_are_installed(&["qemu-img"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     source(dir);
     let secret = ["--object", "secret,id=k,data=secret"];
     for place in [Place::NewFile, Place::OldFile, Place::Device] {

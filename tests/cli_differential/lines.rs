@@ -60,6 +60,8 @@ pub const OBJECT: Choice = (&["--object"], Object, 60);
 struct Verb {
     name: &'static str,
     weight: u64,
+    /// Those that several verbs have.
+    common: &'static [Choice],
     options: &'static [Choice],
     operands: fn(&mut Lines) -> Vec<String>,
 }
@@ -68,9 +70,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "create",
         weight: 10,
+        common: &[QUIET, OBJECT],
         options: &[
-            QUIET,
-            OBJECT,
             (&["-f", "--format"], Format, 1),
             (&["-b", "--backing"], Image, 4),
             (&["-F", "--backing-format"], Format, 4),
@@ -88,55 +89,37 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "info",
         weight: 8,
-        options: &[
-            FORMAT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            OBJECT,
-            OUTPUT,
-            (&["-b", "--backing-chain"], Nothing, 4),
-        ],
-        operands: |lines| vec![lines.image()],
+        common: &[FORMAT, IMAGE_OPTS, FORCE_SHARE, OBJECT, OUTPUT],
+        options: &[(&["-b", "--backing-chain"], Nothing, 4)],
+        operands: one_image,
     },
     Verb {
         name: "check",
         weight: 8,
+        common: &[QUIET, FORMAT, IMAGE_OPTS, FORCE_SHARE, OBJECT, OUTPUT],
         options: &[
-            QUIET,
-            FORMAT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            OBJECT,
-            OUTPUT,
             (&["-r", "--repair"], Repair, 3),
             (&["-T", "--cache"], Cache, 10),
         ],
-        operands: |lines| vec![lines.image()],
+        operands: one_image,
     },
     Verb {
         name: "map",
         weight: 8,
+        common: &[FORMAT, IMAGE_OPTS, FORCE_SHARE, OBJECT, OUTPUT],
         options: &[
-            FORMAT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            OBJECT,
-            OUTPUT,
             (&["-s", "--start-offset"], Size, 5),
             (&["-l", "--max-length"], Size, 5),
         ],
-        operands: |lines| vec![lines.image()],
+        operands: one_image,
     },
     Verb {
         name: "convert",
         weight: 12,
+        common: &[QUIET, OBJECT, IMAGE_OPTS, FORCE_SHARE],
         options: &[
-            QUIET,
             // It has no long name there.
             (&["-p"], Nothing, 8),
-            OBJECT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
             (&["-f", "--source-format"], Format, 4),
             (&["--source-image-opts"], Nothing, 50),
             (&["-T", "--source-cache"], Cache, 10),
@@ -171,12 +154,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "compare",
         weight: 6,
+        common: &[QUIET, PROGRESS, IMAGE_OPTS, FORCE_SHARE, OBJECT],
         options: &[
-            QUIET,
-            PROGRESS,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            OBJECT,
             (&["-f", "--a-format", "--left-format"], Format, 5),
             (&["-F", "--b-format", "--right-format"], Format, 5),
             (&["-T", "--cache"], Cache, 10),
@@ -187,12 +166,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "commit",
         weight: 5,
+        common: &[QUIET, PROGRESS, FORMAT, IMAGE_OPTS, OBJECT],
         options: &[
-            QUIET,
-            PROGRESS,
-            FORMAT,
-            IMAGE_OPTS,
-            OBJECT,
             (&["-t", "--cache"], Cache, 8),
             (&["-d", "--drop"], Nothing, 4),
             (&["-b", "--base"], Image, 4),
@@ -203,13 +178,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "rebase",
         weight: 7,
+        common: &[QUIET, PROGRESS, FORMAT, IMAGE_OPTS, FORCE_SHARE, OBJECT],
         options: &[
-            QUIET,
-            PROGRESS,
-            FORMAT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            OBJECT,
             (&["-t", "--cache"], Cache, 10),
             (&["-T", "--backing-cache"], Cache, 10),
             (&["-b", "--backing"], Image, 1),
@@ -222,11 +192,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "resize",
         weight: 7,
+        common: &[QUIET, FORMAT, IMAGE_OPTS, OBJECT],
         options: &[
-            QUIET,
-            FORMAT,
-            IMAGE_OPTS,
-            OBJECT,
             (&["--preallocation"], Preallocation, 4),
             (&["--shrink"], Nothing, 2),
         ],
@@ -235,27 +202,22 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "snapshot",
         weight: 8,
+        common: &[QUIET, FORMAT, IMAGE_OPTS, FORCE_SHARE, OBJECT],
         options: &[
-            QUIET,
-            FORMAT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            OBJECT,
             (&["-l", "--list"], Nothing, 4),
             // By their long names they take no value there, which they need.
             (&["-c"], Snapshot, 3),
             (&["-a"], Snapshot, 5),
             (&["-d"], Snapshot, 5),
         ],
-        operands: |lines| vec![lines.image()],
+        operands: one_image,
     },
     Verb {
         name: "bitmap",
         weight: 8,
+        common: &[IMAGE_OPTS, OBJECT],
         options: &[
             (&["-f"], Format, 5),
-            IMAGE_OPTS,
-            OBJECT,
             (&["--add"], Nothing, 2),
             (&["--remove"], Nothing, 4),
             (&["--clear"], Nothing, 4),
@@ -271,27 +233,19 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "amend",
         weight: 6,
+        common: &[QUIET, PROGRESS, FORMAT, IMAGE_OPTS, OBJECT],
         options: &[
-            QUIET,
-            PROGRESS,
-            FORMAT,
-            IMAGE_OPTS,
-            OBJECT,
             (&["-t", "--cache"], Cache, 10),
             (&["-o", "--options"], AmendOptions, 1),
             (&["--force"], Nothing, 10),
         ],
-        operands: |lines| vec![lines.image()],
+        operands: one_image,
     },
     Verb {
         name: "measure",
         weight: 6,
+        common: &[FORMAT, IMAGE_OPTS, FORCE_SHARE, OBJECT, OUTPUT],
         options: &[
-            FORMAT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            OBJECT,
-            OUTPUT,
             (&["-O", "--target-format"], Format, 2),
             (&["-o", "--options"], MeasureOptions, 4),
             (&["-l", "--snapshot"], LoadedSnapshot, 8),
@@ -305,13 +259,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "dd",
         weight: 5,
-        options: &[
-            FORMAT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
-            OBJECT,
-            (&["-O", "--output-format"], Format, 3),
-        ],
+        common: &[FORMAT, IMAGE_OPTS, FORCE_SHARE, OBJECT],
+        options: &[(&["-O", "--output-format"], Format, 3)],
         operands: |lines| {
             let mut operands = vec![
                 format!("if={}", lines.image()),
@@ -338,10 +287,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "bench",
         weight: 2,
+        common: &[FORMAT, IMAGE_OPTS, FORCE_SHARE],
         options: &[
-            FORMAT,
-            IMAGE_OPTS,
-            FORCE_SHARE,
             (&["-q"], Nothing, 8),
             (&["-c", "--count"], Count, 1),
             (&["-d", "--depth"], Count, 3),
@@ -356,9 +303,13 @@ const VERBS: &[Verb] = &[
             (&["--flush-interval"], Count, 6),
             (&["--no-drain"], Nothing, 6),
         ],
-        operands: |lines| vec![lines.image()],
+        operands: one_image,
     },
 ];
+
+fn one_image(lines: &mut Lines) -> Vec<String> {
+    vec![lines.image()]
+}
 
 /// The generator of one case.
 pub struct Lines {
@@ -386,7 +337,7 @@ impl Lines {
             is_it
         });
         let verb = verb.expect("below the total");
-        let parts = self.options(verb.options);
+        let parts = self.options(&[verb.common, verb.options].concat());
         let operands = (verb.operands)(self);
         let mut words = self.joined(parts, operands);
         words.insert(0, verb.name.to_string());

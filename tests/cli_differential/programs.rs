@@ -8,11 +8,11 @@ use super::cast::Cast;
 use super::known::{Known, Line};
 use super::lines::Takes::{Aio, Cache, Format, Made, Nothing, Of};
 use super::lines::{Choice, Lines, OBJECT};
-use super::{LINES, quoted, run_many, run_some};
-use crate::support::golden::{lines, words};
+use super::{LINES, expect_equal, quoted, run_many, run_some};
+use crate::support::golden;
 use crate::support::judge::{Layout, comparable};
-use crate::support::twins::{Twin, Verdict, compare_files, copy_all};
-use crate::support::{cowslip, peers_are_installed, scratch};
+use crate::support::twins::{Verdict, compare_files, twins};
+use crate::support::{peers_are_installed, scratch_beside};
 
 /// Cases of an ordinary test run: some seconds.
 const CASES: u64 = 48;
@@ -246,26 +246,6 @@ fn qemu_io() -> Command {
     Command::new("qemu-io")
 }
 
-/// Our shell under the name that its errors then begin with.
-fn ours() -> Command {
-    let mut command = cowslip();
-    command.arg("qemu-io");
-    command
-}
-
-/// The directories of both programs.
-fn twins(cast: &Cast, directory: &Path) -> (Twin, Twin) {
-    let twin = |name: &str, program| {
-        let directory = directory.join(name);
-        copy_all(&cast.directory, &directory);
-        Twin { directory, program }
-    };
-    (
-        twin("theirs", qemu_io as fn() -> Command),
-        twin("ours", ours),
-    )
-}
-
 /// Returns the output of a program, without its name and version.
 fn normalized(output: &Output, layout: Layout) -> String {
     let text = comparable(output, layout);
@@ -286,7 +266,11 @@ fn overwrites_an_image(words: &[String]) -> bool {
 }
 
 fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
-    let (theirs, ours) = twins(cast, directory);
+    let (theirs, ours) = twins(
+        &cast.directory,
+        directory,
+        [qemu_io, || golden::our("qemu-io")],
+    );
     let mut generator = Lines::new(seed);
     let mut layout = Layout::Equal;
     let mut lines = String::new();
@@ -365,29 +349,21 @@ const MENDED: &str = r#"
 
 #[test]
 fn lines_of_qemu_io_that_once_differed_differ_no_more() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(directory) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let directory = scratch();
+    };
     let cast = Cast::make(directory.path().join("cast"), 0);
-    let (theirs, ours) = twins(&cast, directory.path());
-    let mut failures = String::new();
-    for line in lines(MENDED) {
-        // An underscore is a blank in a word.
-        let words: Vec<String> = words(line)
-            .into_iter()
-            .map(|word| word.replace('_', " "))
-            .collect();
-        let said = |twin: &Twin| normalized(&twin.run(&words), Layout::Free);
-        let (expected, got) = (said(&theirs), said(&ours));
-        if expected != got {
-            failures += &format!("{line}\n--- expected\n{expected}\n--- actual\n{got}\n");
-        }
-        if let Err(why) = compare_files(&theirs, &ours, &mut Layout::Free) {
-            failures += &format!("{line}\n{why}\n");
-        }
-    }
-    assert!(failures.is_empty(), "{failures}");
+    let twins = twins(
+        &cast.directory,
+        directory.path(),
+        [qemu_io, || golden::our("qemu-io")],
+    );
+    // An underscore is a blank in a word.
+    let words = |line| {
+        let words = golden::words(line).into_iter();
+        words.map(|word| word.replace('_', " ")).collect()
+    };
+    expect_equal(MENDED, twins, words, normalized);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::programs::{self, TRACES};
 use super::{quoted, run_many, run_some};
 use crate::support::judge::{Layout, comparable};
 use crate::support::rng::Rng;
-use crate::support::twins::{Twin, Verdict, compare_files, copy_all};
+use crate::support::twins::{Twin, Verdict, compare_files, twins};
 use crate::support::{cowslip, outcome, peers_are_installed, run};
 
 /// Cases of an ordinary test run: some seconds.
@@ -430,15 +430,7 @@ fn serve(twin: &Twin, words: &[String], (layout, rng): (Layout, &Rng), notes: &P
 }
 
 fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
-    let twin = |name: &str, program| {
-        let directory = directory.join(name);
-        copy_all(&cast.directory, &directory);
-        Twin { directory, program }
-    };
-    let (theirs, ours) = (
-        twin("theirs", qemu_nbd as fn() -> Command),
-        twin("ours", ours),
-    );
+    let (theirs, ours) = twins(&cast.directory, directory, [qemu_nbd, ours]);
     let mut generator = Lines::new(seed);
     let mut layout = Layout::Equal;
     let mut log = String::new();

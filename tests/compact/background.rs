@@ -7,18 +7,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Mounted, free_bytes, length, qemu, qemu_io, succeeds};
-use crate::support::{cowslip, peers_are_installed, run, scratch};
+use super::{free_bytes, length, qemu, qemu_io, small_file_system, succeeds};
+use crate::support::{cowslip, run, scratch};
 
 /// Longest wait for something that is to happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn without_space_it_tries_again_after_a_pause() {
-    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q", "-m", "0"], 64 << 20) else {
+    let Some(mounted) = small_file_system(64 << 20) else {
         return;
     };
     let dir = mounted.at.as_path();

@@ -80,8 +80,7 @@ fn a_transaction_that_fails_late_leaves_bitmaps_disks_and_jobs_as_they_were() {
     if !peers_are_installed(&["qemu-io", "qemu-img"]) {
         return;
     }
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     let mut daemon = with_disks(dir);
     let of_bitmap = |verb: &str, name: &str| {
         let data = json!({"node": "b", "name": name});

@@ -47,8 +47,7 @@ fn wait_for_the_end_of_jobs(daemon: &mut Daemon) {
 
 #[test]
 fn a_node_is_not_put_over_a_chain_that_is_written() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     for name in ["low", "mid", "other", "top"] {
         create(dir, &format!("{name}.qcow2 1M"));
     }
@@ -75,8 +74,7 @@ fn a_node_is_not_put_over_a_chain_that_is_written() {
 /// A chunk could not be copied before it was overwritten.
 #[test]
 fn clients_of_a_view_of_no_use_get_errors_until_they_have_left() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     for name in ["low", "view"] {
         create(dir, &format!("{name}.qcow2 1M"));
     }

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use super::guest::{DISK_BYTES, Guest, Model};
 use super::{Daemon, bytes_of, create};
-use crate::support::{cowslip, number_from_environment, peers_are_installed, qemu_img, run};
+use crate::support::{
+    cowslip, number_from_environment, peers_are_installed, qemu_img, run, succeeds,
+};
 
 /// The bytes of an export of the daemon.
 fn exported(dir: &Path, name: &str) -> Vec<u8> {
@@ -66,8 +68,7 @@ fn backups_of_checkpoints_restore_each_moment_under_load() {
     if !peers_are_installed(&["nbdinfo", "qemu-img"]) {
         return;
     }
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     let rounds = number_from_environment("COWSLIP_ROUNDS").unwrap_or(5);
     let seed = number_from_environment("COWSLIP_SEED").unwrap_or(3);
     make_disks(dir);
@@ -130,8 +131,7 @@ fn backups_of_checkpoints_restore_each_moment_under_load() {
 
 #[test]
 fn copies_of_checkpoints_restore_each_moment() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     make_disks(dir);
     create(dir, &format!("full.qcow2 {DISK_BYTES}"));
     create(dir, "-b full.qcow2 -F qcow2 next.qcow2");
@@ -166,8 +166,7 @@ fn copies_of_checkpoints_restore_each_moment() {
 
 #[test]
 fn a_copy_that_has_failed_leaves_no_checkpoint_to_rest_on() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     make_disks(dir);
     run(cowslip()
         .current_dir(dir)
@@ -208,16 +207,13 @@ fn a_copy_that_has_failed_leaves_no_checkpoint_to_rest_on() {
 
 #[test]
 fn a_kill_within_a_copy_leaves_no_checkpoint_to_rest_on() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     create(dir, "m.qcow2 1M");
     let listed = |said: &str| {
-        let listed = run(cowslip().current_dir(dir).args(["checkpoint", "m.qcow2"]));
+        let listed = succeeds(dir, "checkpoint m.qcow2");
         assert_eq!(listed, said);
     };
-    run(cowslip()
-        .current_dir(dir)
-        .args(["checkpoint", "--create", "mon", "m.qcow2"]));
+    succeeds(dir, "checkpoint --create mon m.qcow2");
     run(cowslip()
         .current_dir(dir)
         .args(["io", "-c", "write -q -P 7 0 128k", "m.qcow2"]));
@@ -241,8 +237,7 @@ fn a_kill_within_a_copy_leaves_no_checkpoint_to_rest_on() {
 
 #[test]
 fn a_checkpoint_that_fails_on_one_disk_leaves_none_changed() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     make_disks(dir);
     create(dir, "t.qcow2 1M");
     let mut daemon = with_disks(dir);
@@ -298,8 +293,7 @@ fn a_checkpoint_that_fails_on_one_disk_leaves_none_changed() {
 
 #[test]
 fn after_a_kill_a_full_backup_is_asked_for() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     make_disks(dir);
     let mut daemon = with_disks(dir);
     take(&mut daemon, "before", None).unwrap();
@@ -341,8 +335,7 @@ fn after_a_kill_a_full_backup_is_asked_for() {
 /// Changes since a published version rest on its bitmap.
 #[test]
 fn a_bitmap_of_a_published_version_is_removed_and_not_changed() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     create(dir, "n0.qcow2 1M");
     let mut daemon = Daemon::start(dir);
     daemon.add("n0", "n0.qcow2");
@@ -362,8 +355,7 @@ fn a_bitmap_of_a_published_version_is_removed_and_not_changed() {
 /// it must not say what has changed.
 #[test]
 fn a_committed_image_has_no_checkpoints() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     create(dir, "base.qcow2 1M");
     create(dir, "-b base.qcow2 -F qcow2 n0.qcow2");
     let mut daemon = Daemon::start(dir);
@@ -397,8 +389,7 @@ fn a_committed_image_has_no_checkpoints() {
 
 #[test]
 fn a_target_over_a_disk_shows_it_as_it_was() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     make_disks(dir);
     create(dir, &format!("f.qcow2 {DISK_BYTES}"));
     let mut daemon = with_disks(dir);

@@ -3,6 +3,7 @@
 //! `COWSLIP_TEST_COMPACTIONS` is how often the daemon is killed (6).
 
 use super::*;
+use crate::support::succeeds;
 
 /// Length of the file of the full disk, with its tables, that is not exceeded by much.
 const FULL_BYTES: u64 = DISK_BYTES + (1 << 20);
@@ -44,8 +45,7 @@ fn figures(daemon: &mut Daemon) -> Value {
 
 #[test]
 fn the_file_of_a_disk_in_use_is_compacted() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     for options in ["cluster_size=4k", "cluster_size=64k,extended_l2=on"] {
         drop(std::fs::remove_file(dir.join("n0.qcow2")));
         // All of the disk has space: a guest that is slow would let the file grow meanwhile.
@@ -77,7 +77,7 @@ fn the_file_of_a_disk_in_use_is_compacted() {
         assert!(length(dir) < FULL_BYTES, "{options}: {}", length(dir));
         daemon.quit();
         model.check(&bytes_of(dir, "n0.qcow2"));
-        run(cowslip().current_dir(dir).args(["check", "-q", "n0.qcow2"]));
+        succeeds(dir, "check -q n0.qcow2");
         if peers_are_installed(&["qemu-img"]) {
             qemu_img(&["check", "-q"], &[&dir.join("n0.qcow2")]);
         }
@@ -87,8 +87,7 @@ fn the_file_of_a_disk_in_use_is_compacted() {
 /// The clusters of a disk in use get the guest's order, as far as the guest lets them.
 #[test]
 fn the_clusters_of_a_disk_in_use_get_the_guests_order() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     create(dir, &format!("-o cluster_size=4k n0.qcow2 {DISK_BYTES}"));
     let model = Model::default();
     let (mut daemon, guest) = start(dir, 12, &model);
@@ -114,13 +113,12 @@ fn the_clusters_of_a_disk_in_use_get_the_guests_order() {
     );
     daemon.quit();
     model.check(&bytes_of(dir, "n0.qcow2"));
-    run(cowslip().current_dir(dir).args(["check", "-q", "n0.qcow2"]));
+    succeeds(dir, "check -q n0.qcow2");
 }
 
 #[test]
 fn a_daemon_that_is_killed_amid_a_compaction_loses_nothing() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     let rounds = number_from_environment("COWSLIP_TEST_COMPACTIONS").unwrap_or(6);
     let mut rng = Rng::new(number_from_environment("COWSLIP_SEED").unwrap_or(3));
     create(dir, &format!("-o cluster_size=4k n0.qcow2 {DISK_BYTES}"));
@@ -149,9 +147,7 @@ fn a_daemon_that_is_killed_amid_a_compaction_loses_nothing() {
     }
     assert!(amid > 0, "no compaction was killed");
     // What was begun comes to its end with the machine off.
-    run(cowslip()
-        .current_dir(dir)
-        .args(["compact", "-q", "n0.qcow2"]));
+    succeeds(dir, "compact -q n0.qcow2");
     assert!(length(dir) < FULL_BYTES, "{}", length(dir));
     model.check(&bytes_of(dir, "n0.qcow2"));
 }
@@ -159,8 +155,7 @@ fn a_daemon_that_is_killed_amid_a_compaction_loses_nothing() {
 /// The job with its states and its pace, as clients see it.
 #[test]
 fn a_compaction_is_paused_resumed_hastened_and_cancelled() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     create(dir, &format!("-o cluster_size=4k n0.qcow2 {DISK_BYTES}"));
     let model = Model::default();
     let (mut daemon, guest) = start(dir, 31, &model);
@@ -200,14 +195,13 @@ fn a_compaction_is_paused_resumed_hastened_and_cancelled() {
     guest.stop().unwrap();
     daemon.quit();
     model.check(&bytes_of(dir, "n0.qcow2"));
-    run(cowslip().current_dir(dir).args(["check", "-q", "n0.qcow2"]));
+    succeeds(dir, "check -q n0.qcow2");
 }
 
 /// In the background it does nothing while a guest uses the disk, and its work once that ends.
 #[test]
 fn a_compaction_in_the_background_waits_for_the_guest() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     create(dir, &format!("-o cluster_size=4k n0.qcow2 {DISK_BYTES}"));
     let model = Model::default();
     let (mut daemon, guest) = start(dir, 41, &model);
@@ -226,7 +220,7 @@ fn a_compaction_in_the_background_waits_for_the_guest() {
     assert!(length(dir) < before);
     daemon.quit();
     model.check(&bytes_of(dir, "n0.qcow2"));
-    run(cowslip().current_dir(dir).args(["check", "-q", "n0.qcow2"]));
+    succeeds(dir, "check -q n0.qcow2");
 }
 
 /// Waits until the job has moved something.
@@ -243,8 +237,7 @@ fn wait_for_work(daemon: &mut Daemon) {
 
 #[test]
 fn what_cannot_be_compacted_is_refused() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     create(dir, "n0.qcow2 1M");
     std::fs::write(dir.join("plain.raw"), [0; 4096]).unwrap();
     let mut daemon = Daemon::start(dir);

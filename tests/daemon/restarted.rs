@@ -106,8 +106,7 @@ fn add_all(daemon: &mut Daemon) {
 #[test]
 fn jobs_of_a_killed_daemon_are_started_again() {
     for (kind, shows) in KINDS {
-        let dir = crate::support::scratch();
-        let dir = dir.path();
+        let dir = &crate::support::scratch();
         images(dir);
         let before = bytes_of(dir, "top.qcow2");
         let mut daemon = Daemon::start(dir);
@@ -147,8 +146,7 @@ fn jobs_of_a_killed_daemon_are_started_again() {
 /// not count it.
 #[test]
 fn a_stream_goes_on_after_a_restart() {
-    let dir = crate::support::scratch();
-    let dir = dir.path();
+    let dir = &crate::support::scratch();
     images(dir);
     let before = bytes_of(dir, "top.qcow2");
     let mut daemon = Daemon::start(dir);

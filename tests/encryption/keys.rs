@@ -11,7 +11,7 @@ use std::process::Stdio;
 
 use super::Whose;
 use crate::support::golden::{self, words};
-use crate::support::{outcome, peers_are_installed, scratch};
+use crate::support::{outcome, peers_are_installed, scratch, scratch_beside};
 
 const SECRETS: [&str; 5] = [
     "secret,id=s0,data=k0",
@@ -181,11 +181,9 @@ fn key_slots_are_changed_as_qemu_img_changes_them() {
 /// The disk is the same under another passphrase, and a change of keys goes together with others.
 #[test]
 fn data_and_other_options_are_as_they_were() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
+    };
     let create = format!("create -q -f qcow2 -o {} image 1M", super::QCOW2_KEYS);
     Whose::Ours.img(dir, &create);
     let image = super::opened("qcow2", "image");
@@ -221,8 +219,7 @@ fn data_and_other_options_are_as_they_were() {
 /// A minute of PBKDF2 reports its progress, and ends at once when it is interrupted.
 #[test]
 fn an_interrupted_change_leaves_the_slots_as_they_were() {
-    let dir = scratch();
-    let dir = dir.path();
+    let dir = &scratch();
     let create = format!("create -q -f luks -o {} image 1M", super::LUKS_KEYS);
     Whose::Ours.img(dir, &create);
     let before = std::fs::read(dir.join("image")).unwrap();

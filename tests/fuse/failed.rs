@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::{can_mount, is_mounted};
-use crate::support::{cowslip, outcome, run, scratch};
+use crate::support::{cowslip, create_image, outcome, run, scratch};
 
 #[test]
 fn a_server_that_fails_after_the_mount_unmounts_and_removes_its_file() {
@@ -13,10 +13,7 @@ fn a_server_that_fails_after_the_mount_unmounts_and_removes_its_file() {
     }
     let dir = scratch();
     let [image, file] = ["a.qcow2", "disk"].map(|name| dir.path().join(name));
-    run(cowslip()
-        .args(["create", "-q", "-f", "qcow2"])
-        .arg(&image)
-        .arg("1M"));
+    create_image(&image, "1M");
     let verbs = [
         &["mount", "--foreground"][..],
         &["mount"],
@@ -50,10 +47,7 @@ fn a_server_that_is_killed_before_it_serves_leaves_no_mount() {
     }
     let dir = scratch();
     let [image, file, pid] = ["a.qcow2", "disk", "pid"].map(|name| dir.path().join(name));
-    run(cowslip()
-        .args(["create", "-q", "-f", "qcow2"])
-        .arg(&image)
-        .arg("1M"));
+    create_image(&image, "1M");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pid, rustix::fs::Mode::RWXU).unwrap();
     // It waits for a reader of its process number, and has mounted by then.
     let mut server = cowslip()

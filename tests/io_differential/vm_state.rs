@@ -125,8 +125,7 @@ fn no_size_leaves_leaks() {
         return;
     }
     for size in ["500k", "40M", "1G", "3G"] {
-        let directory = scratch();
-        let directory = directory.path();
+        let directory = &scratch();
         img(THEIRS, directory, "create -q -f qcow2 image.qcow2 600M");
         io(THEIRS, directory, "write -b -P 1 0 64k");
         io(THEIRS, directory, "write -b -P 2 512M 64k");

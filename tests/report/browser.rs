@@ -36,7 +36,7 @@ pub struct Browser {
     number: u64,
     /// Events that it has reported.
     pub events: Vec<Value>,
-    _directory: tempfile::TempDir,
+    _directory: crate::support::Scratch,
 }
 
 impl Browser {

@@ -11,8 +11,11 @@ use std::path::Path;
 use std::process::Command;
 
 use super::words;
+use crate::support::golden;
 use crate::support::rng::Rng;
-use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{
+    cowslip, outcome, peers_are_installed, run, scratch, scratch_beside, succeeds,
+};
 
 /// The commands with which each of the programs makes its files, one a line.
 const FILES: &str = "
@@ -263,19 +266,16 @@ fn backing(dir: &Path, file: &str) -> [serde_json::Value; 3] {
 /// Runs each line from the same start with each program, and holds what they say, and the disks,
 /// against each other.
 fn beside_qemu_img(verb: &str, lines: &str) {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(start) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let start = scratch();
+    };
     prepare(start.path());
     let mut failures = String::new();
     for line in lines[1..].trim_end_matches('\n').split('\n') {
         let dirs = [scratch(), scratch()];
         let [here, there] = [dirs[0].path(), dirs[1].path()];
         dirs.iter().for_each(|dir| copy(start.path(), dir.path()));
-        let mut ours = cowslip();
-        ours.arg("qemu-img");
-        let ours = said(ours, (verb, line, here));
+        let ours = said(golden::ours(), (verb, line, here));
         let theirs = said(Command::new("qemu-img"), (verb, line, there));
         if ours != theirs {
             failures += &format!("{verb} {line}\n--- expected\n{theirs}--- actual\n{ours}");
@@ -387,10 +387,9 @@ fn commit_says_and_does_what_qemu_img_does() {
 
 #[test]
 fn commit_leaves_the_base_as_qemu_img_does() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(start) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let start = scratch();
+    };
     prepare(start.path());
     // The line names the image; these are the bases.
     for (line, base) in [
@@ -404,8 +403,7 @@ fn commit_leaves_the_base_as_qemu_img_does() {
         let both = [scratch(), scratch()];
         both.iter().for_each(|dir| copy(start.path(), dir.path()));
         let dirs = [both[0].path(), both[1].path()];
-        let mut ours = cowslip();
-        ours.arg("qemu-img");
+        let ours = golden::ours();
         assert!(said(ours, ("commit", line, dirs[0])).contains("Image committed."));
         let theirs = Command::new("qemu-img");
         said(theirs, ("commit", line, dirs[1]));
@@ -448,10 +446,9 @@ fn a_chain_that_would_be_a_loop_is_refused() {
 
 #[test]
 fn an_emptied_image_keeps_its_snapshots() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+    let Some(dir) = scratch_beside(&["qemu-img", "qemu-io"]) else {
         return;
-    }
-    let dir = scratch();
+    };
     let peer = |line: &str| {
         let words = quoted(line);
         run(Command::new(&words[0]).current_dir(&dir).args(&words[1..]))
@@ -465,7 +462,7 @@ fn an_emptied_image_keeps_its_snapshots() {
     ] {
         peer(line);
     }
-    run(cowslip().current_dir(&dir).args(["commit", "top.q"]));
+    succeeds(&dir, "commit top.q");
     peer("qemu-img check -q top.q");
     peer("qemu-io -f qcow2 base.q -c 'read -P 1 0 100k' -c 'read -P 2 100k 300k'");
     peer("qemu-img snapshot -a then top.q");
@@ -570,15 +567,14 @@ fn chains_of_all_shapes_read_as_before() {
     }
     for seed in 0..6 {
         let rng = &mut Rng::new(seed);
-        let dir = scratch();
-        let dir = dir.path();
+        let dir = &scratch();
         let count = 3 + rng.below(3);
         let mut chain = random_chain(dir, rng, ("a", count));
         let top = chain.pop().unwrap();
         let count = 1 + rng.below(2);
         let other = random_chain(dir, rng, ("b", count)).pop().unwrap();
         let ours = |line: String| {
-            run(cowslip().current_dir(dir).args(words(&line)));
+            succeeds(dir, &line);
             for name in chain
                 .iter()
                 .chain([&top])

@@ -1,5 +1,6 @@
 //! Command lines that are given to both programs: taking them apart, and what came of them.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -51,11 +52,53 @@ pub fn difference(words: &[&str], here: &Path, there: &Path) -> String {
     }
 }
 
+/// Lines in which our programs, by QEMU's names, fail with the words and the status of QEMU's.
+/// Marks in the lines stand for values.
+pub fn refused_alike(dir: &Path, text: &str, values: &[(&str, String)]) {
+    for line in lines(text) {
+        let line = values.iter().fold(line.to_string(), |line, (mark, value)| {
+            line.replace(mark, value)
+        });
+        let words = words(&line);
+        let said =
+            |mut program: Command| said(&outcome(program.current_dir(dir).args(&words[1..])));
+        let (ours, theirs) = (said(our(words[0])), said(Command::new(words[0])));
+        assert_eq!(ours, theirs, "{line}");
+        assert!(theirs.contains("[exit status: 1]"), "{line}: {theirs}");
+    }
+}
+
+/// The command under test, by the name of one of QEMU's programs.
+pub fn our(program: &str) -> Command {
+    let mut command = super::cowslip();
+    command.arg(program);
+    command
+}
+
+/// The command under test as qemu-io, by the name that its errors then begin with.
+pub fn our_io() -> Command {
+    let mut command = super::cowslip();
+    command.arg0("qemu-io");
+    command
+}
+
+/// Output of a shell like qemu-io's, without what depends on the clock.
+pub fn timeless(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let lines = text.split('\n').map(|line| {
+        let machine: Vec<&str> = line.split(',').collect();
+        match (line.find(" ops; "), &machine[..]) {
+            (Some(at), _) => line[..at + 5].to_string(),
+            (None, [bytes, ops, _, _, _]) => format!("{bytes},{ops},..."),
+            _ => line.to_string(),
+        }
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 /// The command under test, as qemu-img.
 pub fn ours() -> Command {
-    let mut command = super::cowslip();
-    command.arg("qemu-img");
-    command
+    our("qemu-img")
 }
 
 /// Runs of a disk with what `keys` say of them by `map`, neighbours of one kind joined.

@@ -1,6 +1,7 @@
 //! Shared code of the tests against peers: finding the peers, seeds, running programs.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -8,6 +9,8 @@ use std::time::{Duration, Instant};
 
 pub mod engine;
 pub mod golden;
+#[cfg(feature = "remote")]
+pub mod golden_image;
 pub mod judge;
 pub mod loop_device;
 pub mod model;
@@ -77,6 +80,26 @@ pub fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Runs the command under test with the words of a line in a directory; it must succeed. Returns
+/// its standard output.
+pub fn succeeds(dir: &Path, line: &str) -> String {
+    run(cowslip().current_dir(dir).args(golden::words(line)))
+}
+
+/// The same of another program, whose name is the first word.
+pub fn peer_succeeds(dir: &Path, line: &str) -> String {
+    let words = golden::words(line);
+    run(Command::new(words[0]).current_dir(dir).args(&words[1..]))
+}
+
+/// Makes a qcow2 image whose disk has this size.
+pub fn create_image(path: &Path, size: &str) {
+    run(cowslip()
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(path)
+        .arg(size));
+}
+
 /// Waits until something holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -91,12 +114,49 @@ pub fn qemu_img(words: &[&str], paths: &[&Path]) -> String {
     run(Command::new("qemu-img").args(words).args(paths))
 }
 
-/// A directory for this test's files, below the target directory: on a real disk, as images are.
-pub fn scratch() -> tempfile::TempDir {
-    tempfile::Builder::new()
+/// A directory for a test's files, which is removed when this is dropped.
+pub struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Deref for Scratch {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        self.path()
+    }
+}
+
+impl<T: ?Sized> AsRef<T> for Scratch
+where
+    Path: AsRef<T>,
+{
+    fn as_ref(&self) -> &T {
+        self.path().as_ref()
+    }
+}
+
+/// A directory below the target directory: on a real disk, as images are.
+pub fn scratch() -> Scratch {
+    let dir = tempfile::Builder::new()
         .prefix("cowslip-test-")
-        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-        .expect("the target directory is writable")
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+    Scratch(dir.expect("the target directory is writable"))
+}
+
+/// Such a directory in memory, where the system has a file system there.
+pub fn scratch_in_memory() -> Scratch {
+    tempfile::tempdir_in("/dev/shm").map_or_else(|_| scratch(), Scratch)
+}
+
+/// Such a directory, if all these programs are installed.
+pub fn scratch_beside(programs: &[&str]) -> Option<Scratch> {
+    peers_are_installed(programs).then(scratch)
 }
 
 /// A number from the environment.

@@ -10,13 +10,19 @@ use super::{outcome, peers_are_installed, run, scratch};
 pub struct Mounted {
     /// Mount point.
     pub at: PathBuf,
-    _holder: tempfile::TempDir,
+    _holder: crate::support::Scratch,
 }
 
 impl Mounted {
     /// Made by this command. `None` where that is not possible here.
     pub fn new(format: &[&str]) -> Option<Mounted> {
         Mounted::of_size(format, 400 << 20)
+    }
+
+    /// The same, if all these programs are installed.
+    pub fn beside(programs: &[&str], format: &[&str]) -> Option<Mounted> {
+        let is_possible = peers_are_installed(programs);
+        is_possible.then(|| Mounted::new(format)).flatten()
     }
 
     /// The same in a file of this size.

@@ -7,6 +7,16 @@ use std::process::{Command, Stdio};
 use crate::support::running::Running;
 use std::time::{Duration, Instant};
 
+/// Options of a daemon, ours or QEMU's, that exports the image `a.qcow2` as `e`.
+pub const EXPORTED_DISK: [&str; 6] = [
+    "--nbd-server",
+    "addr.type=unix,addr.path=nbd",
+    "--blockdev",
+    "qcow2,node-name=a,file.driver=file,file.filename=a.qcow2",
+    "--export",
+    "nbd,id=e,node-name=a,writable=on",
+];
+
 /// A server, killed when it is dropped.
 pub struct Server {
     child: Running,

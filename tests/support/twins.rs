@@ -52,6 +52,16 @@ impl Twin {
     }
 }
 
+/// Copies of the files in a directory for two programs, in directories below another one.
+pub fn twins(files: &Path, below: &Path, [theirs, ours]: [fn() -> Command; 2]) -> (Twin, Twin) {
+    let twin = |name: &str, program| {
+        let directory = below.join(name);
+        copy_all(files, &directory);
+        Twin { directory, program }
+    };
+    (twin("theirs", theirs), twin("ours", ours))
+}
+
 /// The program of the peer.
 pub fn qemu_img() -> Command {
     Command::new("qemu-img")
