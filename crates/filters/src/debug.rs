@@ -48,42 +48,21 @@ impl DebugSpec {
     /// A limit is invalid; the message is QEMU's.
     pub fn limits_over(&self, own_align: u32) -> Result<Limits> {
         let said = &self.limits;
-        let is_met = |bytes: u64, unit: u64| {
-            bytes == 0 || bytes < i32::MAX as u64 && bytes.is_multiple_of(unit)
-        };
         let align = said.align.max(u64::from(own_align)).max(1);
         let zeroes_unit = said.zeroes_unit.max(align);
         let discard_unit = said.discard_unit.max(align);
-        let align_is_met = said.align == 0 || is_met(said.align, 1) && said.align.is_power_of_two();
-        for (name, bytes, is_met) in [
-            ("align", said.align, align_is_met),
-            (
-                "max-transfer",
-                said.transfer_max,
-                is_met(said.transfer_max, align),
-            ),
-            (
-                "opt-write-zero",
-                said.zeroes_unit,
-                is_met(said.zeroes_unit, align),
-            ),
-            (
-                "max-write-zero",
-                said.zeroes_max,
-                is_met(said.zeroes_max, zeroes_unit),
-            ),
-            (
-                "opt-discard",
-                said.discard_unit,
-                is_met(said.discard_unit, align),
-            ),
-            (
-                "max-discard",
-                said.discard_max,
-                is_met(said.discard_max, discard_unit),
-            ),
+        // Names, values, and what they have to be multiples of.
+        for (name, bytes, unit) in [
+            ("align", said.align, 1),
+            ("max-transfer", said.transfer_max, align),
+            ("opt-write-zero", said.zeroes_unit, align),
+            ("max-write-zero", said.zeroes_max, zeroes_unit),
+            ("opt-discard", said.discard_unit, align),
+            ("max-discard", said.discard_max, discard_unit),
         ] {
-            if !is_met {
+            let is_valid = name != "align" || bytes.is_power_of_two();
+            let is_met = is_valid && bytes < i32::MAX as u64 && bytes.is_multiple_of(unit);
+            if bytes != 0 && !is_met {
                 return Err(Error::Invalid(format!(
                     "Cannot meet constraints with {name} {bytes}"
                 )));
