@@ -398,7 +398,7 @@ impl Qcow2 {
         front: Front,
         (job, done): (&Job, &mut Compaction),
     ) -> Result<()> {
-        job.expect(2 * front.clusters << self.geometry().cluster_bits());
+        job.expect((2 * front.clusters) << self.geometry().cluster_bits());
         for batch in std::mem::take(&mut round.others) {
             self.empty_front((round, front), batch.len() as u64, (job, done))
                 .await?;
