@@ -20,10 +20,9 @@ use cowslip::qcow2::check::Severity;
 use cowslip::qcow2::compact::{CompactOptions, Compaction, CompactionPlan};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image, IoVec, Job, Result};
-use cowslip_block::random::Random;
 use cowslip_queue::Pending;
 
-use crate::snapshots::{Model, SHAPES, checked_clean, made, open, read};
+use crate::snapshots::{Model, Random, SHAPES, checked_clean, made, open, read};
 use crate::support::crash::{Op, Recorder, each_crash};
 use crate::support::slow::{HELD, NoFiles, SlowFile};
 use crate::support::{block_on, our_check, peers_are_installed};
@@ -116,7 +115,7 @@ fn images_of_all_shapes_keep_what_they_hold() {
     if !peers_are_installed() {
         return;
     }
-    among_steps(3, thrifty, |what, before, planned, done| {
+    among_steps((3, 31), thrifty, |what, before, planned, done| {
         assert!(done.file_bytes <= before, "{what}");
         assert_eq!(
             done.file_bytes, planned.file_bytes_after,
@@ -128,7 +127,7 @@ fn images_of_all_shapes_keep_what_they_hold() {
 /// Compacts images of all shapes among the steps of a model; `judge` gets the length of the file
 /// before, the plan, and what was done.
 fn among_steps(
-    seeds: u64,
+    (seeds, factor): (u64, u64),
     options_of: fn(u64) -> CompactOptions,
     judge: impl Fn(&str, u64, CompactionPlan, Compaction),
 ) {
@@ -136,7 +135,7 @@ fn among_steps(
         for seed in 0..seeds {
             let what = format!("{create_options}, seed {seed}");
             let file = Arc::new(MemoryFile::new("image", made(create_options, size), 1));
-            let random = &mut Random(seed * 31 + size);
+            let random = &mut Random(seed * factor + size);
             let mut model = Model::new(size);
             for _ in 0..3 {
                 let image = open(file.clone());

@@ -17,7 +17,6 @@ use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::{Buf, BufMut, Image, Job};
 
 use crate::support::block_on;
-use cowslip_block::random::Random;
 
 fn options() -> OpenOptions {
     OpenOptions {
@@ -58,6 +57,19 @@ fn named(name: &str) -> NewSnapshot {
 
 fn by_id(id: &str) -> SnapshotChoice {
     SnapshotChoice::Id(id.to_string())
+}
+
+/// A generator of test values: Knuth's MMIX constants.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
 }
 
 /// The contents of the disk and its snapshots.

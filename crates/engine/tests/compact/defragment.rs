@@ -173,7 +173,7 @@ fn images_of_all_shapes_keep_what_they_hold_in_order() {
     if !peers_are_installed() {
         return;
     }
-    among_steps(2, ordered, |what, _, _, done| {
+    among_steps((2, 57), ordered, |what, _, _, done| {
         let order = order_of(&done);
         assert!(order.extents_perfect <= order.extents, "{what}: {order:?}");
     });

@@ -10,10 +10,9 @@ use cowslip::job::{Attendant, Moment, Progress};
 use cowslip::qcow2::check::{Finding, Severity};
 use cowslip::{Error, Image, Job, Result};
 
-use super::{Model, by_id, checked_clean, made, named, open};
+use super::{Model, Random, by_id, checked_clean, made, named, open};
 use crate::support::crash::{Recorder, each_crash};
 use crate::support::{block_on, our_check, peers_are_installed};
-use cowslip_block::random::Random;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {

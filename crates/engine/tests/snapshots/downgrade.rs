@@ -10,10 +10,9 @@ use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::qcow2::check::{Finding, Severity};
 use cowslip::qcow2::create::Version;
 
-use super::{Model, checked_clean, made, open};
+use super::{Model, Random, checked_clean, made, open};
 use crate::support::crash::{Op, Recorder, each_crash};
 use crate::support::{Image, block_on, our_check, peers_are_installed};
-use cowslip_block::random::Random;
 
 fn to_version_2() -> Amendment {
     Amendment {

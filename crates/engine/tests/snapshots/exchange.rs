@@ -9,9 +9,8 @@ use cowslip::qcow2::amend::Amendment;
 use cowslip::qcow2::create::Version;
 use cowslip::{Buf, Error, Job};
 
-use super::{Model, SHAPES, by_id, checked_clean, named, open, read, read_at};
+use super::{Model, Random, SHAPES, by_id, checked_clean, named, open, read, read_at};
 use crate::support::{Image, block_on, peers_are_installed};
-use cowslip_block::random::Random;
 
 /// Runs qemu-img in the image's directory.
 fn qemu_img(dir: &Path, args: &[&str]) {
