@@ -242,13 +242,13 @@ impl Header {
     }
 
     /// The bytes from the start of the file to the end of the backing file's name. Moves the name
-    /// directly behind the extensions.
+    /// directly behind the extensions, and notes where the hint on allocation is.
     ///
     /// # Errors
     /// `Invalid` if they do not fit in a cluster.
     #[doc(hidden)]
     pub fn encode(&mut self) -> Result<Vec<u8>> {
-        let extensions = self.extensions.encode();
+        let extensions = self.extensions.encode(u64::from(self.header_length));
         let name_at = self.header_length as usize + extensions.len();
         let name = self.backing_file.clone().unwrap_or_default();
         let end = name_at + name.len();

@@ -468,8 +468,8 @@ impl Qcow2 {
 }
 
 /// Marks all clusters that hold metadata (invariant S3). Roots that overlap each other make the
-/// image unfit for writing; an L2 table that overlaps something, or lies beyond the end of the
-/// file, is never written through.
+/// image unfit for writing; an L2 table that overlaps something, or another table that is the same
+/// one, or lies beyond the end of the file, is never written through.
 fn protect_metadata(image: &Qcow2, roots: &[Root]) -> Result<()> {
     let geometry = *image.geometry();
     let mut state = image.lock();
@@ -482,11 +482,22 @@ fn protect_metadata(image: &Qcow2, roots: &[Root]) -> Result<()> {
             }
         }
     }
+    let mut bad = BTreeSet::new();
     for index in 0..state.mapping.tables.l1().len() as u64 {
         // An entry that does not decode is reported when something needs it.
         if let Ok(Some(table)) = state.mapping.tables.table(index) {
             let cluster = geometry.host_cluster(table.offset);
             if !state.space.protect_table(cluster) {
+                state.mapping.refuse_table(index);
+                bad.insert(table.offset);
+            }
+        }
+    }
+    if !bad.is_empty() {
+        // Another entry may refer to it: a copy would free a table that is still in use.
+        for index in 0..state.mapping.tables.l1().len() as u64 {
+            let table = state.mapping.tables.table(index);
+            if table.is_ok_and(|table| table.is_some_and(|table| bad.contains(&table.offset))) {
                 state.mapping.refuse_table(index);
             }
         }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use crate::epoll::Interest;
@@ -27,11 +28,20 @@ impl Event {
         })
     }
 
-    /// Takes over an event of another process.
+    /// Takes over an event of another process: an eventfd, a pipe or a socket. Files and devices
+    /// may be readable all the time, so that a wait would end at once, again and again.
     ///
     /// # Errors
-    /// It is no descriptor that can be made non-blocking.
+    /// It is none of these, or no descriptor that can be made non-blocking.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Event> {
+        // An eventfd has no type of file.
+        match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
+            FileType::Fifo | FileType::Socket | FileType::Unknown => {}
+            _ => {
+                let what = "it is a file or device, not an eventfd, a pipe or a socket";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+            }
+        }
         rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Event { fd: Arc::new(fd) })
     }
@@ -82,6 +92,21 @@ impl AsFd for Event {
 mod tests {
     use super::*;
     use crate::{Backend, Queue};
+
+    #[test]
+    fn files_and_devices_are_no_events() {
+        for name in ["/dev/zero", "/dev/urandom", "/proc/self/exe", "/"] {
+            let file = std::fs::File::open(name).unwrap();
+            let error = Event::from_fd(file.into()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{name}");
+        }
+        let (reader, _writer) = io::pipe().unwrap();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let event = Event::new().unwrap().as_fd().try_clone_to_owned().unwrap();
+        for fd in [reader.into(), socket.into(), event] {
+            Event::from_fd(fd).unwrap();
+        }
+    }
 
     #[test]
     fn events_of_other_threads_are_waited_for() {

@@ -372,8 +372,9 @@ impl Extensions {
         Ok(())
     }
 
-    /// The extension area with its end marker.
-    pub(super) fn encode(&self) -> Vec<u8> {
+    /// The extension area with its end marker, which begins at `start`. Notes where the hint on
+    /// allocation is.
+    pub(super) fn encode(&mut self, start: u64) -> Vec<u8> {
         let mut out = Vec::new();
         if let Some(format) = &self.backing_format {
             put(&mut out, BACKING_FORMAT, format.as_bytes());
@@ -396,7 +397,8 @@ impl Extensions {
             data.extend_from_slice(&bitmaps.bitmap_directory_offset.to_be_bytes());
             put(&mut out, BITMAPS, &data);
         }
-        if let Some(hint) = &self.allocation {
+        if let Some(hint) = &mut self.allocation {
+            hint.data_offset = start + (out.len() + PREFIX_BYTES) as u64;
             put(&mut out, ALLOCATION, &hint.encode());
         }
         for extension in &self.unknown {

@@ -42,9 +42,9 @@ impl Qcow2 {
         Err(error)
     }
 
-    /// Refuses to change what is mapped to metadata or beyond the end of the file, be it in place
-    /// or by giving the old space up (invariant S3): what is freed is counted down, punched and
-    /// reused.
+    /// Refuses to change what is mapped to metadata, beyond the end of the file, or to what the file
+    /// has grown by and is free, be it in place or by giving the old space up (invariant S3): what
+    /// is freed is counted down, punched and reused.
     pub(crate) fn refuse_misplaced(&self, state: &mut State, entry: &L2Entry) -> Result<()> {
         let freed = match Freed::of(entry) {
             Some(freed) if !self.format.data_file => freed,
@@ -53,7 +53,8 @@ impl Qcow2 {
         for cluster in freed.clusters(self.geometry()) {
             let host = self.geometry().host_offset(cluster);
             self.protect(state, host)?;
-            if cluster.0 >= state.space.claimed() {
+            let space = &state.space;
+            if cluster.0 >= space.claimed() || space.is_free_growth(cluster) {
                 return Err(Error::Corrupt {
                     file: self.name().to_string(),
                     structure: "cluster",

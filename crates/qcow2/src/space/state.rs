@@ -167,6 +167,16 @@ impl HostSpace {
         self.quarantine.give_up(freed, epoch);
     }
 
+    /// Returns whether a cluster that the file has grown by is free, so that what refers to it did
+    /// before it was there.
+    pub fn is_free_growth(&self, cluster: HostCluster) -> bool {
+        let has = |free: &FreeSet| {
+            free.run_from(cluster.0)
+                .is_some_and(|(at, ..)| at <= cluster.0)
+        };
+        cluster.0 >= self.claimed_at_open && (has(&self.free) || has(&self.table_space))
+    }
+
     /// A cluster has lost its last reference. Those that the scan has yet to look through are left
     /// to it: it goes by the counts, and would find them a second time. Clusters below `scanned`
     /// have been looked through.
