@@ -42,9 +42,9 @@ impl Qcow2 {
         Err(error)
     }
 
-    /// Refuses to change what is mapped to metadata, beyond the end of the file, or to what the file
-    /// has grown by and is free, be it in place or by giving the old space up (invariant S3): what
-    /// is freed is counted down, punched and reused.
+    /// Refuses to change what is mapped to metadata, beyond the end of the file, or to what the
+    /// file has grown by and is free, be it in place or by giving the old space up (invariant S3):
+    /// what is freed is counted down, punched and reused.
     pub(crate) fn refuse_misplaced(&self, state: &mut State, entry: &L2Entry) -> Result<()> {
         let freed = match Freed::of(entry) {
             Some(freed) if !self.format.data_file => freed,
