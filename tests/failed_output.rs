@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{cowslip, golden, outcome, scratch, scratch_beside, succeeds};
+use crate::support::{cowslip, golden, outcome, run, scratch, scratch_beside};
 
 /// Lines that print progress or a message, and the image that they leave. `old` is there before.
 const WORK: &[(&str, &str)] = &[
@@ -78,6 +78,11 @@ fn words(line: &str) -> Vec<&str> {
         _ => vec![part],
     });
     parts.collect()
+}
+
+/// Runs a line, some of whose words are quoted.
+fn succeeds(dir: &Path, line: &str) -> String {
+    run(cowslip().current_dir(dir).args(words(line)))
 }
 
 fn copy_of(template: &Path) -> crate::support::Scratch {
