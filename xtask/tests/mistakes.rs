@@ -18,10 +18,10 @@ impl Patch {
         self.text.lines().nth(1).is_some_and(|how| !how.is_empty())
     }
 
-    /// Applies it in a directory, with the context that `cargo xtask mistakes` asks for.
+    /// Applies it in a directory.
     fn apply(&self, directory: &Path, how: &[&str]) -> Output {
         let mut git = Command::new("git");
-        git.current_dir(directory).args(["apply", "-C1"]).args(how);
+        git.current_dir(directory).arg("apply").args(how);
         let outside = directory.parent().expect("it lies in a directory");
         git.env("GIT_CEILING_DIRECTORIES", outside).arg(&self.path);
         git.output().expect("git can be run")
@@ -95,6 +95,7 @@ fn every_patch_says_what_goes_wrong_and_when() {
 fn every_patch_applies_to_the_engine() {
     let mut stale = Vec::new();
     for patch in patches() {
+        // With all of its context: with less, it may apply at a place that it is not meant for.
         let checked = patch.apply(root(), &["--check"]);
         if !checked.status.success() {
             let why = String::from_utf8_lossy(&checked.stderr).into_owned();
@@ -132,7 +133,8 @@ fn those_that_the_gate_needs_go_together() {
     for patch in patches {
         let is_on_threads = threads.contains(&format!("{:?}", patch.name));
         on_threads += usize::from(is_on_threads);
-        let applied = patch.apply(&copy, &[]).status.success();
+        // With the context that `cargo xtask mistakes` asks for.
+        let applied = patch.apply(&copy, &["-C1"]).status.success();
         if !applied && (!patch.is_slow() || is_on_threads) {
             in_the_way.insert(patch.name);
         }
