@@ -364,7 +364,7 @@ impl Qcow2 {
         let mut damaged = None;
         let clusters = |(freed, _): &(Freed, u64)| freed.clusters(self.geometry());
         for cluster in ready.iter().flat_map(clusters) {
-            match counts.refcounts.add(cluster, -1).await {
+            match self.lower_count(counts, cluster).await {
                 Ok(0) => free.push(cluster),
                 Ok(_) => {}
                 Err(error) => damaged = Some(error),
@@ -536,13 +536,30 @@ impl Qcow2 {
     ) -> Result<()> {
         self.file.reach(Event::ClusterFree).await;
         for cluster in clusters.map(HostCluster) {
-            if counts.refcounts.add(cluster, -1).await? == 0 {
+            if self.lower_count(counts, cluster).await? == 0 {
                 self.lock()
                     .space
                     .set_free(counts.scanned, (cluster, SpaceContent::Unknown));
             }
         }
         Ok(())
+    }
+
+    /// Lowers the count of a cluster that has lost a reference, and returns the new one.
+    ///
+    /// # Errors
+    /// I/O, a corrupt table entry, or a cluster that had no reference by the counts: its count is
+    /// 0, or it is free and was counted ahead.
+    async fn lower_count(&self, counts: &mut Counts, cluster: HostCluster) -> Result<u64> {
+        if self.lock().space.is_free(cluster) {
+            return Err(Error::Corrupt {
+                file: self.name().to_string(),
+                structure: "reference count of the cluster",
+                offset: self.geometry().host_offset(cluster).0,
+                detail: "the cluster is free, and something refers to it".to_string(),
+            });
+        }
+        counts.refcounts.add(cluster, -1).await
     }
 
     /// Changes a root (invariant D6): one write within header sector 0, between barriers. What the

@@ -170,11 +170,16 @@ impl HostSpace {
     /// Returns whether a cluster that the file has grown by is free, so that what refers to it did
     /// before it was there.
     pub fn is_free_growth(&self, cluster: HostCluster) -> bool {
+        cluster.0 >= self.claimed_at_open && self.is_free(cluster)
+    }
+
+    /// Returns whether a cluster is known to be free.
+    pub fn is_free(&self, cluster: HostCluster) -> bool {
         let has = |free: &FreeSet| {
             free.run_from(cluster.0)
                 .is_some_and(|(at, ..)| at <= cluster.0)
         };
-        cluster.0 >= self.claimed_at_open && (has(&self.free) || has(&self.table_space))
+        has(&self.free) || has(&self.table_space)
     }
 
     /// A cluster has lost its last reference. Those that the scan has yet to look through are left

@@ -45,11 +45,13 @@ pub(super) async fn run(mut plan: Plan<'_>) -> Result<Outcome> {
             }
             done = plan.summary;
         }
-        Scope::Leaks if plan.structural == 0 => {
-            plan.leaks().await?;
-            done = plan.finished;
+        Scope::Leaks => {
+            plan.clear_unknown_features().await?;
+            if plan.structural == 0 {
+                plan.leaks().await?;
+                done = plan.finished;
+            }
         }
-        Scope::Leaks => {}
     }
     let (header, check) = verify(&plan.file, &plan.options, plan.observer).await?;
     let sound = check.corruptions == 0 && check.check_errors == 0;
