@@ -178,6 +178,7 @@ impl<'a> Plan<'a> {
         plan.survey_l1_tables().await?;
         plan.survey_refcount_table().await?;
         plan.find_lost_tables().await?;
+        plan.survey_bitmap_data()?;
         plan.survey_l2_tables().await?;
         plan.find_lost_clusters().await?;
         plan.place().await?;

@@ -320,24 +320,48 @@ impl Plan<'_> {
                 let bytes = extension.bitmap_directory_size;
                 self.survey
                     .structure(directory, bytes, Structure::Bitmaps)?;
-                for (table, clusters) in bitmaps {
-                    let (offset, bytes) = table;
-                    self.survey.structure(offset, bytes, Structure::Bitmaps)?;
-                    for offset in clusters {
-                        let len = self.survey.geometry.cluster_bytes();
-                        self.survey.count(offset, len, 1, Copied::Ignored)?;
+                for ((offset, bytes), clusters) in bitmaps {
+                    if self.survey.is_owned(offset, bytes) {
+                        let what = format!("the table at {offset:#x} shares its place");
+                        self.drop_bitmaps(&extension, &what);
+                        return Ok(());
                     }
+                    self.survey.structure(offset, bytes, Structure::Bitmaps)?;
+                    self.survey.bitmap_data.extend(clusters);
                 }
             }
-            Err(what) => {
-                self.step(&Step::Bitmaps {
-                    at: extension.bitmap_directory_offset,
-                    what: format!("bitmaps: {what}"),
-                });
-                self.new_header.autoclear_features &= !autoclear::BITMAPS;
-            }
+            Err(what) => self.drop_bitmaps(&extension, &what),
         }
         Ok(())
+    }
+
+    /// Counts the data of bitmaps, once all metadata is known: bitmaps whose data shares its place
+    /// with metadata do not say what has changed.
+    pub(super) fn survey_bitmap_data(&mut self) -> Result<()> {
+        let Some(&extension) = self.header.consistent_bitmaps() else {
+            return Ok(());
+        };
+        let cluster_bytes = self.survey.geometry.cluster_bytes();
+        let is_owned = |offset: &&u64| self.survey.is_owned(**offset, cluster_bytes);
+        if let Some(offset) = self.survey.bitmap_data.iter().find(is_owned) {
+            let what = format!("the data at {offset:#x} shares its place with other metadata");
+            self.drop_bitmaps(&extension, &what);
+        }
+        for offset in std::mem::take(&mut self.survey.bitmap_data) {
+            self.survey
+                .count(offset, cluster_bytes, 1, Copied::Ignored)?;
+        }
+        Ok(())
+    }
+
+    /// Declares the bitmaps inconsistent: nothing counts for them any more.
+    fn drop_bitmaps(&mut self, extension: &BitmapsExtension, what: &str) {
+        self.step(&Step::Bitmaps {
+            at: extension.bitmap_directory_offset,
+            what: format!("bitmaps: {what}"),
+        });
+        self.new_header.autoclear_features &= !autoclear::BITMAPS;
+        self.survey.disown_bitmaps();
     }
 
     /// Returns the table, offset and length, and the clusters of each bitmap; or the flaw.

@@ -138,6 +138,8 @@ pub(super) struct Survey {
     /// New offset of the snapshot table, once it is known, if the table is rewritten.
     pub moves_snapshots: Option<u64>,
     pub snapshots_bytes: u64,
+    /// The clusters of bitmaps' data, until they are counted.
+    pub bitmap_data: Vec<u64>,
     pub lost_tables: Vec<LostTable>,
     pub lost_clusters: Vec<LostCluster>,
     /// Words of tables that change in stage A.
@@ -180,6 +182,7 @@ impl Survey {
             snapshots: Vec::new(),
             moves_snapshots: None,
             snapshots_bytes: 0,
+            bitmap_data: Vec::new(),
             lost_tables: Vec::new(),
             lost_clusters: Vec::new(),
             changes: Vec::new(),
@@ -272,6 +275,16 @@ impl Survey {
             // No more than are counted: counts end where the image's do.
             let given_up = times.min(self.references(cluster));
             *self.given_up.entry(cluster).or_default() += given_up;
+        }
+    }
+
+    /// Takes all clusters from the bitmaps: nothing counts for them any more.
+    pub fn disown_bitmaps(&mut self) {
+        self.bitmap_data = Vec::new();
+        let owners = self.owners.iter();
+        let bitmaps = owners.filter(|&(_, structure)| *structure == Structure::Bitmaps);
+        for cluster in bitmaps.map(|(&cluster, _)| cluster).collect::<Vec<_>>() {
+            self.give_up(cluster << self.geometry.cluster_bits(), 1, 1);
         }
     }
 
