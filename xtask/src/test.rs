@@ -4,6 +4,8 @@
 //! summary. Where OpenSSL's library is there, all of it is built with the feature that needs it
 //! (`libssl.rs`).
 
+use std::time::Instant;
+
 use crate::{libssl, mistakes, peers, run};
 
 /// Options of `cargo xtask test`.
@@ -53,7 +55,7 @@ fn before_tests(find: impl FnOnce() -> bool + Send, failures: &mut Vec<String>) 
     let complete = std::thread::scope(|scope| {
         let found = scope.spawn(find);
         // They are planted in a copy of the engine, which is built beside it.
-        failures.extend(mistakes::gate().err());
+        failures.extend(timed("planted mistakes", mistakes::gate).err());
         found.join().expect("finding peers does not panic")
     });
     let mut examples = run::cargo();
@@ -63,12 +65,20 @@ fn before_tests(find: impl FnOnce() -> bool + Send, failures: &mut Vec<String>) 
     for again in ["", "-block", "-hostfile", "-luks", "-queue"] {
         examples.args(["--exclude", &format!("cowslip{again}-on-shuttle")]);
     }
-    failures.extend(run::run(&mut examples).err());
+    failures.extend(timed("examples", || run::run(&mut examples)).err());
     // Said before the tests: the last line stays the runner's.
     for message in failures {
         eprintln!("xtask: {message}");
     }
     complete
+}
+
+/// Says how long a part of the gate took, which is to end within 20 minutes.
+fn timed<T>(part: &str, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let done = work();
+    println!("xtask: {part}: {} s", start.elapsed().as_secs());
+    done
 }
 
 /// With all peers there, a test that cannot find its peer has failed, not skipped.
