@@ -16,9 +16,11 @@ use crate::errno::EIO;
 use crate::file::{Durability, Space};
 use crate::{Error, Result};
 
-mod forward;
+mod holding;
 mod memory;
 
+#[doc(hidden)]
+pub use holding::HoldingDisk;
 pub use memory::MemoryDisk;
 
 /// A request under way. Boxed once, because disks are used as objects.

@@ -24,7 +24,6 @@ mod aligned;
 mod brake;
 mod claim;
 mod event;
-mod forward;
 pub mod memory;
 mod storage;
 
@@ -60,6 +59,17 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
+    /// Those of a file that is only read, at any byte.
+    #[doc(hidden)]
+    pub const NONE: Capabilities = Capabilities {
+        alignment_bytes: 1,
+        space_alignment_bytes: 1,
+        writable: false,
+        extends_with_zeroes: false,
+        zeroes_fast: false,
+        punches_holes: false,
+    };
+
     /// Those of a usual regular file that may be written.
     #[doc(hidden)]
     pub fn of_regular_file(alignment_bytes: u32) -> Capabilities {
@@ -72,6 +82,22 @@ impl Capabilities {
             punches_holes: true,
         }
     }
+}
+
+/// Splits the target of a read at the end of what there is, `left` bytes from its start on; what is
+/// behind becomes zeroes.
+#[doc(hidden)]
+pub fn split_at_end(target: &mut IoVecMut, left: u64) -> IoVecMut {
+    let there = left.min(target.len() as u64);
+    let mut beyond = target.split_off(there as usize);
+    beyond.fill(0);
+    beyond
+}
+
+/// The answer to what a file cannot do.
+#[doc(hidden)]
+pub fn unsupported<T>() -> Pending<io::Result<T>> {
+    Pending::ready(Err(io::ErrorKind::Unsupported.into()))
 }
 
 /// Durability of a write at its completion.
@@ -230,51 +256,51 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Makes a range read as zeroes. `ErrorKind::Unsupported` where zeroes would have to be written
     /// out, as by default.
     fn zero(&self, _offset: u64, _len: u64, _space: Space) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 
     /// Deallocates the space of a range, which then reads as zeroes if `punches_holes`.
     /// `ErrorKind::Unsupported` where there is no such call, as by default.
     fn discard(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 
     /// Allocates space for a range, and extends the file to the end of the range if it is shorter.
     /// Existing bytes stay. `ErrorKind::Unsupported` where there is no such call, as by default.
     fn allocate(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 
     /// Like [`BlockFile::allocate`], but keeps the end of file. `ErrorKind::Unsupported` where
     /// there is no such call, as by default.
     fn allocate_keeping_end(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 
     /// Allocates space for a hole by another method than `fallocate`. `ErrorKind::Unsupported`
     /// where there is none, as by default.
     fn give_space(&self, _range: Range<u64>, _way: FillMethod) -> Pending<io::Result<Calls>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 
     /// The first `most` holes of a range, in order. `ErrorKind::Unsupported` where they are not
     /// known, as by default.
     fn holes(&self, _range: Range<u64>, _most: usize) -> Pending<io::Result<Holes>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 
     /// Has the file system free the space that holes of a range keep, where it frees extents only
     /// as a whole, by having it write elsewhere what else is in them. Returns about how many bytes
     /// that were. `ErrorKind::Unsupported` where holes keep nothing, as by default.
     fn release_extents(&self, _range: Range<u64>) -> Pending<io::Result<u64>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 
     /// Allocates a range as written zeroes, so that later writes to it change no metadata of the
     /// file system; extends the file to the end of the range. `ErrorKind::Unsupported` where the
     /// device or system has no single call for it, as by default.
     fn allocate_written(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 
     /// Whether `allocate_written` is a call of the device, according to the system.
@@ -295,13 +321,16 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Makes all operations durable that had completed when the flush was issued.
     fn flush(&self) -> Pending<io::Result<()>>;
 
-    /// Truncates or extends the file; added bytes read as zeroes.
-    fn set_len(&self, len: u64) -> Pending<io::Result<()>>;
+    /// Truncates or extends the file; added bytes read as zeroes. `ErrorKind::Unsupported` where the
+    /// length is fixed, as by default.
+    fn set_len(&self, _len: u64) -> Pending<io::Result<()>> {
+        unsupported()
+    }
 
     /// Truncates the file if no other process has it open. `ErrorKind::Unsupported` where that
     /// cannot be determined, as by default.
     fn cut_alone(&self, _cut: Cut) -> Pending<io::Result<cut::Outcome>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 
     /// Bytes of host storage that the file occupies, if known; unknown by default.

@@ -15,6 +15,7 @@ pub mod file;
 #[doc(hidden)]
 pub mod files;
 pub mod foreign;
+mod forward;
 pub mod job;
 #[doc(hidden)]
 pub mod joins;

@@ -71,13 +71,7 @@ impl MemoryFile {
 }
 
 impl BlockFile for MemoryFile {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    crate::file_from_fields!(name, capabilities);
 
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.lock().len() as u64))

@@ -26,11 +26,7 @@ struct Slow {
     held: Mutex<Vec<Held>>,
 }
 
-impl std::fmt::Debug for Slow {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Slow")
-    }
-}
+crate::debug_by_name!(Slow);
 
 impl Slow {
     fn new() -> Arc<Slow> {
@@ -183,9 +179,7 @@ impl BlockFile for Device {
     fn name(&self) -> &str {
         "device"
     }
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    crate::file_from_fields!(capabilities);
     fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         assert!(buf.fits(self.memory_alignment()));
         lock(&self.segments).push(buf.segment_count());
