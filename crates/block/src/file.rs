@@ -321,8 +321,8 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Makes all operations durable that had completed when the flush was issued.
     fn flush(&self) -> Pending<io::Result<()>>;
 
-    /// Truncates or extends the file; added bytes read as zeroes. `ErrorKind::Unsupported` where the
-    /// length is fixed, as by default.
+    /// Truncates or extends the file; added bytes read as zeroes. `ErrorKind::Unsupported` where
+    /// the length is fixed, as by default.
     fn set_len(&self, _len: u64) -> Pending<io::Result<()>> {
         unsupported()
     }

@@ -64,10 +64,7 @@ impl Bounded {
 
 impl BlockFile for Bounded {
     cowslip_block::forward_to_file!(memory: name, len, read, discard, extents, flush, allocated_bytes);
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(capabilities);
     fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         let len = data.len();
         match self.within(offset + len as u64) {

@@ -277,10 +277,7 @@ impl DebugFile {
 
 impl BlockFile for DebugFile {
     cowslip_block::forward_to_file!(node.inner: name, id, content_id, storage, len, memory_alignment, allocate, set_len, allocated_bytes, free_bytes, close, claim, claim_after, claim_handed_over, claimed);
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(capabilities);
 
     fn limits(&self) -> Limits {
         self.node.limits

@@ -40,12 +40,10 @@ impl NullFile {
             name: name.to_string(),
             spec,
             capabilities: Capabilities {
-                alignment_bytes: 1,
-                space_alignment_bytes: 1,
                 writable: true,
-                extends_with_zeroes: false,
                 zeroes_fast: true,
                 punches_holes: true,
+                ..Capabilities::NONE
             },
         }
     }
@@ -66,13 +64,7 @@ impl NullFile {
 }
 
 impl BlockFile for NullFile {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(name, capabilities);
 
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.spec.bytes))
@@ -102,10 +94,6 @@ impl BlockFile for NullFile {
 
     fn flush(&self) -> Pending<io::Result<()>> {
         self.after(Ok(()))
-    }
-
-    fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
     fn allocated_bytes(&self) -> Option<u64> {

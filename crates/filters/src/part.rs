@@ -119,10 +119,7 @@ impl PartFile {
 
 impl BlockFile for PartFile {
     cowslip_block::forward_to_file!(inner: name, id, observer, memory_alignment, flush, allocated_bytes, close, claim, claim_after, claim_handed_over, claimed);
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(capabilities);
 
     fn content_id(&self) -> Option<ContentId> {
         Some(self.inner.content_id()?.part(self.start, self.len))
@@ -181,10 +178,6 @@ impl BlockFile for PartFile {
 
     fn own_space(&self, offset: u64, len: u64) -> Runs {
         self.runs((offset, len), |file, at, len| file.own_space(at, len))
-    }
-
-    fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 }
 

@@ -21,8 +21,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use crate::file::{
-    BlockFile, Calls, Capabilities, ChosenBy, Claim, ContentId, Durability, FileExtent, FileId,
-    FileRequest, FillMethod, Gate, Holes, Protection, Space, Storage,
+    BlockFile, Calls, Capabilities, ChosenBy, Claim, Durability, FileExtent, FileId, FileRequest,
+    FillMethod, Gate, Holes, Protection, Space, Storage, unsupported,
 };
 use crate::lock::{Ask, Claims};
 use crate::policy::Beneath;
@@ -374,21 +374,7 @@ impl HostBlockFile {
 }
 
 impl BlockFile for HostBlockFile {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn id(&self) -> Option<FileId> {
-        Some(self.id)
-    }
-
-    fn content_id(&self) -> Option<ContentId> {
-        Some(ContentId::whole(self.id))
-    }
+    cowslip_block::file_from_fields!(name, capabilities, id, content_id);
 
     fn storage(&self) -> Storage {
         match self.kind {
@@ -433,7 +419,7 @@ impl BlockFile for HostBlockFile {
         match self.kind {
             Kind::Regular => self.file.shape(offset, len, Shape::Punch),
             Kind::BlockDevice(_) => self.file.discard_blocks(offset, len),
-            Kind::CharacterDevice(_) => Pending::ready(Err(io::ErrorKind::Unsupported.into())),
+            Kind::CharacterDevice(_) => unsupported(),
         }
     }
 
@@ -456,9 +442,7 @@ impl BlockFile for HostBlockFile {
     fn release_extents(&self, range: Range<u64>) -> Pending<io::Result<u64>> {
         match self.kind {
             Kind::Regular => self.file.release_extents(range),
-            Kind::BlockDevice(_) | Kind::CharacterDevice(_) => {
-                Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-            }
+            Kind::BlockDevice(_) | Kind::CharacterDevice(_) => unsupported(),
         }
     }
 

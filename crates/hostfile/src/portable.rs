@@ -14,9 +14,7 @@ use std::sync::Arc;
 
 use cowslip_queue::{IoVec, IoVecMut, Pending, blocking};
 
-use crate::file::{
-    BlockFile, Capabilities, Claim, ContentId, Durability, FileExtent, FileId, Protection,
-};
+use crate::file::{BlockFile, Capabilities, Claim, Durability, FileExtent, FileId, Protection};
 
 /// A regular file by calls that all systems have.
 #[derive(Debug)]
@@ -41,12 +39,9 @@ impl PortableFile {
         Ok(PortableFile {
             name: name.to_string(),
             capabilities: Capabilities {
-                alignment_bytes: 1,
-                space_alignment_bytes: 1,
                 writable,
                 extends_with_zeroes: true,
-                zeroes_fast: false,
-                punches_holes: false,
+                ..Capabilities::NONE
             },
             id: FileId(metadata.dev(), metadata.ino()),
             file: Arc::new(file),
@@ -80,21 +75,7 @@ fn read_or_zero(file: &File, offset: u64, target: &mut [u8]) -> io::Result<()> {
 }
 
 impl BlockFile for PortableFile {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn id(&self) -> Option<FileId> {
-        Some(self.id)
-    }
-
-    fn content_id(&self) -> Option<ContentId> {
-        Some(ContentId::whole(self.id))
-    }
+    cowslip_block::file_from_fields!(name, capabilities, id, content_id);
 
     fn len(&self) -> Pending<io::Result<u64>> {
         self.call(|file| Ok(file.metadata()?.len()))

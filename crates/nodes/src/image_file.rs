@@ -8,6 +8,7 @@ use cowslip::image::{Format, ZeroOptions};
 use cowslip::{BufMut, Error, Image, IoVec, IoVecMut};
 use cowslip_block::disk::Disk;
 use cowslip_block::errno::{EIO, ENOSPC};
+use cowslip_block::file::split_at_end;
 use cowslip_queue::{Pending, pending};
 
 /// Extents that are asked for at a time.
@@ -26,13 +27,11 @@ impl ImageFile {
     pub fn new(image: Image) -> ImageFile {
         let layers = image.layers();
         let capabilities = Capabilities {
-            alignment_bytes: 1,
-            space_alignment_bytes: 1,
             writable: image.is_writable(),
-            extends_with_zeroes: false,
             zeroes_fast: layers[0].format == Format::Qcow2,
             // A discard may leave bytes that are no zeroes.
             punches_holes: false,
+            ..Capabilities::NONE
         };
         ImageFile {
             name: layers[0].name.clone(),
@@ -78,13 +77,7 @@ impl BlockFile for ImageFile {
         self.image.storage()
     }
 
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(name, capabilities);
 
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.image.size()))
@@ -92,13 +85,10 @@ impl BlockFile for ImageFile {
 
     fn read(&self, offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         let len = buf.len();
-        let there = self.image.size().saturating_sub(offset).min(len as u64);
-        if there == 0 {
-            buf.fill(0);
-            return Pending::ready((Ok(()), buf));
+        let beyond = split_at_end(&mut buf, self.image.size().saturating_sub(offset));
+        if buf.is_empty() {
+            return Pending::ready((Ok(()), beyond));
         }
-        let mut beyond = buf.split_off(there as usize);
-        beyond.fill(0);
         self.run(|disk| async move {
             match disk.read(offset, buf).await {
                 Ok(mut buf) => {

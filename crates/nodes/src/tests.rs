@@ -8,6 +8,7 @@ use std::sync::Arc;
 use cowslip::file::host::{CreateMode, HostOptions, open_host_file};
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent};
 use cowslip::qcow2::create::{CreateOptions, create};
+use cowslip_block::file::unsupported;
 use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{BufMut, IoVec, IoVecMut, Result};
 use cowslip_queue::{Backend, Pending, Queue};
@@ -63,14 +64,7 @@ impl ProtocolNode for Node {
         let file = RampFile {
             name: settings.name.to_string(),
             node: *self,
-            capabilities: Capabilities {
-                alignment_bytes: 1,
-                space_alignment_bytes: 1,
-                writable: false,
-                extends_with_zeroes: false,
-                zeroes_fast: false,
-                punches_holes: false,
-            },
+            capabilities: Capabilities::NONE,
         };
         Box::pin(std::future::ready(Ok(Arc::new(file) as Arc<dyn BlockFile>)))
     }
@@ -92,18 +86,8 @@ impl RampFile {
     }
 }
 
-fn refused<T>() -> Pending<io::Result<T>> {
-    Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-}
-
 impl BlockFile for RampFile {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(name, capabilities);
 
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.node.size))
@@ -117,7 +101,7 @@ impl BlockFile for RampFile {
     }
 
     fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
-        refused()
+        unsupported()
     }
 
     fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
@@ -127,10 +111,6 @@ impl BlockFile for RampFile {
 
     fn flush(&self) -> Pending<io::Result<()>> {
         Pending::ready(Ok(()))
-    }
-
-    fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
-        refused()
     }
 }
 

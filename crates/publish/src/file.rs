@@ -5,7 +5,9 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cowslip_block::errno::EIO;
-use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent};
+use cowslip_block::file::{
+    BlockFile, Capabilities, Durability, FileExtent, split_at_end, unsupported,
+};
 use cowslip_block::{BufMut, Error, IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
 
@@ -70,12 +72,8 @@ impl PublishedFile {
         PublishedFile {
             disk,
             capabilities: Capabilities {
-                alignment_bytes: 1,
-                space_alignment_bytes: 1,
-                writable: false,
-                extends_with_zeroes: false,
-                zeroes_fast: false,
                 punches_holes: true,
+                ..Capabilities::NONE
             },
             ahead: Arc::default(),
         }
@@ -113,18 +111,12 @@ fn system_error(error: Error) -> io::Error {
     }
 }
 
-fn refused<T>() -> Pending<io::Result<T>> {
-    Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-}
-
 impl BlockFile for PublishedFile {
     fn name(&self) -> &str {
         self.disk.name()
     }
 
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(capabilities);
 
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.disk.size()))
@@ -132,13 +124,11 @@ impl BlockFile for PublishedFile {
 
     fn read(&self, offset: u64, mut target: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         let len = target.len();
-        let there = self.disk.size().saturating_sub(offset).min(len as u64);
-        if there == 0 {
-            target.fill(0);
-            return Pending::ready((Ok(()), target));
+        let beyond = split_at_end(&mut target, self.disk.size().saturating_sub(offset));
+        if target.is_empty() {
+            return Pending::ready((Ok(()), beyond));
         }
-        let mut beyond = target.split_off(there as usize);
-        beyond.fill(0);
+        let there = target.len() as u64;
         let (completer, done) = pending();
         let disk = Arc::clone(&self.disk);
         cowslip_queue::spawn_anywhere(async move {
@@ -155,7 +145,7 @@ impl BlockFile for PublishedFile {
     }
 
     fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
-        refused()
+        unsupported()
     }
 
     fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
@@ -179,10 +169,6 @@ impl BlockFile for PublishedFile {
 
     fn flush(&self) -> Pending<io::Result<()>> {
         Pending::ready(Ok(()))
-    }
-
-    fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
-        refused()
     }
 
     fn allocated_bytes(&self) -> Option<u64> {

@@ -4,14 +4,15 @@
 //! that wait (a change of the length, the search for holes) are made one after the other by a
 //! thread of the file's own, so that a cluster that does not answer holds up nothing else.
 
-use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, Space, Storage};
+use cowslip_block::file::{
+    BlockFile, Capabilities, Durability, FileExtent, Space, Storage, unsupported,
+};
 use cowslip_queue::{Buf, BufMut, Completer, IoVec, IoVecMut, Pending, pending};
 
 use crate::ffi::{self, Answer, Code, Memory, OpenImage, Operation, Shape};
@@ -44,13 +45,7 @@ pub struct RbdFile {
     waiting: Mutex<Option<Sender<Job>>>,
 }
 
-impl fmt::Debug for RbdFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RbdFile")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+cowslip_block::debug_by_name!(RbdFile, name);
 
 impl RbdFile {
     pub(crate) fn new(
@@ -64,13 +59,12 @@ impl RbdFile {
             name: name.to_string(),
             storage,
             capabilities: Capabilities {
-                alignment_bytes: 1,
-                space_alignment_bytes: 1,
                 writable,
                 extends_with_zeroes: true,
                 zeroes_fast: zeroes,
                 // A discard of Ceph's leaves what is no whole unit.
                 punches_holes: zeroes,
+                ..Capabilities::NONE
             },
             state: Arc::new(State {
                 image,
@@ -256,22 +250,8 @@ fn invalid<T>() -> Pending<io::Result<T>> {
     Pending::ready(Err(io::ErrorKind::InvalidInput.into()))
 }
 
-fn unsupported<T>() -> Pending<io::Result<T>> {
-    Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-}
-
 impl BlockFile for RbdFile {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn storage(&self) -> Storage {
-        self.storage.clone()
-    }
+    cowslip_block::file_from_fields!(name, capabilities, storage);
 
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.state.bytes()))

@@ -192,13 +192,7 @@ pub struct RemoteFile {
     _open: Registered,
 }
 
-impl fmt::Debug for RemoteFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteFile")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+cowslip_block::debug_by_name!(RemoteFile, name);
 
 impl RemoteFile {
     fn new(blocks: Arc<Blocks>, (name, storage): (&str, Storage), reach: Reach) -> RemoteFile {
@@ -206,12 +200,8 @@ impl RemoteFile {
             name: name.to_string(),
             storage,
             capabilities: Capabilities {
-                alignment_bytes: 1,
-                space_alignment_bytes: 1,
-                writable: false,
                 extends_with_zeroes: true,
-                zeroes_fast: false,
-                punches_holes: false,
+                ..Capabilities::NONE
             },
             blocks,
             recording: None,
@@ -300,13 +290,7 @@ fn read_only<T>() -> Pending<io::Result<T>> {
 }
 
 impl BlockFile for RemoteFile {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(name, capabilities, storage);
 
     fn content_id(&self) -> Option<ContentId> {
         let version = self.version();
@@ -321,10 +305,6 @@ impl BlockFile for RemoteFile {
             half.fold(0, |number, byte| number << 8 | u64::from(*byte))
         };
         Some(ContentId::whole(FileId(half(0), half(8))))
-    }
-
-    fn storage(&self) -> Storage {
-        self.storage.clone()
     }
 
     fn len(&self) -> Pending<io::Result<u64>> {

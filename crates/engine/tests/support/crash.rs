@@ -112,10 +112,7 @@ impl Recorder {
 
 impl BlockFile for Recorder {
     cowslip_block::forward_to_file!(file: name, len, read);
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(capabilities);
     fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         let bytes = data.to_vec();
         let op = match how {

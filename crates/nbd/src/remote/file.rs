@@ -14,7 +14,6 @@
 //! with the fewest requests in flight.
 
 use std::cmp::Ordering;
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -22,7 +21,9 @@ use crate::ExportDescription;
 use crate::export::Durability as NbdDurability;
 use crate::protocol::TransmissionFlags;
 use crate::tls::ClientTls;
-use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, Space, Storage};
+use cowslip_block::file::{
+    BlockFile, Capabilities, Durability, FileExtent, Space, Storage, unsupported,
+};
 use cowslip_queue::{Completer, IoVec, IoVecMut, Pending, pending};
 
 use super::link::ExportAddress;
@@ -96,13 +97,7 @@ struct NbdFile {
     capabilities: Capabilities,
 }
 
-impl fmt::Debug for NbdFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NbdFile")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+cowslip_block::debug_by_name!(NbdFile, name);
 
 impl NbdFile {
     fn ask<T>(&self, request: impl FnOnce(Completer<T>) -> Request) -> Pending<T> {
@@ -123,22 +118,8 @@ impl NbdFile {
     }
 }
 
-fn unsupported<T>() -> Pending<io::Result<T>> {
-    Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-}
-
 impl BlockFile for NbdFile {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn storage(&self) -> Storage {
-        self.storage.clone()
-    }
+    cowslip_block::file_from_fields!(name, capabilities, storage);
 
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.size))

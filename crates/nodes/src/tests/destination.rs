@@ -1,7 +1,6 @@
 //! A protocol that these tests alone add: images are made in its files, and copied into them.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::{Arc, Mutex};
 
 use cowslip::convert::{Options as ConvertOptions, Plan, Sources, TargetContent};
@@ -12,7 +11,7 @@ use cowslip::qcow2::create::{CreateOptions, Preallocation, create, create_raw};
 use cowslip::{Image, Job};
 use cowslip_block::options::{OptionEntry, Options};
 use cowslip_block::{BufMut, Error, Result};
-use cowslip_queue::{Backend, Pending, Queue};
+use cowslip_queue::{Backend, Queue};
 
 use super::settings_with;
 use crate::driver::{Creation, FileSettings, Opening, Protocol, ProtocolNode};
@@ -124,15 +123,8 @@ impl Slot {
 }
 
 impl BlockFile for Slot {
+    cowslip_block::file_from_fields!(capabilities);
     cowslip_block::forward_to_file!(file: name, len, read, write, zero, discard, allocate, extents, flush);
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
 }
 
 fn settings() -> OpenSettings {

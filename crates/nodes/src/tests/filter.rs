@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cowslip::file::{BlockFile, ContentId, Durability};
 use cowslip_block::Result;
+use cowslip_block::file::unsupported;
 use cowslip_block::options::{Kind, OptionEntry, Options, option};
 use cowslip_block::{Error, IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
@@ -80,7 +81,7 @@ impl BlockFile for MaskFile {
     }
 
     fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+        unsupported()
     }
 }
 
