@@ -39,11 +39,7 @@ struct Watched {
     held: Mutex<Vec<Held>>,
 }
 
-impl std::fmt::Debug for Watched {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Watched")
-    }
-}
+cowslip_block::debug_by_name!(Watched);
 
 impl Watched {
     fn note(&self, call: Call) {

@@ -26,11 +26,7 @@ struct State {
 /// A suspended request. It resumes when the last clone of this value is dropped.
 struct Stop(Option<Completer<()>>);
 
-impl std::fmt::Debug for Breakpoints {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Breakpoints").finish_non_exhaustive()
-    }
-}
+cowslip_block::debug_by_name!(Breakpoints);
 
 impl Drop for Stop {
     fn drop(&mut self) {

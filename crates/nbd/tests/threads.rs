@@ -1,7 +1,6 @@
 //! Connections that are spread over threads.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
@@ -34,11 +33,7 @@ impl NotingDisk {
     }
 }
 
-impl fmt::Debug for NotingDisk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NotingDisk")
-    }
-}
+cowslip_block::debug_by_name!(NotingDisk);
 
 fn here() -> String {
     let id: ThreadId = std::thread::current().id();

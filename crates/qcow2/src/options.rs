@@ -55,11 +55,7 @@ impl Default for RepairAtOpen {
 #[derive(Clone)]
 pub struct RepairWatch(pub Arc<dyn Fn(repair::Event<'_>) + Send + Sync>);
 
-impl std::fmt::Debug for RepairWatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("RepairWatch")
-    }
-}
+cowslip_block::debug_by_name!(RepairWatch);
 
 /// How one image is opened, whatever is below it.
 #[derive(Clone, Debug, Default)]

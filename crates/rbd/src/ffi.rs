@@ -140,11 +140,7 @@ pub struct Ceph {
     write_zeroes: Option<WriteZeroes>,
 }
 
-impl fmt::Debug for Ceph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ceph").finish_non_exhaustive()
-    }
-}
+cowslip_block::debug_by_name!(Ceph);
 
 /// The library of clusters, below that of images.
 const RADOS: &str = "librados.so.2";

@@ -83,8 +83,4 @@ impl Default for Notify {
     }
 }
 
-impl fmt::Debug for Notify {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Notify")
-    }
-}
+cowslip_block::debug_by_name!(Notify);

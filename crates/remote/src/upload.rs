@@ -59,11 +59,7 @@ pub fn part_bytes_for(bytes: u64) -> usize {
 #[derive(Clone)]
 pub struct Multipart(pub Arc<dyn MultipartStore>);
 
-impl fmt::Debug for Multipart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Multipart")
-    }
-}
+cowslip_block::debug_by_name!(Multipart);
 
 /// An object that was uploaded.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -387,11 +387,7 @@ impl FailsOnce {
     }
 }
 
-impl std::fmt::Debug for FailsOnce {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("FailsOnce")
-    }
-}
+cowslip_block::debug_by_name!(FailsOnce);
 
 impl BlockFile for FailsOnce {
     cowslip_block::forward_to_file!(memory: name, capabilities, len, read, zero, discard, allocate, extents, flush, set_len, allocated_bytes);

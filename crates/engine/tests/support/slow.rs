@@ -37,11 +37,7 @@ pub struct SlowFile {
     waiting_reads: Mutex<Vec<WaitingRead>>,
 }
 
-impl std::fmt::Debug for SlowFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SlowFile")
-    }
-}
+cowslip_block::debug_by_name!(SlowFile);
 
 impl SlowFile {
     /// A file with these bytes.

@@ -59,11 +59,7 @@ impl Sparse {
     }
 }
 
-impl std::fmt::Debug for Sparse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Sparse")
-    }
-}
+cowslip_block::debug_by_name!(Sparse);
 
 fn blocks(offset: u64, len: u64) -> Range<u64> {
     offset / BLOCK..(offset + len).div_ceil(BLOCK)

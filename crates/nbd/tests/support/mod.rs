@@ -3,7 +3,6 @@
 
 #![allow(dead_code)] // Each test file uses its part of it.
 
-use std::fmt;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -209,11 +208,7 @@ impl HoldingDisk {
     }
 }
 
-impl fmt::Debug for HoldingDisk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HoldingDisk")
-    }
-}
+cowslip_block::debug_by_name!(HoldingDisk);
 
 impl Disk for HoldingDisk {
     cowslip_block::forward_to_disk!(inner: name, size, features, zero, discard, extents);

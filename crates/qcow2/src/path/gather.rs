@@ -46,11 +46,7 @@ struct Part {
 #[derive(Default)]
 pub struct Gathering(Mutex<Vec<Part>>);
 
-impl std::fmt::Debug for Gathering {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Gathering")
-    }
-}
+cowslip_block::debug_by_name!(Gathering);
 
 impl Gathering {
     /// Writes to space that only this request knows of, together with what others write beside it.

@@ -77,11 +77,7 @@ pub struct Disk {
     work: Condvar,
 }
 
-impl std::fmt::Debug for Disk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Disk")
-    }
-}
+cowslip_block::debug_by_name!(Disk);
 
 impl Disk {
     /// An empty one.
