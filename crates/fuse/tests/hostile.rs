@@ -4,17 +4,16 @@
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cowslip_block::disk::{Disk, DiskFuture, MemoryDisk};
+use cowslip_block::Error;
+use cowslip_block::disk::{Disk, HoldingDisk, MemoryDisk};
 use cowslip_block::random::Random;
-use cowslip_block::{Error, IoVecMut};
 use cowslip_fuse::{Growth, Options, Server, ServerEvent};
-use cowslip_queue::{Backend, Completer, FuseDevice, Queue, pending};
+use cowslip_queue::{Backend, FuseDevice, Queue};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
 const SIZE: u64 = 10_000;
@@ -341,68 +340,11 @@ fn random_messages_are_answered_once_each() {
     }
 }
 
-/// A disk whose requests wait until they are let go.
-struct HoldingDisk {
-    inner: MemoryDisk,
-    held: Mutex<Option<Vec<Completer<()>>>>,
-}
-
-impl fmt::Debug for HoldingDisk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HoldingDisk")
-    }
-}
-
-impl HoldingDisk {
-    fn held(&self) -> usize {
-        self.held.lock().unwrap().as_ref().map_or(0, Vec::len)
-    }
-
-    fn let_go(&self) {
-        let held = self.held.lock().unwrap().take();
-        for completer in held.into_iter().flatten() {
-            completer.complete(());
-        }
-    }
-
-    async fn pass(&self) {
-        let waits = self.held.lock().unwrap().as_mut().map(|held| {
-            let (completer, waits) = pending();
-            held.push(completer);
-            waits
-        });
-        if let Some(waits) = waits {
-            waits.await;
-        }
-    }
-}
-
-impl Disk for HoldingDisk {
-    cowslip_block::forward_to_disk!(inner: name, size, features, extents);
-
-    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
-        Box::pin(async move {
-            self.pass().await;
-            self.inner.read(offset, buf).await
-        })
-    }
-
-    fn flush(&self) -> DiskFuture<'_, ()> {
-        Box::pin(async move {
-            self.pass().await;
-            Ok(())
-        })
-    }
-}
-
 /// Sends more requests than a channel takes; it has `taken` of them in flight, and in the end all
 /// are answered.
 fn flood(taken: usize, sent: u64, kind: u32, body: &[u8]) {
     for backend in backends() {
-        let disk = Arc::new(HoldingDisk {
-            inner: MemoryDisk::new("disk", 512),
-            held: Mutex::new(Some(Vec::new())),
-        });
+        let disk = Arc::new(HoldingDisk::new(512, true));
         let kernel = Kernel::new(disk.clone(), Options::default(), backend);
         let socket = kernel.socket.try_clone().unwrap();
         let body = body.to_vec();

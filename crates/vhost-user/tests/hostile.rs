@@ -1,19 +1,17 @@
 //! Guests and front ends that break every rule: a clear event, and everything else goes on.
 
-use std::fmt;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cowslip_block::Disk;
-use cowslip_block::disk::{DiskFuture, MemoryDisk};
+use cowslip_block::disk::{HoldingDisk, MemoryDisk};
 use cowslip_block::random::Random;
 use cowslip_front::ring::{DRIVER_AT, NEXT, WRITE};
 use cowslip_front::{
     DATA_AT, EVENT_IDX, FLUSH, Front, FrontQueue, GUEST, IN_ORDER, INDIRECT, MEMORY_BYTES, Make,
     PACKED, VERSION_1, guest,
 };
-use cowslip_queue::{Completer, pending};
 use cowslip_vhost_user::Options;
 
 use crate::running::Running;
@@ -240,45 +238,9 @@ fn a_front_end_that_breaks_the_protocol_is_cut_off_and_the_next_is_served() {
     assert_eq!(queue.request(IN, 0, &[(DATA_AT, 512)]).unwrap(), 0);
 }
 
-/// A disk whose flushes wait until they are let go.
-struct HoldingDisk {
-    inner: MemoryDisk,
-    /// Flushes that wait; `None` when they are let go.
-    held: Mutex<Option<Vec<Completer<()>>>>,
-}
-
-impl fmt::Debug for HoldingDisk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HoldingDisk")
-    }
-}
-
-impl Disk for HoldingDisk {
-    cowslip_block::forward_to_disk!(inner: name, size, features, read, extents);
-
-    fn flush(&self) -> DiskFuture<'_, ()> {
-        let mut held = self.held.lock().unwrap();
-        let waits = held.as_mut().map(|held| {
-            let (completer, waits) = pending();
-            held.push(completer);
-            waits
-        });
-        Box::pin(async move {
-            if let Some(waits) = waits {
-                waits.await;
-            }
-            Ok(())
-        })
-    }
-}
-
 #[test]
 fn a_ring_has_no_more_requests_in_flight_than_descriptors() {
-    let disk = Arc::new(HoldingDisk {
-        inner: MemoryDisk::new("disk", 1 << 20),
-        held: Mutex::new(Some(Vec::new())),
-    });
-    let held = || disk.held.lock().unwrap().as_ref().map_or(0, Vec::len);
+    let disk = Arc::new(HoldingDisk::new(1 << 20, false));
     let server = Running::start(Arc::clone(&disk) as Arc<dyn Disk>, Options::default());
     let mut front = Front::connect(&server.path, VERSION_1 | FLUSH).unwrap();
     let mut queue = front.queue(0, 16).unwrap();
@@ -293,22 +255,15 @@ fn a_ring_has_no_more_requests_in_flight_than_descriptors() {
         queue.kick_always().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
-    let most = held();
-    let waiting = disk.held.lock().unwrap().take();
-    waiting
-        .into_iter()
-        .flatten()
-        .for_each(|completer| completer.complete(()));
+    let most = disk.held();
+    disk.let_go();
     front.stop_queue(0).unwrap();
     assert!((1..=16).contains(&most), "{most} in flight");
 }
 
 /// Whether a read that was made behind a flush completes before it does.
 fn overtakes(features: u64) -> bool {
-    let disk = Arc::new(HoldingDisk {
-        inner: MemoryDisk::new("disk", 1 << 20),
-        held: Mutex::new(Some(Vec::new())),
-    });
+    let disk = Arc::new(HoldingDisk::new(1 << 20, false));
     let options = Options {
         is_in_order: true,
         ..Options::default()
@@ -334,8 +289,7 @@ fn overtakes(features: u64) -> bool {
             .unwrap();
     }
     queue.kick_always().unwrap();
-    let waiting = || disk.held.lock().unwrap().as_ref().map_or(0, Vec::len);
-    while waiting() == 0 {
+    while disk.held() == 0 {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let mut order = Vec::new();
@@ -345,10 +299,7 @@ fn overtakes(features: u64) -> bool {
         order.extend(queue.try_complete().unwrap().map(|(made, _)| made.tag));
     }
     let has_overtaken = !order.is_empty();
-    let held = disk.held.lock().unwrap().take();
-    held.into_iter()
-        .flatten()
-        .for_each(|flush| flush.complete(()));
+    disk.let_go();
     while order.len() < 3 {
         order.push(queue.complete().unwrap().0.tag);
     }
