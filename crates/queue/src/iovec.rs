@@ -25,15 +25,18 @@ use crate::memory::Memory;
 use crate::shared::{self, SharedMemory};
 use crate::zero;
 
+/// The owner of memory that is not ours, which is kept for as long as a list has the memory.
+pub type Keeper = Arc<dyn Any + Send + Sync>;
+
 /// Owner of the memory of a segment.
 #[derive(Clone)]
 enum Owner {
     /// A buffer of ours: exclusive in an [`IoVecMut`], not written any more in an [`IoVec`].
     Buffer(Arc<Memory>),
     /// A caller that waits: exclusive in an [`IoVecMut`], not written any more in an [`IoVec`].
-    Lent(Arc<dyn Any + Send + Sync>),
+    Lent(Keeper),
     /// Another owner, which may change it at any time.
-    Foreign(Arc<dyn Any + Send + Sync>),
+    Foreign(Keeper),
 }
 
 /// A part of a list, contiguous; never empty.
@@ -107,10 +110,15 @@ impl Segment {
         self.start().addr() - memory.start().addr()
     }
 
-    fn copy_to(&self, start: usize, to: &mut [u8]) {
-        assert!(start + to.len() <= self.len, "a copy is within its segment");
+    /// The address of `len` bytes that are accessed.
+    fn address(&self, start: usize, len: usize) -> NonNull<u8> {
+        assert!(start + len <= self.len, "an access is within its segment");
         // SAFETY: within the segment.
-        let from = unsafe { self.start.add(start) };
+        unsafe { self.start.add(start) }
+    }
+
+    fn copy_to(&self, start: usize, to: &mut [u8]) {
+        let from = self.address(start, to.len());
         match self.owner {
             // SAFETY: nobody writes such memory but its `IoVecMut`, if it has one.
             Owner::Buffer(_) | Owner::Lent(_) => unsafe {
@@ -125,12 +133,7 @@ impl Segment {
     /// # Safety
     /// The list is exclusive.
     unsafe fn copy_from(&self, start: usize, from: &[u8]) {
-        assert!(
-            start + from.len() <= self.len,
-            "a copy is within its segment"
-        );
-        // SAFETY: within the segment.
-        let to = unsafe { self.start.add(start) };
+        let to = self.address(start, from.len());
         match self.owner {
             // SAFETY: the memory is exclusive, so `from` is no part of it.
             Owner::Buffer(_) | Owner::Lent(_) => unsafe {
@@ -145,9 +148,7 @@ impl Segment {
     /// # Safety
     /// The list is exclusive.
     unsafe fn fill(&self, range: Range<usize>, byte: u8) {
-        debug_assert!(range.end <= self.len, "what is filled is in the segment");
-        // SAFETY: within the segment.
-        let to = unsafe { self.start.add(range.start) };
+        let to = self.address(range.start, range.len());
         match self.owner {
             // SAFETY: the memory is exclusive.
             Owner::Buffer(_) | Owner::Lent(_) => unsafe {
@@ -273,7 +274,7 @@ impl List {
     }
 
     /// A segment of memory that a caller lends.
-    fn lent(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> List {
+    fn lent(start: NonNull<u8>, len: usize, owner: Keeper) -> List {
         List::new(Segment {
             owner: Owner::Lent(owner),
             start,
@@ -282,7 +283,7 @@ impl List {
     }
 
     /// A segment of memory that is not ours.
-    fn foreign(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> List {
+    fn foreign(start: NonNull<u8>, len: usize, owner: Keeper) -> List {
         List::new(Segment {
             owner: Owner::Foreign(owner),
             start,
@@ -295,6 +296,87 @@ impl List {
 pub(crate) trait Segments {
     fn segments(&self) -> &[Segment];
 }
+
+/// The methods that both kinds of lists have.
+macro_rules! list_methods {
+    ($list:ident) => {
+        impl $list {
+            /// A list of a part of shared memory.
+            ///
+            /// # Panics
+            /// If the range is not within the memory.
+            pub fn shared(memory: &Arc<SharedMemory>, range: Range<usize>) -> $list {
+                let start = memory.at(&range);
+                // SAFETY: shared memory is whole words, and accessed by atomic operations only.
+                unsafe { $list::foreign(start, range.len(), Arc::clone(memory) as _) }
+            }
+
+            /// Its length in bytes.
+            pub fn len(&self) -> usize {
+                self.0.len()
+            }
+
+            /// Whether it has no bytes.
+            pub fn is_empty(&self) -> bool {
+                self.0.0.is_empty()
+            }
+
+            /// Its segments; those that follow one another in one memory count as one.
+            pub fn segment_count(&self) -> usize {
+                self.0.0.len()
+            }
+
+            /// Keeps the first `at` bytes and returns the rest.
+            ///
+            /// # Panics
+            /// If `at` is beyond the end.
+            pub fn split_off(&mut self, at: usize) -> $list {
+                $list(self.0.split_off(at))
+            }
+
+            /// Returns the first `at` bytes and keeps the rest.
+            ///
+            /// # Panics
+            /// If `at` is beyond the end.
+            pub fn split_to(&mut self, at: usize) -> $list {
+                let rest = self.split_off(at);
+                std::mem::replace(self, rest)
+            }
+
+            /// Adds what follows. What a split has separated becomes one segment again.
+            pub fn append(&mut self, next: $list) {
+                self.0.append(next.0);
+            }
+
+            /// Copies the bytes at `at` into `to`.
+            ///
+            /// # Panics
+            /// If they are not within the list.
+            pub fn copy_to_slice(&self, at: usize, to: &mut [u8]) {
+                self.0.copy_to(at, to);
+            }
+
+            /// A copy of all bytes.
+            pub fn to_vec(&self) -> Vec<u8> {
+                self.0.to_vec()
+            }
+
+            /// Whether direct I/O takes each segment as it is.
+            pub fn fits(&self, alignment: MemoryAlignment) -> bool {
+                self.0.fits(alignment)
+            }
+        }
+
+        impl Segments for $list {
+            fn segments(&self) -> &[Segment] {
+                &self.0.0
+            }
+        }
+    };
+}
+
+list_methods!(IoVec);
+list_methods!(IoVecMut);
 
 /// Data of a write: a list of memory that it only reads.
 ///
@@ -314,11 +396,7 @@ impl IoVec {
     /// processes, or by relaxed atomic operations on such words, as of [`SharedMemory`]. Where
     /// memory of one owner lies side by side it is one mapping or allocation, and each pointer is
     /// good for all of it: such segments become one.
-    pub unsafe fn foreign(
-        start: NonNull<u8>,
-        len: usize,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> IoVec {
+    pub unsafe fn foreign(start: NonNull<u8>, len: usize, owner: Keeper) -> IoVec {
         IoVec(List::foreign(start, len, owner))
     }
 
@@ -326,42 +404,13 @@ impl IoVec {
     ///
     /// # Safety
     /// Nobody writes the memory while `owner` lives, which no other memory has.
-    pub(crate) unsafe fn lent(
-        start: NonNull<u8>,
-        len: usize,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> IoVec {
+    pub(crate) unsafe fn lent(start: NonNull<u8>, len: usize, owner: Keeper) -> IoVec {
         IoVec(List::lent(start, len, owner))
     }
 
     /// An empty list with room for this many segments.
     pub fn with_capacity(segments: usize) -> IoVec {
         IoVec(List(SmallVec::with_capacity(segments)))
-    }
-
-    /// A list of a part of shared memory.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
-    pub fn shared(memory: &Arc<SharedMemory>, range: Range<usize>) -> IoVec {
-        let start = memory.at(&range);
-        // SAFETY: shared memory is whole words, and accessed by atomic operations only.
-        unsafe { IoVec::foreign(start, range.len(), Arc::clone(memory) as _) }
-    }
-
-    /// Its length in bytes.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.0.0.is_empty()
-    }
-
-    /// Its segments; those that follow one another in one memory count as one.
-    pub fn segment_count(&self) -> usize {
-        self.0.0.len()
     }
 
     /// The part `[start, start + len)`.
@@ -375,41 +424,6 @@ impl IoVec {
             "slice beyond the list"
         );
         IoVec(self.0.part(start..start + len))
-    }
-
-    /// Keeps the first `at` bytes and returns the rest.
-    ///
-    /// # Panics
-    /// If `at` is beyond the end.
-    pub fn split_off(&mut self, at: usize) -> IoVec {
-        IoVec(self.0.split_off(at))
-    }
-
-    /// Returns the first `at` bytes and keeps the rest.
-    ///
-    /// # Panics
-    /// If `at` is beyond the end.
-    pub fn split_to(&mut self, at: usize) -> IoVec {
-        let rest = self.split_off(at);
-        std::mem::replace(self, rest)
-    }
-
-    /// Adds what follows.
-    pub fn append(&mut self, next: IoVec) {
-        self.0.append(next.0);
-    }
-
-    /// Copies the bytes at `at` into `to`.
-    ///
-    /// # Panics
-    /// If they are not within the list.
-    pub fn copy_to_slice(&self, at: usize, to: &mut [u8]) {
-        self.0.copy_to(at, to);
-    }
-
-    /// A copy of all bytes.
-    pub fn to_vec(&self) -> Vec<u8> {
-        self.0.to_vec()
     }
 
     /// The bytes as a buffer, which does not change any more: the one that they are in, or a copy.
@@ -451,23 +465,12 @@ impl IoVec {
             Owner::Foreign(_) => unsafe { shared::is_zero(segment.start, segment.len) },
         })
     }
-
-    /// Whether direct I/O takes each segment as it is.
-    pub fn fits(&self, alignment: MemoryAlignment) -> bool {
-        self.0.fits(alignment)
-    }
 }
 
 impl Clone for IoVec {
     fn clone(&self) -> IoVec {
         let segments = self.0.0.iter();
         IoVec(List(segments.map(|s| s.part(0, s.len)).collect()))
-    }
-}
-
-impl Segments for IoVec {
-    fn segments(&self) -> &[Segment] {
-        &self.0.0
     }
 }
 
@@ -510,11 +513,7 @@ impl IoVecMut {
     /// As there; and the words may be written. Readers of them meanwhile are bound as writers are.
     /// Neither reads nor writes are exclusive: where two lists have the same memory, its content in
     /// the end is of one or the other.
-    pub unsafe fn foreign(
-        start: NonNull<u8>,
-        len: usize,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> IoVecMut {
+    pub unsafe fn foreign(start: NonNull<u8>, len: usize, owner: Keeper) -> IoVecMut {
         IoVecMut(List::foreign(start, len, owner))
     }
 
@@ -523,59 +522,8 @@ impl IoVecMut {
     /// # Safety
     /// The memory is initialised, and nobody else accesses it while `owner` lives, which no other
     /// memory has.
-    pub(crate) unsafe fn lent(
-        start: NonNull<u8>,
-        len: usize,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> IoVecMut {
+    pub(crate) unsafe fn lent(start: NonNull<u8>, len: usize, owner: Keeper) -> IoVecMut {
         IoVecMut(List::lent(start, len, owner))
-    }
-
-    /// A list of a part of shared memory.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
-    pub fn shared(memory: &Arc<SharedMemory>, range: Range<usize>) -> IoVecMut {
-        let start = memory.at(&range);
-        // SAFETY: shared memory is whole words, and accessed by atomic operations only.
-        unsafe { IoVecMut::foreign(start, range.len(), Arc::clone(memory) as _) }
-    }
-
-    /// Its length in bytes.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.0.0.is_empty()
-    }
-
-    /// Its segments; those that follow one another in one memory count as one.
-    pub fn segment_count(&self) -> usize {
-        self.0.0.len()
-    }
-
-    /// Keeps the first `at` bytes and returns the rest.
-    ///
-    /// # Panics
-    /// If `at` is beyond the end.
-    pub fn split_off(&mut self, at: usize) -> IoVecMut {
-        IoVecMut(self.0.split_off(at))
-    }
-
-    /// Returns the first `at` bytes and keeps the rest.
-    ///
-    /// # Panics
-    /// If `at` is beyond the end.
-    pub fn split_to(&mut self, at: usize) -> IoVecMut {
-        let rest = self.split_off(at);
-        std::mem::replace(self, rest)
-    }
-
-    /// Adds what follows. What a split has separated becomes one segment again.
-    pub fn append(&mut self, next: IoVecMut) {
-        self.0.append(next.0);
     }
 
     /// Shortens the list to its first `len` bytes.
@@ -617,19 +565,6 @@ impl IoVecMut {
         }
     }
 
-    /// Copies the bytes at `at` into `to`.
-    ///
-    /// # Panics
-    /// If they are not within the list.
-    pub fn copy_to_slice(&self, at: usize, to: &mut [u8]) {
-        self.0.copy_to(at, to);
-    }
-
-    /// A copy of all bytes.
-    pub fn to_vec(&self) -> Vec<u8> {
-        self.0.to_vec()
-    }
-
     /// A buffer of our own to be filled in place of the list, which [`Bounce::end`] gives back: the
     /// one that the list is, or another that is copied then.
     pub fn bounce(self) -> (BufMut, Bounce) {
@@ -666,11 +601,6 @@ impl IoVecMut {
     pub fn freeze(self) -> IoVec {
         IoVec(self.0)
     }
-
-    /// Whether direct I/O takes each segment as it is.
-    pub fn fits(&self, alignment: MemoryAlignment) -> bool {
-        self.0.fits(alignment)
-    }
 }
 
 /// A list whose place a buffer takes until it is filled.
@@ -689,12 +619,6 @@ impl Bounce {
                 list
             }
         }
-    }
-}
-
-impl Segments for IoVecMut {
-    fn segments(&self) -> &[Segment] {
-        &self.0.0
     }
 }
 

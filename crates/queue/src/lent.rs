@@ -1,12 +1,11 @@
 //! Slices of a caller that waits, as lists: a blocking call needs no buffer of its own.
 #![allow(unsafe_code)] // Borrowed memory in lists that have no lifetime; the guard is the proof.
 
-use std::any::Any;
 use std::io::{IoSlice, IoSliceMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::iovec::{IoVec, IoVecMut};
+use crate::iovec::{IoVec, IoVecMut, Keeper};
 
 /// Slices that are lent out.
 #[derive(Default)]
@@ -49,7 +48,7 @@ impl Drop for Token {
 struct Loan(Arc<Lent>);
 
 impl Loan {
-    fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+    fn owner(&self) -> Keeper {
         self.0.state().count += 1;
         Arc::new(Token(Arc::clone(&self.0)))
     }
@@ -66,6 +65,19 @@ impl Drop for Loan {
     }
 }
 
+/// Calls `f` with a list of memory that is lent, part by part, and waits for its return.
+fn with_loan<P, L: FromIterator<L>, R>(
+    parts: impl IntoIterator<Item = P>,
+    mut lend: impl FnMut(P, Keeper) -> L,
+    f: impl FnOnce(L) -> R,
+) -> R {
+    let loan = Loan::default();
+    let lent = parts.into_iter().map(|part| lend(part, loan.owner()));
+    let result = f(lent.collect());
+    drop(loan);
+    result
+}
+
 /// Calls `f` with a list of borrowed memory to write from, and returns when no request has the list
 /// or a part of it any more. It waits for ever if `f` returns the list, or leaves it with a ring
 /// that this thread is to drive.
@@ -75,17 +87,13 @@ pub fn lend<R>(data: &[u8], f: impl FnOnce(IoVec) -> R) -> R {
 
 /// As [`lend`], with several slices.
 pub fn lend_all<R>(data: &[IoSlice<'_>], f: impl FnOnce(IoVec) -> R) -> R {
-    let loan = Loan::default();
-    let mut list = IoVec::default();
-    for slice in data {
+    let lend = |slice: &IoSlice<'_>, owner| {
         let start = NonNull::from(&**slice).cast();
-        // SAFETY: nobody writes borrowed memory, and it is borrowed until `loan` is dropped, which
-        // is when all owners are gone.
-        list.append(unsafe { IoVec::lent(start, slice.len(), loan.owner()) });
-    }
-    let result = f(list);
-    drop(loan);
-    result
+        // SAFETY: nobody writes borrowed memory, and it is borrowed until the loan is dropped,
+        // which is when all owners are gone.
+        unsafe { IoVec::lent(start, slice.len(), owner) }
+    };
+    with_loan(data, lend, f)
 }
 
 /// Calls `f` with a list of borrowed memory to read into, and returns as [`lend`] does.
@@ -95,17 +103,13 @@ pub fn lend_mut<R>(target: &mut [u8], f: impl FnOnce(IoVecMut) -> R) -> R {
 
 /// As [`lend_mut`], with several slices.
 pub fn lend_all_mut<R>(target: &mut [IoSliceMut<'_>], f: impl FnOnce(IoVecMut) -> R) -> R {
-    let loan = Loan::default();
-    let mut list = IoVecMut::default();
-    for slice in target {
+    let lend = |slice: &mut IoSliceMut<'_>, owner| {
         let (start, len) = (NonNull::from(&mut **slice).cast(), slice.len());
-        // SAFETY: the memory is borrowed exclusively until `loan` is dropped, which is when all
+        // SAFETY: the memory is borrowed exclusively until the loan is dropped, which is when all
         // owners are gone; each slice is in the list once.
-        list.append(unsafe { IoVecMut::lent(start, len, loan.owner()) });
-    }
-    let result = f(list);
-    drop(loan);
-    result
+        unsafe { IoVecMut::lent(start, len, owner) }
+    };
+    with_loan(target, lend, f)
 }
 
 /// As [`lend_all`], with memory that others may change meanwhile, such as a guest's: each range by
@@ -118,16 +122,10 @@ pub unsafe fn lend_foreign<R>(
     ranges: impl IntoIterator<Item = (NonNull<u8>, usize)>,
     f: impl FnOnce(IoVec) -> R,
 ) -> R {
-    let loan = Loan::default();
-    let mut list = IoVec::default();
-    for (start, len) in ranges {
-        // SAFETY: as the caller promises, until `loan` is dropped, which is when all owners are
-        // gone. Each range has an owner of its own, so none is joined to its neighbour.
-        list.append(unsafe { IoVec::foreign(start, len, loan.owner()) });
-    }
-    let result = f(list);
-    drop(loan);
-    result
+    // SAFETY: as the caller promises, until the loan is dropped, which is when all owners are gone.
+    // Each range has an owner of its own, so none is joined to its neighbour.
+    let lend = |(start, len), owner| unsafe { IoVec::foreign(start, len, owner) };
+    with_loan(ranges, lend, f)
 }
 
 /// As [`lend_foreign`], with memory to read into.
@@ -139,15 +137,9 @@ pub unsafe fn lend_foreign_mut<R>(
     ranges: impl IntoIterator<Item = (NonNull<u8>, usize)>,
     f: impl FnOnce(IoVecMut) -> R,
 ) -> R {
-    let loan = Loan::default();
-    let mut list = IoVecMut::default();
-    for (start, len) in ranges {
-        // SAFETY: as above.
-        list.append(unsafe { IoVecMut::foreign(start, len, loan.owner()) });
-    }
-    let result = f(list);
-    drop(loan);
-    result
+    // SAFETY: as above.
+    let lend = |(start, len), owner| unsafe { IoVecMut::foreign(start, len, owner) };
+    with_loan(ranges, lend, f)
 }
 
 #[cfg(test)]
