@@ -47,6 +47,8 @@ mod mailbox;
 mod mapping;
 #[path = "../../../../queue/src/memory.rs"]
 mod memory;
+#[path = "../../../../queue/src/names.rs"]
+mod names;
 #[path = "../../../../queue/src/passing.rs"]
 pub mod passing;
 #[path = "../../../../queue/src/patience.rs"]
@@ -68,6 +70,8 @@ mod runs;
 mod scatter;
 #[path = "../../../../queue/src/shared.rs"]
 pub mod shared;
+#[path = "../../../../queue/src/shared_cell.rs"]
+mod shared_cell;
 #[path = "../../../../queue/src/signal.rs"]
 mod signal;
 #[path = "../../../../queue/src/socket.rs"]
@@ -95,24 +99,4 @@ mod watched;
 #[path = "../../../../queue/src/zero.rs"]
 pub mod zero;
 
-pub use anchored::{Anchored, WrongThread};
-pub use buf::{Buf, BufMut};
-pub use driver::Backend;
-pub use event::Event;
-pub use executor::{PreparedQueue, Queue, spawn, yield_now};
-pub use file::{File, Run};
-pub use fixed::fix_buffers;
-pub use fuse_device::FuseDevice;
-pub use fuse_slot::{FUSE_HEAD_BYTES, FuseSlot};
-pub use iovec::{IoVec, IoVecMut};
-pub use lent::{lend, lend_all, lend_all_mut, lend_foreign, lend_foreign_mut, lend_mut};
-pub use pending::{Completer, Pending, pending};
-pub use pool::{blocking, retire_idle_threads};
-pub use reactor::{Reactor, TaskId, block_here};
-pub use shared::SharedMemory;
-pub use signal::{Signal, Signals};
-pub use socket::{Listener, Stream};
-pub use threads::Threads;
-pub use timer::{Sleep, sleep};
-pub use turns::take_short_turns;
-pub use watch::Watch;
+pub use names::*;
