@@ -1,12 +1,14 @@
 //! Fields in memory that other processes share: of rings, and of the table of requests in flight.
 //!
 //! All that a queue stores beside the guest's data goes through here, one field at a time. So
-//! `tests/crashes` can end the process before each store: it builds the files above this one over
-//! another `fields`.
+//! `tests/crashes` can end the process before each store: it builds this file, and those above it,
+//! over another `stores`.
 
 use std::sync::Arc;
 
 use cowslip_queue::SharedMemory;
+
+use crate::stores::before_store;
 
 /// Fields by their offsets from a place in shared memory.
 #[derive(Clone, Debug)]
@@ -23,6 +25,7 @@ macro_rules! accessors {
         }
 
         pub fn $store(&self, at: usize, value: $word) {
+            before_store();
             self.memory.$store(self.start + at, value);
         }
     )+};

@@ -12,7 +12,7 @@
 //! | `session.rs` | a connection: what each message does |
 //! | `session/handover.rs` | a connection on its way to another process |
 //! | `memory.rs` | the guest's memory: regions, addresses, the log of pages that were written |
-//! | `fields.rs` | fields in memory that is shared, and every store to them |
+//! | `fields.rs`, `stores.rs` | fields in memory that is shared, and every store to them |
 //! | `ring.rs`, `ring/` | split and packed rings: chains of descriptors in and out |
 //! | `inflight.rs` | the table of requests in flight, which outlives this process |
 //! | `order.rs` | the order in which requests go back to the driver |
@@ -51,6 +51,7 @@ mod request;
 mod ring;
 mod server;
 mod session;
+mod stores;
 pub mod worker;
 
 pub use device::Options;

@@ -1,7 +1,7 @@
 //! Rings and the table of requests in flight, in a server that ends (the process, not the machine)
 //! before every one of its stores to them.
 //!
-//! The sources are the crate's; `fields` alone is another one, by which the server ends. A guest
+//! The sources are the crate's; `stores` alone is another one, by which the server ends. A guest
 //! makes requests available and takes completions, a server takes, carries out and completes them,
 //! in an order that is enumerated or drawn. When the server ends, another one goes on with the
 //! table. `model.rs` has what must hold.
@@ -11,6 +11,7 @@
     reason = "files of the crate, of which parts are tested here"
 )]
 
+#[path = "../../src/fields.rs"]
 mod fields;
 #[path = "../../src/inflight.rs"]
 mod inflight;
@@ -21,6 +22,7 @@ mod model;
 mod order;
 #[path = "../../src/ring.rs"]
 mod ring;
+mod stores;
 
 use model::{Kind, Start, Step, World};
 

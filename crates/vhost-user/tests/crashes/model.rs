@@ -15,11 +15,11 @@ use std::sync::Arc;
 use cowslip_front::ring::{DEVICE_AT, DRIVER_AT, DriverRing, RING_BYTES};
 use cowslip_queue::SharedMemory;
 
-use crate::fields;
 use crate::inflight::{Shape, Table};
 use crate::memory::{GuestMemory, RegionDescription};
 use crate::order::InOrder;
 use crate::ring::{Features, Layout, Ring, Slot, part_bytes};
+use crate::stores;
 
 const GUEST: u64 = 0x10_0000;
 const MEMORY_BYTES: u64 = 2 * RING_BYTES as u64;
@@ -214,7 +214,7 @@ impl World {
                 let ring = Ring::start(&layout, (base, is_packed), Features::default(), table);
                 ring.expect("it is a sound ring, with a sound table")
             };
-            let (ring, left) = fields::live_for(self.left, start);
+            let (ring, left) = stores::live_for(self.left, start);
             self.left = left;
             match ring {
                 Some(ring) => {
@@ -293,7 +293,7 @@ impl World {
 
     fn take(&mut self) {
         let mut server = self.server();
-        let (popped, left) = fields::live_for(self.left, || server.ring.pop(&self.guest));
+        let (popped, left) = stores::live_for(self.left, || server.ring.pop(&self.guest));
         self.left = left;
         let Some(popped) = popped else {
             return self.end();
@@ -337,7 +337,7 @@ impl World {
                 }
             }
         };
-        let (pushed, left) = fields::live_for(self.left, give_back);
+        let (pushed, left) = stores::live_for(self.left, give_back);
         self.left = left;
         if self.is_in_order {
             server.waiting = server.waiting + 1 - done;
