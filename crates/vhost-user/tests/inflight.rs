@@ -1,5 +1,6 @@
 //! The table of requests in flight, as messages make and pass it.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,14 +17,20 @@ fn server(disk: &Arc<dyn Disk>) -> Running {
     Running::start(Arc::clone(disk), Options::default())
 }
 
+/// A server, and a front end of it with this memory.
+fn connected(disk: &Arc<dyn Disk>, memory: &OwnedFd, features: u64) -> (Running, Front) {
+    let server = server(disk);
+    let memory = memory.try_clone().unwrap();
+    let front = Front::connect_with(&server.path, features, memory).unwrap();
+    (server, front)
+}
+
 #[test]
 fn a_table_goes_from_one_server_to_the_next() {
     for features in [VERSION_1, VERSION_1 | PACKED] {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("disk", 1 << 20));
         let memory = memory_file(MEMORY_BYTES).unwrap();
-        let first = server(&disk);
-        let mut front =
-            Front::connect_with(&first.path, features, memory.try_clone().unwrap()).unwrap();
+        let (first, mut front) = connected(&disk, &memory, features);
         let (table, description) = front.get_inflight(2, 16).unwrap();
         let mut queue = front.queue(0, 16).unwrap();
         for sector in 0..40 {
@@ -31,8 +38,7 @@ fn a_table_goes_from_one_server_to_the_next() {
             assert_eq!(queue.request(1, sector, &[(DATA_AT, 512)]).unwrap(), 0);
         }
         drop((front, first));
-        let second = server(&disk);
-        let mut front = Front::connect_with(&second.path, features, memory).unwrap();
+        let (_second, mut front) = connected(&disk, &memory, features);
         front.set_inflight(&table, &description).unwrap();
         // Made available while no server was there.
         let make = Make::plain(0, 39, &[(DATA_AT + 512, 512)]);
@@ -50,9 +56,7 @@ fn a_completion_that_nobody_was_notified_of_is_notified_by_the_next_server() {
     for features in [VERSION_1, VERSION_1 | EVENT_IDX, VERSION_1 | PACKED] {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("disk", 1 << 20));
         let memory = memory_file(MEMORY_BYTES).unwrap();
-        let first = server(&disk);
-        let mut front =
-            Front::connect_with(&first.path, features, memory.try_clone().unwrap()).unwrap();
+        let (first, mut front) = connected(&disk, &memory, features);
         let (table, description) = front.get_inflight(2, 16).unwrap();
         let mut queue = front.queue(0, 16).unwrap();
         // The set-up has notifications of its own.
@@ -63,8 +67,7 @@ fn a_completion_that_nobody_was_notified_of_is_notified_by_the_next_server() {
         // As if the server had been killed just before: the driver never learns of this one.
         assert!(queue.is_notified(Duration::from_secs(20)).unwrap());
         drop((front, first));
-        let second = server(&disk);
-        let mut front = Front::connect_with(&second.path, features, memory).unwrap();
+        let (_second, mut front) = connected(&disk, &memory, features);
         front.set_inflight(&table, &description).unwrap();
         front.start_queue(&mut queue, 0).unwrap();
         assert!(
@@ -79,11 +82,9 @@ fn a_completion_that_nobody_was_notified_of_is_notified_by_the_next_server() {
 fn a_guest_that_has_chosen_write_through_keeps_it_with_the_next_server() {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new("disk", 1 << 20));
     let memory = memory_file(MEMORY_BYTES).unwrap();
-    let first = server(&disk);
     let wce = 1 << 11;
     let features = VERSION_1 | FLUSH | wce;
-    let mut front =
-        Front::connect_with(&first.path, features, memory.try_clone().unwrap()).unwrap();
+    let (first, mut front) = connected(&disk, &memory, features);
     let (early, early_description) = front.get_inflight(1, 16).unwrap();
     let payload = |value: u8| {
         let mut payload: Vec<u8> = [32u32, 1, 0].iter().flat_map(|f| f.to_le_bytes()).collect();
@@ -95,18 +96,14 @@ fn a_guest_that_has_chosen_write_through_keeps_it_with_the_next_server() {
     assert_eq!(front.config(60).unwrap()[32], 0);
     drop((front, first));
     for (table, description) in [(&early, &early_description), (&late, &late_description)] {
-        let second = server(&disk);
-        let file = memory.try_clone().unwrap();
-        let mut front = Front::connect_with(&second.path, features, file).unwrap();
+        let (second, mut front) = connected(&disk, &memory, features);
         assert_eq!(front.config(60).unwrap()[32], 1);
         front.set_inflight(table, description).unwrap();
         assert_eq!(front.config(60).unwrap()[32], 0);
         // The driver changes its mind.
         assert_eq!(front.send_acked(25, &payload(1), &[]).unwrap(), 0);
         drop((front, second));
-        let third = server(&disk);
-        let file = memory.try_clone().unwrap();
-        let mut front = Front::connect_with(&third.path, features, file).unwrap();
+        let (_third, mut front) = connected(&disk, &memory, features);
         front.set_inflight(table, description).unwrap();
         assert_eq!(front.config(60).unwrap()[32], 1);
     }
