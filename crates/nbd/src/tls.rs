@@ -16,15 +16,18 @@ use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{
     CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime,
 };
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore,
-    ServerConfig, ServerConnection, SignatureScheme,
+    CertificateError, ClientConfig, ClientConnection, ConfigBuilder, ConfigSide,
+    DigitallySignedStruct, Error, RootCertStore, ServerConfig, ServerConnection, SignatureScheme,
+    WantsVerifier, WantsVersions,
 };
 
 pub(crate) mod connection;
@@ -243,7 +246,13 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-const PROTOCOLS: &str = "the provider has ciphers for all versions";
+/// Takes the library's choice of versions.
+fn with_versions<S: ConfigSide>(
+    builder: ConfigBuilder<S, WantsVersions>,
+) -> ConfigBuilder<S, WantsVerifier> {
+    let builder = builder.with_safe_default_protocol_versions();
+    builder.expect("the provider has ciphers for all versions")
+}
 
 /// Returns the error for the library's complaint about our own certificate or key.
 fn of_identity(error: &Error) -> CredentialsError {
@@ -313,11 +322,7 @@ pub struct ServerTls {
     authorization: Option<Authorization>,
 }
 
-impl fmt::Debug for ServerTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerTls").finish_non_exhaustive()
-    }
-}
+cowslip_block::debug_by_name!(ServerTls);
 
 impl ServerTls {
     /// Takes over the server's credentials.
@@ -327,9 +332,7 @@ impl ServerTls {
     pub fn new(pem: &Pem<'_>, check: PeerCheck) -> Result<ServerTls, CredentialsError> {
         let parts = Parts::of(pem)?;
         let key = parts.key.ok_or(CredentialsError::NoIdentity)?;
-        let builder = ServerConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .expect(PROTOCOLS);
+        let builder = with_versions(ServerConfig::builder_with_provider(provider()));
         let builder = match check {
             PeerCheck::Required => {
                 builder.with_client_cert_verifier(client_verifier(&parts.roots, parts.revoked)?)
@@ -411,11 +414,7 @@ pub struct ClientCredentials {
     proof: Proof<(Arc<ClientConfig>, PeerCheck)>,
 }
 
-impl fmt::Debug for ClientCredentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientCredentials").finish_non_exhaustive()
-    }
-}
+cowslip_block::debug_by_name!(ClientCredentials);
 
 impl ClientCredentials {
     /// Takes over the client's credentials.
@@ -424,9 +423,7 @@ impl ClientCredentials {
     /// They cannot be used.
     pub fn new(pem: &Pem<'_>, check: PeerCheck) -> Result<ClientCredentials, CredentialsError> {
         let parts = Parts::of(pem)?;
-        let builder = ClientConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .expect(PROTOCOLS);
+        let builder = with_versions(ClientConfig::builder_with_provider(provider()));
         let builder = match check {
             PeerCheck::Required => {
                 builder.with_webpki_verifier(server_verifier(&parts.roots, parts.revoked)?)
@@ -560,6 +557,12 @@ pub fn examine_own(pem: &Pem<'_>, endpoint: Endpoint) -> Result<(), CredentialsE
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 
+impl Anybody {
+    fn algorithms(&self) -> &WebPkiSupportedAlgorithms {
+        &self.0.signature_verification_algorithms
+    }
+}
+
 impl ServerCertVerifier for Anybody {
     fn verify_server_cert(
         &self,
@@ -578,8 +581,7 @@ impl ServerCertVerifier for Anybody {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, algorithms)
+        verify_tls12_signature(message, certificate, signature, self.algorithms())
     }
 
     fn verify_tls13_signature(
@@ -588,11 +590,10 @@ impl ServerCertVerifier for Anybody {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, algorithms)
+        verify_tls13_signature(message, certificate, signature, self.algorithms())
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        self.algorithms().supported_schemes()
     }
 }
