@@ -397,43 +397,27 @@ fn decode_everything(bytes: &[u8]) {
     let _ignored = decode_export_name_reply(bytes);
     let _ignored = decode_offset_data(bytes);
     let _ignored = ReplyHeader::decode_front(bytes);
-    if let Ok(value) = Request::decode(bytes) {
-        assert_eq!(Request::decode(&value.encode()), Ok(value));
+    macro_rules! round_trips {
+        ($($type:ident: $decode:ident, $encode:ident;)+) => {$(
+            if let Ok(value) = $type::$decode(bytes) {
+                let message = value.$encode();
+                assert_eq!($type::$decode(&message), Ok(value));
+            }
+        )+};
     }
-    if let Ok(value) = Request::decode_extended(bytes) {
-        let message = value.encode_extended();
-        assert_eq!(Request::decode_extended(&message), Ok(value));
-    }
-    if let Ok(value) = StatusQuery::decode(bytes) {
-        assert_eq!(StatusQuery::decode(&value.encode()), Ok(value));
-    }
-    if let Ok(value) = ExtendedChunkHeader::decode(bytes) {
-        assert_eq!(ExtendedChunkHeader::decode(&value.encode()), Ok(value));
-    }
-    if let Ok(value) = BlockStatus::decode_extended(bytes) {
-        let payload = value.encode_extended();
-        assert_eq!(BlockStatus::decode_extended(&payload), Ok(value));
-    }
-    if let Ok(value) = InfoRequest::decode(bytes) {
-        assert_eq!(InfoRequest::decode(&value.encode()), Ok(value));
-    }
-    if let Ok(value) = MetaContextRequest::decode(bytes) {
-        assert_eq!(MetaContextRequest::decode(&value.encode()), Ok(value));
-    }
-    if let Ok(value) = ServerEntry::decode(bytes) {
-        assert_eq!(ServerEntry::decode(&value.encode()), Ok(value));
-    }
-    if let Ok(value) = MetaContextEntry::decode(bytes) {
-        assert_eq!(MetaContextEntry::decode(&value.encode()), Ok(value));
-    }
-    if let Ok(value) = Info::decode(bytes) {
-        assert_eq!(Info::decode(&value.encode()), Ok(value));
-    }
-    if let Ok(value) = OffsetHole::decode(bytes) {
-        assert_eq!(OffsetHole::decode(&value.encode()), Ok(value));
-    }
-    if let Ok(value) = BlockStatus::decode(bytes) {
-        assert_eq!(BlockStatus::decode(&value.encode()), Ok(value));
+    round_trips! {
+        Request: decode, encode;
+        Request: decode_extended, encode_extended;
+        StatusQuery: decode, encode;
+        ExtendedChunkHeader: decode, encode;
+        BlockStatus: decode_extended, encode_extended;
+        InfoRequest: decode, encode;
+        MetaContextRequest: decode, encode;
+        ServerEntry: decode, encode;
+        MetaContextEntry: decode, encode;
+        Info: decode, encode;
+        OffsetHole: decode, encode;
+        BlockStatus: decode, encode;
     }
     for code in [ChunkCode::Error, ChunkCode::ErrorOffset] {
         if let Ok(value) = ErrorChunk::decode(code, bytes)
