@@ -2,16 +2,15 @@
 
 use std::ffi::{CString, c_char, c_int};
 use std::os::fd::BorrowedFd;
-use std::ptr;
 use std::sync::Arc;
 
-use cowslip::{Error, Image};
-use cowslip_embed::block_on;
+use cowslip::{Error, Image, Result};
+use cowslip_embed::{OpenRequest, block_on};
 
 use crate::description::{self, cowslip_create_options, cowslip_open_options};
 use crate::error::{cowslip_error, guarded, quiet};
 use crate::job::{cowslip_job, job_of};
-use crate::pointer;
+use crate::pointer::{self, texts};
 
 /// An open image; C knows its address alone.
 #[allow(non_camel_case_types)] // Its name in C.
@@ -41,6 +40,29 @@ pub extern "C" fn cowslip_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
+/// Opens the image of this name in a way, as described.
+///
+/// # Safety
+/// Pointers are null or as the header has them.
+unsafe fn open_by(
+    (name, options): (*const c_char, *const cowslip_open_options),
+    image: *mut *mut cowslip_image,
+    error: *mut *mut cowslip_error,
+    open: impl FnOnce(&str, &OpenRequest) -> Result<Image>,
+) -> c_int {
+    let work = || {
+        // SAFETY: the caller's promise.
+        let name = unsafe { pointer::text(name, "name") }?;
+        // SAFETY: the caller's promise.
+        let request = unsafe { description::open_request(options) }?;
+        let opened = open(name, &request)?;
+        // SAFETY: the caller's promise.
+        unsafe { pointer::give_handle(image, cowslip_image::new(opened), "image") }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { guarded(error, work) }
+}
+
 /// Opens the image of a name.
 ///
 /// # Safety
@@ -52,17 +74,9 @@ pub unsafe extern "C" fn cowslip_open(
     image: *mut *mut cowslip_image,
     error: *mut *mut cowslip_error,
 ) -> c_int {
-    let work = || {
-        // SAFETY: the caller's promise.
-        let name = unsafe { pointer::text(name, "name") }?;
-        // SAFETY: the caller's promise.
-        let request = unsafe { description::open_request(options) }?;
-        let opened = block_on(cowslip_embed::open(name, &request))?;
-        // SAFETY: the caller's promise.
-        unsafe { pointer::give_handle(image, cowslip_image::new(opened), "image") }
-    };
+    let open = |name: &str, request: &OpenRequest| block_on(cowslip_embed::open(name, request));
     // SAFETY: the caller's promise.
-    unsafe { guarded(error, work) }
+    unsafe { open_by((name, options), image, error, open) }
 }
 
 /// Opens the image in an open file, whose descriptor is duplicated.
@@ -77,27 +91,17 @@ pub unsafe extern "C" fn cowslip_open_fd(
     image: *mut *mut cowslip_image,
     error: *mut *mut cowslip_error,
 ) -> c_int {
-    let work = || {
-        // SAFETY: the caller's promise.
-        let name = unsafe { pointer::text(name, "name") }?;
-        // SAFETY: the caller's promise.
-        let request = unsafe { description::open_request(options) }?;
+    let open = |name: &str, request: &OpenRequest| {
         let failed = |error| Error::io(format!("Could not open '{name}'"), error);
         if fd < 0 {
             return Err(Error::Invalid("fd is negative".to_string()));
         }
         // SAFETY: the header demands an open descriptor; a duplicate is made at once.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-        let opened = block_on(cowslip_embed::open_file(
-            fd.map_err(failed)?,
-            name,
-            &request,
-        ))?;
-        // SAFETY: the caller's promise.
-        unsafe { pointer::give_handle(image, cowslip_image::new(opened), "image") }
+        block_on(cowslip_embed::open_file(fd.map_err(failed)?, name, request))
     };
     // SAFETY: the caller's promise.
-    unsafe { guarded(error, work) }
+    unsafe { open_by((name, options), image, error, open) }
 }
 
 /// Makes an image.
@@ -191,39 +195,11 @@ pub unsafe extern "C" fn cowslip_layer_count(image: *const cowslip_image) -> usi
     unsafe { pointer::reference(image) }.map_or(0, |image| image.layers.len())
 }
 
-/// Name and format of a layer, if there is such an image and layer.
-///
-/// # Safety
-/// `image` is null or an open image.
-unsafe fn layer<'a>(image: *const cowslip_image, depth: usize) -> Option<&'a (CString, CString)> {
-    // SAFETY: the caller's promise.
-    unsafe { pointer::reference(image) }.and_then(|image| image.layers.get(depth))
-}
-
-/// Name of a layer's file until the image is closed; null if there is no such layer.
-///
-/// # Safety
-/// `image` is null or an open image.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cowslip_layer_name(
-    image: *const cowslip_image,
-    depth: usize,
-) -> *const c_char {
-    // SAFETY: the caller's promise.
-    unsafe { layer(image, depth) }.map_or(ptr::null(), |(name, _)| name.as_ptr())
-}
-
-/// Format of a layer until the image is closed; null if there is no such layer.
-///
-/// # Safety
-/// `image` is null or an open image.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cowslip_layer_format(
-    image: *const cowslip_image,
-    depth: usize,
-) -> *const c_char {
-    // SAFETY: the caller's promise.
-    unsafe { layer(image, depth) }.map_or(ptr::null(), |(_, format)| format.as_ptr())
+texts! {
+    /// Name of a layer's file until the image is closed; null if there is no such layer.
+    cowslip_layer_name: cowslip_image, layers, 0;
+    /// Format of a layer until the image is closed; null if there is no such layer.
+    cowslip_layer_format: cowslip_image, layers, 1;
 }
 
 /// Gives the disk another size; a smaller one is refused.

@@ -59,6 +59,24 @@ pub unsafe fn optional_text<'a>(
     Ok(Some(text))
 }
 
+/// Functions that return a text of an entry of a list.
+macro_rules! texts {
+    ($($(#[$doc:meta])+ $function:ident: $owner:ty, $list:ident, $place:tt;)+) => {$(
+        $(#[$doc])+
+        ///
+        /// # Safety
+        /// The owner of the list is null, or was not freed.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $function(owner: *const $owner, index: usize) -> *const c_char {
+            // SAFETY: the caller's promise.
+            let owner = unsafe { pointer::reference(owner) };
+            let entry = owner.and_then(|owner| owner.$list.get(index));
+            entry.map_or(std::ptr::null(), |entry| entry.$place.as_ptr())
+        }
+    )+};
+}
+pub(crate) use texts;
+
 /// Gives a value to the caller.
 ///
 /// # Errors

@@ -1,7 +1,6 @@
 //! Internal snapshots.
 
 use std::ffi::{CString, c_char, c_int};
-use std::ptr;
 
 use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{Image, Job, Result};
@@ -10,7 +9,7 @@ use cowslip_embed::block_on;
 use crate::error::{cowslip_error, guarded};
 use crate::image::cowslip_image;
 use crate::job::{cowslip_job, job_of};
-use crate::pointer;
+use crate::pointer::{self, texts};
 
 /// A list of snapshots; C knows its address alone.
 #[allow(non_camel_case_types)] // Its name in C.
@@ -135,34 +134,11 @@ pub unsafe extern "C" fn cowslip_snapshots_count(list: *const cowslip_snapshots)
     unsafe { pointer::reference(list) }.map_or(0, |list| list.entries.len())
 }
 
-/// ID of a snapshot until the list is freed; null if there is no such entry.
-///
-/// # Safety
-/// `list` is null or a list that was not freed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cowslip_snapshot_id(
-    list: *const cowslip_snapshots,
-    index: usize,
-) -> *const c_char {
-    // SAFETY: the caller's promise.
-    let list = unsafe { pointer::reference(list) };
-    let entry = list.and_then(|list| list.entries.get(index));
-    entry.map_or(ptr::null(), |(id, _)| id.as_ptr())
-}
-
-/// Name of a snapshot until the list is freed; null if there is no such entry.
-///
-/// # Safety
-/// `list` is null or a list that was not freed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cowslip_snapshot_name(
-    list: *const cowslip_snapshots,
-    index: usize,
-) -> *const c_char {
-    // SAFETY: the caller's promise.
-    let list = unsafe { pointer::reference(list) };
-    let entry = list.and_then(|list| list.entries.get(index));
-    entry.map_or(ptr::null(), |(_, name)| name.as_ptr())
+texts! {
+    /// ID of a snapshot until the list is freed; null if there is no such entry.
+    cowslip_snapshot_id: cowslip_snapshots, entries, 0;
+    /// Name of a snapshot until the list is freed; null if there is no such entry.
+    cowslip_snapshot_name: cowslip_snapshots, entries, 1;
 }
 
 /// Frees a list.

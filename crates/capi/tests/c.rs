@@ -22,14 +22,11 @@ fn run(command: &mut Command) -> String {
     let output = command
         .output()
         .unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (printed, errors) = (text(&output.stdout), text(&output.stderr));
+    let status = output.status;
+    assert!(status.success(), "{command:?}: {status}\n{printed}{errors}");
+    printed
 }
 
 /// Whether a program or a file is there; if not, says that the test skips.
