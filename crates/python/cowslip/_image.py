@@ -8,7 +8,6 @@ import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from . import _cowslip
@@ -135,12 +134,7 @@ class Image(_cowslip.Image):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        raised: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -211,11 +205,11 @@ class Image(_cowslip.Image):
 
     def apply_snapshot(self, id_or_name: str, *, progress: Watch | None = None) -> None:
         """Takes the disk back to a snapshot; what it holds now is lost. A job."""
-        run(lambda job: self.apply_snapshot_as_job(id_or_name, job), progress)
+        run(lambda job: self.snapshot_as_job(id_or_name, False, job), progress)
 
     def delete_snapshot(self, id_or_name: str, *, progress: Watch | None = None) -> None:
         """Deletes a snapshot and frees what only it had. A job."""
-        run(lambda job: self.delete_snapshot_as_job(id_or_name, job), progress)
+        run(lambda job: self.snapshot_as_job(id_or_name, True, job), progress)
 
     def bitmaps(self) -> list[Bitmap]:
         """The persistent bitmaps."""
@@ -266,12 +260,7 @@ class Server(_cowslip.Server):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        raised: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -328,30 +317,25 @@ class DiskFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Buffer, /) -> int:
-        self._check_open()
-        view = self._part(buffer)
-        if len(view):
-            self._image.pread_into(view, self._position)
-        self._position += len(view)
-        return len(view)
+        return self._pass(buffer, self._image.pread_into)
 
     def write(self, data: Buffer, /) -> int:
-        self._check_open()
-        view = self._part(data)
-        if len(view):
-            self._image.pwrite(view, self._position)
-        self._position += len(view)
-        return len(view)
+        return self._pass(data, self._image.pwrite)
 
     def flush(self) -> None:
         """Makes durable what was written."""
         if not self.closed and not self._image.closed and self._image.writable:
             self._image.flush()
 
-    def _part(self, buffer: Buffer) -> memoryview:
-        """What of a buffer is before the end of the disk."""
+    def _pass(self, buffer: Buffer, request: Callable[[memoryview, int], object]) -> int:
+        """Passes to a request what of a buffer is before the end of the disk, and moves on."""
+        self._check_open()
         view = memoryview(buffer).cast("B")
-        return view[: max(0, self._image.size - self._position)]
+        view = view[: max(0, self._image.size - self._position)]
+        if len(view):
+            request(view, self._position)
+        self._position += len(view)
+        return len(view)
 
     def _check_open(self) -> None:
         if self.closed:

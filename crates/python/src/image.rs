@@ -5,8 +5,9 @@ use std::sync::Arc;
 use cowslip::image::{Durability, Image, Space, ZeroOptions};
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::compact::CompactOptions;
-use cowslip::qcow2::snapshot::SnapshotChoice;
-use cowslip::{BufMut, Error};
+use cowslip::qcow2::inspect::BitmapInfo;
+use cowslip::qcow2::snapshot::SnapshotChoice::IdOrName;
+use cowslip::{BufMut, Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -44,6 +45,15 @@ impl NativeImage {
         within(&image, offset, length)?;
         Ok(image)
     }
+}
+
+/// A list of what the image has, each as fields.
+fn listed<T: Send, F>(
+    py: Python<'_>,
+    all: impl Future<Output = Result<Vec<T>>> + Send,
+    fields: impl Fn(T) -> F,
+) -> PyResult<Vec<F>> {
+    Ok(run(py, all)?.into_iter().map(fields).collect())
 }
 
 /// Durability by a flag.
@@ -211,8 +221,7 @@ impl NativeImage {
         max: usize,
     ) -> PyResult<Vec<ExtentFields>> {
         let image = self.call_within(offset, length)?;
-        let extents = run(py, image.extents(offset, length, max))?;
-        let fields = extents.into_iter().map(|extent| {
+        listed(py, image.extents(offset, length, max), |extent| {
             (
                 extent.start,
                 extent.len,
@@ -223,8 +232,7 @@ impl NativeImage {
                 extent.compressed,
                 extent.host_offset,
             )
-        });
-        Ok(fields.collect())
+        })
     }
 
     fn resize_as_job(
@@ -260,8 +268,7 @@ impl NativeImage {
 
     fn snapshot_fields(&self, py: Python<'_>) -> PyResult<Vec<SnapshotFields>> {
         let image = self.call()?;
-        let snapshots = run(py, image.snapshots())?.into_iter();
-        let fields = snapshots.map(|one| {
+        listed(py, image.snapshots(), |one| {
             (
                 one.id,
                 one.name,
@@ -270,8 +277,7 @@ impl NativeImage {
                 one.vm_state_size,
                 one.vm_clock_nsec,
             )
-        });
-        Ok(fields.collect())
+        })
     }
 
     fn create_snapshot_as_job(
@@ -285,33 +291,25 @@ impl NativeImage {
         run(py, image.create_snapshot(&new, &NativeJob::of(job)))
     }
 
-    fn apply_snapshot_as_job(
+    /// Takes the disk back to a snapshot, or deletes that.
+    fn snapshot_as_job(
         &self,
         py: Python<'_>,
         id_or_name: String,
+        deletes: bool,
         job: Option<&NativeJob>,
     ) -> PyResult<()> {
-        let image = self.call()?;
-        let choice = SnapshotChoice::IdOrName(id_or_name);
-        run(py, image.apply_snapshot(&choice, &NativeJob::of(job)))
-    }
-
-    fn delete_snapshot_as_job(
-        &self,
-        py: Python<'_>,
-        id_or_name: String,
-        job: Option<&NativeJob>,
-    ) -> PyResult<()> {
-        let image = self.call()?;
-        let choice = SnapshotChoice::IdOrName(id_or_name);
-        run(py, image.delete_snapshot(&choice, &NativeJob::of(job)))
+        let (image, choice, job) = (self.call()?, IdOrName(id_or_name), NativeJob::of(job));
+        match deletes {
+            true => run(py, image.delete_snapshot(&choice, &job)),
+            false => run(py, image.apply_snapshot(&choice, &job)),
+        }
     }
 
     fn bitmap_fields(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, bool, bool)>> {
         let image = self.call()?;
-        let bitmaps = run(py, image.bitmaps())?.into_iter();
-        let fields = bitmaps.map(|one| (one.name, one.granularity, one.auto, one.in_use));
-        Ok(fields.collect())
+        let fields = |one: BitmapInfo| (one.name, one.granularity, one.auto, one.in_use);
+        listed(py, image.bitmaps(), fields)
     }
 
     /// Makes a bitmap that follows writes from now on.

@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import unittest
+from collections.abc import Callable
 
 import cowslip
 
@@ -30,6 +32,23 @@ class InDirectory(unittest.TestCase):
         image = cowslip.open(name, writable=True)
         self.addCleanup(image.close)
         return image
+
+    def in_threads(self, count: int, work: Callable[[int], None]) -> None:
+        """Runs this in so many threads at once; none fails."""
+        failures: list[BaseException] = []
+
+        def guarded(number: int) -> None:
+            try:
+                work(number)
+            except BaseException as raised:
+                failures.append(raised)
+
+        threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
 
     def assert_clean(self, name: str) -> None:
         """Both checkers find nothing, where QEMU's is there."""

@@ -147,20 +147,7 @@ class Aio(InDirectory):
                     await image.pwrite(bytes([number]) * 4096, offset)
                     assert await image.pread(4096, offset) == bytes([number]) * 4096
 
-            failures: list[BaseException] = []
-
-            def loop(number: int) -> None:
-                try:
-                    asyncio.run(work(number))
-                except BaseException as raised:
-                    failures.append(raised)
-
-            threads = [threading.Thread(target=loop, args=(number,)) for number in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            self.assertEqual(failures, [])
+            self.in_threads(4, lambda number: asyncio.run(work(number)))
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
             asyncio.run(self.touch())

@@ -297,29 +297,20 @@ class Whole(InDirectory):
 class Others(InDirectory):
     def test_threads_use_one_image_at_once(self) -> None:
         image = self.opened()
-        failures: list[BaseException] = []
 
         def work(number: int) -> None:
-            try:
-                mine = bytes([number]) * 5000
-                back = bytearray(5000)
-                for turn in range(40):
-                    offset = (turn * 8 + number) * 5000
-                    image.pwrite(mine, offset)
-                    image.pread_into(back, offset)
-                    assert back == mine
-                    if turn % 10 == 0:
-                        image.flush()
-                        list(image.extents(0, MIB))
-            except BaseException as raised:
-                failures.append(raised)
+            mine = bytes([number]) * 5000
+            back = bytearray(5000)
+            for turn in range(40):
+                offset = (turn * 8 + number) * 5000
+                image.pwrite(mine, offset)
+                image.pread_into(back, offset)
+                assert back == mine
+                if turn % 10 == 0:
+                    image.flush()
+                    list(image.extents(0, MIB))
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(failures, [])
+        self.in_threads(8, work)
         image.close()
         self.assert_clean("a.qcow2")
 
