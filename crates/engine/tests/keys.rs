@@ -7,8 +7,7 @@ use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
 use cowslip::image::{Durability, Format, OpenOptions};
 use cowslip::luks::{
-    CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeyMaterial, KeySize, NewKey, NewVolume,
-    Passphrase, Spec, VolumeOptions,
+    CipherMode, ErasedKeys, KeyChange, KeyMaterial, NewKey, NewVolume, Passphrase, VolumeOptions,
 };
 use cowslip::qcow2::create::{CreateOptions, Encryption, Preallocation, create, create_luks};
 use cowslip::{Image, Job, Result, Workers};
@@ -43,17 +42,7 @@ pub fn means() -> KeyMaterial {
 /// A volume that 'a' opens, by a slot that costs little.
 pub fn volume() -> NewVolume {
     let means = means();
-    let options = VolumeOptions {
-        spec: Spec {
-            key_size: KeySize::Aes128,
-            mode: CipherMode::Cbc,
-            iv: IvGenerator::Plain64,
-        },
-        hash: Hash::Sha1,
-        passphrase: passphrase("a"),
-        slot_iterations: 1,
-        digest_iterations: 1,
-    };
+    let options = VolumeOptions::cheap(CipherMode::Cbc, passphrase("a"));
     NewVolume::make(&options, &mut |bytes| (means.random)(bytes)).unwrap()
 }
 
@@ -204,13 +193,7 @@ fn blocks_of_a_device_may_hold_clusters_from_all_over_the_disk() {
 }
 
 fn add(current: &str, new: &str, slot: Option<u64>) -> KeyChange {
-    KeyChange::Add(NewKey {
-        current: passphrase(current),
-        passphrase: passphrase(new),
-        slot,
-        iterations: 1,
-        force: true,
-    })
+    KeyChange::Add(NewKey::cheap(passphrase(current), passphrase(new), slot))
 }
 
 fn erase(name: &str) -> KeyChange {

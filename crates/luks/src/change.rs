@@ -51,6 +51,20 @@ pub struct NewKey {
     pub force: bool,
 }
 
+impl NewKey {
+    /// A passphrase that costs the least to try, for tests; it replaces what is in its slot.
+    #[doc(hidden)]
+    pub fn cheap(current: Passphrase, passphrase: Passphrase, slot: Option<u64>) -> NewKey {
+        NewKey {
+            current,
+            passphrase,
+            slot,
+            iterations: 1,
+            force: true,
+        }
+    }
+}
+
 /// Slots that shall be empty: one by its number, or all that a passphrase opens. Of both, the one
 /// has to be opened by the other.
 #[derive(Clone, Debug)]

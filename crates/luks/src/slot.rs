@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use cowslip_block::file::Cipher as _;
 
-use super::cipher::{SectorCipher, Spec};
+use super::cipher::{CipherMode, IvGenerator, KeySize, SectorCipher, Spec};
 use super::derive::{derive, work_bytes};
 use super::hash::Hash;
 use super::header::{DIGEST_BYTES, Header, KEY_OFFSET, KeySlot, SALT_BYTES, SLOTS, STRIPES};
@@ -160,6 +160,24 @@ pub struct VolumeOptions {
     pub slot_iterations: u32,
     /// Iterations of the digest that proves a key right.
     pub digest_iterations: u32,
+}
+
+impl VolumeOptions {
+    /// Options of the volume that costs the least to make and to open, for tests.
+    #[doc(hidden)]
+    pub fn cheap(mode: CipherMode, passphrase: Passphrase) -> VolumeOptions {
+        VolumeOptions {
+            spec: Spec {
+                key_size: KeySize::Aes128,
+                mode,
+                iv: IvGenerator::Plain64,
+            },
+            hash: Hash::Sha1,
+            passphrase,
+            slot_iterations: 1,
+            digest_iterations: 1,
+        }
+    }
 }
 
 /// The header of a new volume with one key slot, to be written. Nothing in it is secret: the master

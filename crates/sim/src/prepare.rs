@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use cowslip::file::{BlockFile, Capabilities};
 use cowslip::image::{DetectZeroes, DiscardPolicy, Durability, Format, OpenOptions, ZeroOptions};
-use cowslip::luks::{
-    CipherMode, Hash, IvGenerator, KeySize, NewVolume, Passphrase, Spec, VolumeOptions,
-};
+use cowslip::luks::{CipherMode, NewVolume, Passphrase, VolumeOptions};
 use cowslip::qcow2::check::{self, CheckOptions, Finding};
 use cowslip::qcow2::create::{self, CreateOptions, Version, create};
 use cowslip::qcow2::header::Header;
@@ -213,17 +211,7 @@ fn encryption(config: &Config, seed: u64) -> Result<Option<create::Encryption>, 
 
 /// A LUKS volume whose key costs little to open.
 fn volume(mode: CipherMode, seed: u64) -> Result<NewVolume, String> {
-    let options = VolumeOptions {
-        spec: Spec {
-            key_size: KeySize::Aes128,
-            mode,
-            iv: IvGenerator::Plain64,
-        },
-        hash: Hash::Sha1,
-        passphrase: passphrase(),
-        slot_iterations: 1,
-        digest_iterations: 1,
-    };
+    let options = VolumeOptions::cheap(mode, passphrase());
     let rng = &mut Rng::derived(seed, "keys", 0);
     let made = NewVolume::make(&options, &mut |bytes: &mut [u8]| {
         bytes.fill_with(|| rng.bits() as u8);

@@ -4,9 +4,7 @@ use std::sync::Mutex;
 
 use futures_util::FutureExt;
 
-use super::super::{
-    CipherMode, Hash, IvGenerator, KeySize, NewVolume, SECTOR_BYTES, Spec, VolumeOptions,
-};
+use super::super::{CipherMode, NewVolume, SECTOR_BYTES, VolumeOptions};
 use super::*;
 use crate::file::memory::MemoryFile;
 use crate::random;
@@ -34,17 +32,7 @@ fn means() -> KeyMaterial {
 
 /// A file with a volume that 'a' opens, by slot 0.
 fn volume() -> Vec<u8> {
-    let options = VolumeOptions {
-        spec: Spec {
-            key_size: KeySize::Aes128,
-            mode: CipherMode::Cbc,
-            iv: IvGenerator::Plain64,
-        },
-        hash: Hash::Sha1,
-        passphrase: passphrase("a"),
-        slot_iterations: 1,
-        digest_iterations: 1,
-    };
+    let options = VolumeOptions::cheap(CipherMode::Cbc, passphrase("a"));
     let means = means();
     let made = NewVolume::make(&options, &mut |bytes| (means.random)(bytes)).unwrap();
     let mut file = vec![0; FILE_BYTES];
@@ -86,13 +74,7 @@ fn found(file: &[u8], passphrases: &[&'static str]) -> (Vec<usize>, Vec<&'static
 }
 
 fn add(current: &str, new: &str, slot: Option<u64>) -> KeyChange {
-    KeyChange::Add(NewKey {
-        current: passphrase(current),
-        passphrase: passphrase(new),
-        slot,
-        iterations: 1,
-        force: true,
-    })
+    KeyChange::Add(NewKey::cheap(passphrase(current), passphrase(new), slot))
 }
 
 fn erase(slot: Option<u64>, name: Option<&str>) -> KeyChange {
