@@ -11,32 +11,12 @@ use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 
 use crate::support::golden::{self, said};
+use crate::support::headers::HEADERS;
 use crate::support::server::Server;
 use crate::support::{cowslip, outcome, run, scratch, scratch_beside, scratch_in_memory};
 
 /// Fills the disk before: no header has such bytes.
 const FILL: u8 = 0xee;
-
-/// How images begin that a guest could make: where, and with what.
-const HEADERS: &[(usize, &[u8])] = &[
-    (0, b"QFI\xfb\0\0\0\x02"),
-    (0, b"QFI\xfb\0\0\0\x03"),
-    (0, b"QFI\xfb\0\0\0\x01"),
-    (0, b"LUKS\xba\xbe\0\x01"),
-    (0, b"QED\0"),
-    (0, b"KDMV"),
-    (0, b"COWD"),
-    (0, b"version=1\n"),
-    (0, b"version=3\r\n"),
-    (0, b"# Disk DescriptorFile"),
-    (64, b"\x7f\x10\xda\xbe"),
-    (0, b"vhdxfile"),
-    (0, b"conectix"),
-    (0, b"WithoutFreeSpace"),
-    (0, b"WithouFreSpacExt"),
-    (0, b"#!/bin/sh\n#V2.0 Format\n"),
-    (0, b"Bochs Virtual HD Image"),
-];
 
 /// A server of a disk whose format is not named.
 fn serve(dir: &Path, disk: &str) -> Server {

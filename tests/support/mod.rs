@@ -11,6 +11,8 @@ pub mod engine;
 pub mod golden;
 #[cfg(feature = "remote")]
 pub mod golden_image;
+#[path = "../../crates/engine/tests/support/headers.rs"]
+pub mod headers;
 pub mod judge;
 pub mod loop_device;
 pub mod model;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use crate::support::block_on;
+use crate::support::headers::HEADERS;
 use crate::support::slow::NoFiles;
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::errno::EPERM;
@@ -27,25 +28,6 @@ const DISK_BYTES: usize = 8192;
 /// Bytes of a header that is tried in every way.
 const SHORT: usize = 10;
 
-/// How images begin: where, and with what.
-const HEADERS: &[(usize, &[u8])] = &[
-    (0, b"QFI\xfb\0\0\0\x03"),
-    (0, b"QFI\xfb\0\0\0\x01"),
-    (0, b"LUKS\xba\xbe\0\x01"),
-    (0, b"QED\0"),
-    (0, b"KDMV"),
-    (0, b"COWD"),
-    (0, b"version=1\n"),
-    (0, b"# Disk DescriptorFile"),
-    (64, b"\x7f\x10\xda\xbe"),
-    (0, b"vhdxfile"),
-    (0, b"conectix"),
-    (0, b"WithoutFreeSpace"),
-    (0, b"WithouFreSpacExt"),
-    (0, b"#!/bin/sh\n#V2.0 Format\n"),
-    (0, b"Bochs Virtual HD Image"),
-];
-
 /// An operation of the file that waits to be carried out.
 type Held = Box<dyn FnOnce(&MemoryFile) + Send>;
 
@@ -56,11 +38,7 @@ struct Stepped {
     held: Mutex<Vec<Held>>,
 }
 
-impl std::fmt::Debug for Stepped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Stepped")
-    }
-}
+cowslip_block::debug_by_name!(Stepped);
 
 impl Stepped {
     /// A file whose reads and writes, and whose calls for space, have these units.
@@ -105,10 +83,7 @@ impl Stepped {
 
 impl BlockFile for Stepped {
     cowslip_block::forward_to_file!(memory: name, len, allocate, extents, flush, set_len);
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
+    cowslip_block::file_from_fields!(capabilities);
     fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.hold(move |memory| memory.read(offset, buf))
     }

@@ -2,6 +2,7 @@
 
 pub mod crash;
 pub mod failing;
+pub mod headers;
 pub mod slow;
 pub mod sparse;
 
