@@ -15,7 +15,8 @@ use std::process::Command;
 use crate::support::cowslip;
 use crate::support::golden::words;
 use crate::support::rng::Rng;
-use bench::{Bench, Outcome, Whose};
+use crate::support::whose::Whose;
+use bench::{Bench, Outcome};
 
 const IMAGE: &str = "image.qcow2";
 const NEW: &str = "new.qcow2";

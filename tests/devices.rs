@@ -11,6 +11,7 @@ use crate::support::golden::{self, said};
 use crate::support::loop_device::LoopDevice;
 use crate::support::mounted::Mounted;
 use crate::support::rng::Rng;
+use crate::support::whose::Whose;
 use crate::support::{cowslip, create_image, outcome, peers_are_installed, qemu_img, run, scratch};
 use cowslip::file::host::{CreateMode, HostOptions, PageCache, open_host_file};
 
@@ -86,20 +87,16 @@ impl Twins {
         })
     }
 
+    /// Those of each size of blocks, if there can be any.
+    fn all() -> impl Iterator<Item = (u32, Twins)> {
+        let blocks = BLOCKS.into_iter();
+        blocks.map_while(|block| Some((block, Twins::new(block)?)))
+    }
+
     fn reset(&self) {
         self.ours.fill(&self.before);
         self.theirs.fill(&self.before);
     }
-}
-
-/// A program as QEMU calls it, ours or theirs.
-fn program(name: &str, is_ours: bool) -> Command {
-    if !is_ours {
-        return Command::new(name);
-    }
-    let mut command = cowslip();
-    command.arg(name);
-    command
 }
 
 fn must(line: &str, output: &Output) {
@@ -116,10 +113,7 @@ fn assert_discarded(now: &[u8], before: &[u8], range: std::ops::Range<usize>, li
 
 #[test]
 fn zeroes_and_writes_at_odd_places_are_those_of_qemu() {
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         for cache in CACHES {
             twins.reset();
             let mut commands = Vec::new();
@@ -130,14 +124,14 @@ fn zeroes_and_writes_at_odd_places_are_those_of_qemu() {
                 commands.push(format!("write -z -f {} {len}", at + len + 17));
                 commands.push(format!("write -P 0x5a {} {len}", behind + len + 5));
             }
-            let run = |is_ours: bool, device: &Device| {
-                let mut shell = program("qemu-io", is_ours);
+            let run = |whose: Whose, device: &Device| {
+                let mut shell = whose.program("qemu-io");
                 shell.args(["-f", "raw", "-d", "unmap", "-t", cache]);
                 for command in &commands {
                     shell.args(["-c", command]);
                 }
                 let output = outcome(shell.arg(device.path()));
-                let line = format!("{block} {cache} {is_ours}");
+                let line = format!("{block} {cache} {whose:?}");
                 must(&line, &output);
                 let printed = String::from_utf8_lossy(&output.stdout).into_owned();
                 let wrote: Vec<String> = printed
@@ -148,7 +142,10 @@ fn zeroes_and_writes_at_odd_places_are_those_of_qemu() {
                 assert_eq!(wrote.len(), commands.len(), "{line}: {printed}");
                 wrote
             };
-            assert_eq!(run(true, &twins.ours), run(false, &twins.theirs));
+            assert_eq!(
+                run(Whose::Ours, &twins.ours),
+                run(Whose::Theirs, &twins.theirs)
+            );
             let is_same = twins.ours.contents() == twins.theirs.contents();
             assert!(is_same, "{block} {cache}");
         }
@@ -157,16 +154,13 @@ fn zeroes_and_writes_at_odd_places_are_those_of_qemu() {
 
 #[test]
 fn discards_at_odd_places_touch_nothing_else() {
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         let device = &twins.ours;
         for cache in CACHES {
             for (at, len) in ODD {
                 device.fill(&twins.before);
                 let line = format!("discard {at} {len}");
-                let mut shell = program("qemu-io", true);
+                let mut shell = Whose::Ours.program("qemu-io");
                 shell.args(["-f", "raw", "-d", "unmap", "-t", cache, "-c", &line]);
                 let output = outcome(shell.arg(device.path()));
                 let line = format!("{block} {cache} {line}");
@@ -199,10 +193,7 @@ fn sources(dir: &Path) -> Vec<(String, Vec<u8>)> {
 fn disks_of_odd_lengths_are_copied_to_devices() {
     let dir = scratch();
     let sources = sources(dir.path());
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         let device = twins.ours.name();
         for cache in CACHES {
             for (name, bytes) in &sources {
@@ -228,10 +219,7 @@ fn disks_of_odd_lengths_are_copied_to_devices() {
 fn images_on_devices_hold_what_was_copied_into_them() {
     let dir = scratch();
     let sources = sources(dir.path());
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         let device = twins.ours.name();
         for cache in ["none", "writeback"] {
             for cluster in ["2k", "64k"] {
@@ -244,7 +232,7 @@ fn images_on_devices_hold_what_was_copied_into_them() {
                     let output = outcome(copy.current_dir(&dir).args(golden::words(&line)));
                     must(&format!("{block} {line}"), &output);
                     let (middle, end) = (bytes.len() / 2 + 100, bytes.len() - 300);
-                    let mut shell = program("qemu-io", true);
+                    let mut shell = Whose::Ours.program("qemu-io");
                     shell.args(["-f", "qcow2", "-d", "unmap", "-t", cache]);
                     for command in [
                         format!("write -z {middle} 211"),
@@ -274,10 +262,7 @@ fn images_on_devices_hold_what_was_copied_into_them() {
 #[test]
 fn layers_are_committed_into_devices_and_rebased_onto_them() {
     let dir = scratch();
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         let device = twins.ours.name();
         for cache in ["none", "writeback"] {
             twins.ours.fill(&twins.before);
@@ -290,7 +275,7 @@ fn layers_are_committed_into_devices_and_rebased_onto_them() {
                 "create -q -f qcow2 -o cluster_size=512 -b {device} -F raw top"
             ));
             let mut expected = twins.before.clone();
-            let mut shell = program("qemu-io", true);
+            let mut shell = Whose::Ours.program("qemu-io");
             for (at, len) in ODD {
                 let at = at + 512;
                 shell.args(["-c", &format!("write -z {at} {len}")]);
@@ -319,10 +304,7 @@ fn layers_are_committed_into_devices_and_rebased_onto_them() {
 /// A client may ask for zeroes and trims of any length: the least block is one byte.
 #[test]
 fn clients_zero_and_trim_odd_ranges_of_devices() {
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         for cache in ["none", "writeback"] {
             twins.reset();
             let dir = scratch();
@@ -355,15 +337,12 @@ fn clients_zero_and_trim_odd_ranges_of_devices() {
 /// The device refuses the calls, whose ranges begin within its blocks: the zeroes are written.
 #[test]
 fn parts_of_devices_may_begin_within_a_block() {
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         let part = format!(
             "driver=raw,offset=100,size=1M,file.driver=host_device,file.filename={}",
             twins.ours.name()
         );
-        let mut shell = program("qemu-io", true);
+        let mut shell = Whose::Ours.program("qemu-io");
         shell.args(["--image-opts", "-d", "unmap"]);
         let mut expected = twins.before.clone();
         for (at, len) in ODD {
@@ -455,10 +434,10 @@ const LINES_OF_IMAGES: &[&[&str]] = &[
 ];
 
 /// A line of qemu-img for one side; `WRITES` is a run of qemu-io at odd places.
-fn run_line(line: &str, (is_ours, cache): (bool, &str), device: &Device, dir: &Path) -> Output {
+fn run_line(line: &str, (whose, cache): (Whose, &str), device: &Device, dir: &Path) -> Output {
     let name = device.name();
     if line == "WRITES" {
-        let mut shell = program("qemu-io", is_ours);
+        let mut shell = whose.program("qemu-io");
         shell.args(["-f", "qcow2", "-d", "unmap", "-t", cache]);
         for (at, len) in ODD {
             shell.args(["-c", &format!("write -P {} {at} {len}", 1 + at % 251)]);
@@ -473,7 +452,7 @@ fn run_line(line: &str, (is_ours, cache): (bool, &str), device: &Device, dir: &P
     let line = line.replace("BASE", base.to_str().unwrap());
     // Two blanks are around an empty word.
     let words = line.split(' ');
-    outcome(program("qemu-img", is_ours).current_dir(dir).args(words))
+    outcome(whose.program("qemu-img").current_dir(dir).args(words))
 }
 
 /// Directories with the same files for both.
@@ -487,15 +466,12 @@ fn directories() -> [crate::support::Scratch; 2] {
 
 #[test]
 fn every_verb_does_to_a_raw_device_what_qemus_does() {
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         for line in LINES_OF_RAW {
             twins.reset();
             let [our_dir, their_dir] = directories();
-            let ours = run_line(line, (true, ""), &twins.ours, our_dir.path());
-            let theirs = run_line(line, (false, ""), &twins.theirs, their_dir.path());
+            let ours = run_line(line, (Whose::Ours, ""), &twins.ours, our_dir.path());
+            let theirs = run_line(line, (Whose::Theirs, ""), &twins.theirs, their_dir.path());
             let context = format!("{block} {line}: {}{}", said(&ours), said(&theirs));
             assert_eq!(ours.status.code(), theirs.status.code(), "{context}");
             let is_same = twins.ours.contents() == twins.theirs.contents();
@@ -511,18 +487,16 @@ fn every_verb_does_to_a_raw_device_what_qemus_does() {
 
 #[test]
 fn images_on_devices_show_what_those_of_qemu_show() {
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         for (number, lines) in LINES_OF_IMAGES.iter().enumerate() {
             // Past the page cache, and in one of the other modes.
             for cache in [CACHES[0], CACHES[1 + number % 4]] {
                 twins.reset();
                 let dirs = directories();
                 for line in *lines {
-                    let ours = run_line(line, (true, cache), &twins.ours, dirs[0].path());
-                    let theirs = run_line(line, (false, cache), &twins.theirs, dirs[1].path());
+                    let ours = run_line(line, (Whose::Ours, cache), &twins.ours, dirs[0].path());
+                    let theirs =
+                        run_line(line, (Whose::Theirs, cache), &twins.theirs, dirs[1].path());
                     let context = format!(
                         "{block} {cache} {line} of {lines:?}: {}{}",
                         said(&ours),
@@ -549,10 +523,7 @@ fn images_on_devices_show_what_those_of_qemu_show() {
 /// QEMU.
 #[test]
 fn the_new_end_of_an_image_on_a_device_is_zeroes() {
-    for block in BLOCKS {
-        let Some(twins) = Twins::new(block) else {
-            return;
-        };
+    for (block, twins) in Twins::all() {
         for mode in ["off", "metadata", "falloc", "full"] {
             twins.reset();
             let grow = format!("resize -f qcow2 --preallocation={mode} DEVICE 1000k");
@@ -562,7 +533,7 @@ fn the_new_end_of_an_image_on_a_device_is_zeroes() {
                 &grow,
                 "convert -f qcow2 -O raw DEVICE out.raw",
             ] {
-                let output = run_line(line, (true, ""), &twins.ours, dir.path());
+                let output = run_line(line, (Whose::Ours, ""), &twins.ours, dir.path());
                 must(&format!("{block} {line}"), &output);
             }
             let shown = std::fs::read(dir.path().join("out.raw")).unwrap();

@@ -9,10 +9,10 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::support::golden::{self, words};
 use crate::support::rng::Rng;
+use crate::support::whose::Whose;
 use crate::support::{outcome, peers_are_installed, run, scratch, scratch_beside};
 
 mod keys;
@@ -39,37 +39,15 @@ fn driver(format: &str) -> &str {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    Ours,
-    Theirs,
-}
-
 impl Whose {
-    const BOTH: [Whose; 2] = [Whose::Ours, Whose::Theirs];
-
-    /// A program of QEMU's name, by us or by them.
-    fn program(self, name: &str, dir: &Path) -> Command {
-        let mut command = match self {
-            Whose::Ours => {
-                let mut command = crate::support::cowslip();
-                command.arg(name);
-                command
-            }
-            Whose::Theirs => Command::new(name),
-        };
-        command.current_dir(dir);
-        command
-    }
-
     fn img(self, dir: &Path, line: &str) -> String {
         let mut line = words(line);
         line.splice(1..1, KEY);
-        run(self.program("qemu-img", dir).args(line))
+        run(self.program_in("qemu-img", dir).args(line))
     }
 
     fn io(self, dir: &Path, image: &str, commands: &[String]) -> String {
-        let mut program = self.program("qemu-io", dir);
+        let mut program = self.program_in("qemu-io", dir);
         program
             .args(KEY)
             .args(["--image-opts", image, "-d", "unmap"]);
@@ -185,7 +163,7 @@ fn both_programs_change_an_image_in_turn() {
                 let checked = Whose::Theirs.img(dir.path(), &format!("check --image-opts {image}"));
                 assert!(checked.contains("No errors"), "{options}: {checked}");
                 run(Whose::Ours
-                    .program("qemu-img", dir.path())
+                    .program_in("qemu-img", dir.path())
                     .args(["check", "image"]));
             }
         }
@@ -441,7 +419,7 @@ fn encrypted_images_are_told_of_in_qemus_words() {
         line.splice(1..1, KEY);
         let said = |whose: Whose| {
             drop(std::fs::remove_file(dir.join("x")));
-            golden::said(&outcome(whose.program("qemu-img", dir).args(&line)))
+            golden::said(&outcome(whose.program_in("qemu-img", dir).args(&line)))
         };
         let (ours, theirs) = (said(Whose::Ours), said(Whose::Theirs));
         if ours != theirs {
@@ -498,7 +476,7 @@ fn what_is_not_supported_is_refused_by_name() {
     ] {
         let mut line = words(&line);
         line.splice(1..1, KEY);
-        let refused = outcome(Whose::Ours.program("qemu-img", dir).args(&line));
+        let refused = outcome(Whose::Ours.program_in("qemu-img", dir).args(&line));
         let text = golden::said(&refused);
         assert_eq!(refused.status.code(), Some(1), "{line:?}: {text}");
         assert!(text.contains(said), "{line:?}: {text}");
@@ -513,7 +491,7 @@ fn compressed_clusters_are_refused_in_encrypted_images() {
     let image = opened("qcow2", "image");
     for keys in [QCOW2_KEYS, AES_KEYS] {
         Whose::Ours.img(dir, &format!("create -q -f qcow2 -o {keys} image 1M"));
-        let mut io = Whose::Ours.program("qemu-io", dir);
+        let mut io = Whose::Ours.program_in("qemu-io", dir);
         io.args(KEY)
             .args(["--image-opts", &image, "-c", "write -c 0 64k"]);
         let said = golden::said(&outcome(&mut io));
@@ -528,7 +506,7 @@ fn a_passphrase_that_opens_nothing_and_ends_with_a_line_end_is_reported_with_tha
     for (format, keys) in [("qcow2", QCOW2_KEYS), ("luks", LUKS_KEYS)] {
         Whose::Ours.img(dir, &format!("create -q -f {format} -o {keys} image 1M"));
         let read = |secret: &str| {
-            let mut io = Whose::Ours.program("qemu-io", dir);
+            let mut io = Whose::Ours.program_in("qemu-io", dir);
             io.args(["--object", secret, "--image-opts", &opened(format, "image")]);
             golden::said(&outcome(io.args(["-r", "-c", "read -q 0 512"])))
         };
@@ -568,11 +546,11 @@ fn hostile_headers_are_errors_that_name_their_place() {
             image[start + at..][..bytes.len()].copy_from_slice(bytes);
             std::fs::write(dir.join("bad"), image).unwrap();
             let format = if start == 0 { "luks" } else { "qcow2" };
-            let mut map = Whose::Ours.program("qemu-img", dir);
+            let mut map = Whose::Ours.program_in("qemu-img", dir);
             map.arg("map")
                 .args(KEY)
                 .args(["--image-opts", &opened(format, "bad")]);
-            let mut info = Whose::Ours.program("qemu-img", dir);
+            let mut info = Whose::Ours.program_in("qemu-img", dir);
             info.args(["info", "-f", format, "bad"]);
             for mut program in [map, info] {
                 let refused = outcome(&mut program);
@@ -601,7 +579,7 @@ fn hostile_headers_are_errors_that_name_their_place() {
         let mut image = image.clone();
         image[pointer..pointer + 16].copy_from_slice(&place.map(u64::to_be_bytes).concat());
         std::fs::write(dir.join("bad"), image).unwrap();
-        let mut map = Whose::Ours.program("qemu-img", dir);
+        let mut map = Whose::Ours.program_in("qemu-img", dir);
         let refused = outcome(
             map.arg("map")
                 .args(KEY)

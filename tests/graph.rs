@@ -11,21 +11,16 @@ use std::process::{Command, Stdio};
 use crate::support::golden::words;
 use crate::support::rng::Rng;
 use crate::support::server::Server;
+use crate::support::whose::Whose;
 use crate::support::{
     cowslip, outcome, peers_are_installed, run, scratch, scratch_beside, succeeds,
 };
 
 const QEMU: &[&str] = &["qemu-io", "qemu-img", "qemu-nbd"];
 
-/// QEMU's program of this name, or ours under it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    Theirs,
-    Ours,
-}
-
 impl Whose {
-    fn program(self, name: &str, at: &Path) -> Command {
+    /// QEMU's program of this name, or ours called so.
+    fn called(self, name: &str, at: &Path) -> Command {
         let mut command = match self {
             Whose::Theirs => Command::new(name),
             Whose::Ours => {
@@ -40,7 +35,7 @@ impl Whose {
 
     /// Returns its output, without times and sizes on the host, and its exit status.
     fn answer(self, at: &Path, words: &[&str]) -> (String, Option<i32>) {
-        let output = outcome(self.program(words[0], at).args(&words[1..]));
+        let output = outcome(self.called(words[0], at).args(&words[1..]));
         let text = [&output.stdout[..], &output.stderr[..]].concat();
         let text = String::from_utf8_lossy(&text).into_owned();
         let timeless = text.lines().filter_map(|line| {
@@ -172,7 +167,7 @@ fn what_is_written_through_compress_is_stored_compressed() {
     }
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     run(Whose::Ours
-        .program("qemu-io", at)
+        .called("qemu-io", at)
         .arg("--image-opts")
         .args(&lines)
         .arg(list));
@@ -420,7 +415,7 @@ fn an_image_that_describes_itself_is_refused_in_one_line() {
         r#"json:{"driver":"qcow2","file":{"filename":"loop"}}"#,
     ] {
         run(Whose::Ours
-            .program("qemu-img", at)
+            .called("qemu-img", at)
             .args(["rebase", "-u", "-F", "raw", "-b", name, "loop"]));
         for words in [&["map", "loop"][..], &words("convert -O raw loop out")] {
             let output = outcome(cowslip().current_dir(at).args(words));

@@ -8,7 +8,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::nbd_tls::{Server, Whose, disk, party, writes_and_copies};
+use crate::nbd_tls::{Server, disk, party, writes_and_copies};
+use crate::support::whose::Whose;
 use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch, scratch_beside};
 
 const KEYS: &str = "\

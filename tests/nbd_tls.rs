@@ -11,27 +11,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::running::Running;
+use crate::support::whose::Whose;
 use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch, scratch_beside};
-
-/// Owner of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whose {
-    Ours,
-    Theirs,
-}
-
-impl Whose {
-    pub(crate) fn program(self, name: &str) -> Command {
-        match self {
-            Whose::Theirs => Command::new(name),
-            Whose::Ours => {
-                let mut command = cowslip();
-                command.arg(name);
-                command
-            }
-        }
-    }
-}
 
 /// Returns the directory with the certificates of a party.
 pub(crate) fn party(name: &str) -> PathBuf {

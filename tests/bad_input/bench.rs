@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::program;
+use crate::support::whose::Whose;
 
 /// No command on a small image may take longer.
 const TIME_MAX: Duration = Duration::from_secs(10);
@@ -17,13 +18,6 @@ const TIME_MAX: Duration = Duration::from_secs(10);
 const MEMORY_KIB: u64 = 1_572_864;
 /// A clear set of errors is no longer than this.
 const ERROR_LINES_MAX: usize = 4;
-
-/// Owner of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
-    Ours,
-    Theirs,
-}
 
 /// How a command ended.
 #[derive(Clone, Debug)]

@@ -5,6 +5,7 @@
 use super::*;
 use crate::support::rng::Rng;
 use crate::support::server::Server;
+use crate::support::whose::Whose;
 
 /// Bytes that are written at once.
 const PART_KIB: u64 = 64;
@@ -22,16 +23,10 @@ enum Age {
     Snapshots,
 }
 
-/// The program that has written it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Writer {
-    Qemu,
-    Cowslip,
-}
-
 struct Aging<'a> {
     dir: &'a Path,
-    writer: Writer,
+    /// The owner of the program that writes it.
+    writer: Whose,
     parts: u64,
     rng: Rng,
 }
@@ -40,7 +35,7 @@ impl Aging<'_> {
     /// Does these things to the disk.
     fn request(&self, lines: &[String]) {
         for some in lines.chunks(500) {
-            if self.writer == Writer::Qemu {
+            if self.writer == Whose::Theirs {
                 qemu_io(self.dir, "a.qcow2", some);
                 continue;
             }
@@ -61,8 +56,8 @@ impl Aging<'_> {
 
     fn snapshot(&self, line: &str) {
         match self.writer {
-            Writer::Qemu => qemu(self.dir, "qemu-img", &format!("snapshot {line} a.qcow2")),
-            Writer::Cowslip => succeeds(self.dir, &format!("snapshot {line} a.qcow2")),
+            Whose::Theirs => qemu(self.dir, "qemu-img", &format!("snapshot {line} a.qcow2")),
+            Whose::Ours => succeeds(self.dir, &format!("snapshot {line} a.qcow2")),
         };
     }
 
@@ -194,7 +189,7 @@ fn aged_images_get_their_space_and_their_order_back() {
             continue;
         };
         let dir = mounted.at.as_path();
-        for writer in [Writer::Qemu, Writer::Cowslip] {
+        for writer in [Whose::Theirs, Whose::Ours] {
             for age in [Age::Written, Age::Discarded, Age::Snapshots] {
                 let copies = scratch();
                 succeeds(dir, &format!("create -q -f qcow2 a.qcow2 {mib}M"));

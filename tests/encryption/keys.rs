@@ -9,8 +9,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
 
-use super::Whose;
 use crate::support::golden::{self, words};
+use crate::support::whose::Whose;
 use crate::support::{outcome, peers_are_installed, scratch, scratch_beside};
 
 const SECRETS: [&str; 5] = [
@@ -115,7 +115,7 @@ fn state(whose: Whose, dir: &Path, format: &str) -> String {
     let is_used = |slot: &usize| file[start + 208 + 48 * slot..][..4] == [0, 0xac, 0x71, 0xf3];
     let used: Vec<usize> = (0..8).filter(is_used).collect();
     let opens = |secret: &&&str| {
-        let mut map = whose.program("qemu-img", dir);
+        let mut map = whose.program_in("qemu-img", dir);
         map.arg("map");
         for secret in SECRETS {
             map.args(["--object", secret]);
@@ -137,7 +137,7 @@ fn key_slots_are_changed_as_qemu_img_changes_them() {
         let dirs = [scratch(), scratch()];
         let maker = Whose::BOTH[usize::from(format == "luks")];
         let prefix = prefix(format);
-        let mut create = maker.program("qemu-img", dirs[0].path());
+        let mut create = maker.program_in("qemu-img", dirs[0].path());
         let encrypted = if format == "qcow2" {
             "encrypt.format=luks,"
         } else {
@@ -153,7 +153,7 @@ fn key_slots_are_changed_as_qemu_img_changes_them() {
             let mut said = Vec::new();
             for (whose, dir) in Whose::BOTH.iter().zip(&dirs) {
                 let before = std::fs::read(dir.path().join("image")).unwrap();
-                let mut program = whose.program("qemu-img", dir.path());
+                let mut program = whose.program_in("qemu-img", dir.path());
                 let done = outcome(program.args(amend_line(format, secret, change)));
                 let after = std::fs::read(dir.path().join("image")).unwrap();
                 let is_changed = before != after;
@@ -208,7 +208,7 @@ fn data_and_other_options_are_as_they_were() {
         "size=3M,encrypt.keyslot=1",
         "refcount_bits=3,encrypt.state=active,encrypt.new-secret=s,encrypt.iter-time=10",
     ] {
-        let mut program = Whose::Ours.program("qemu-img", dir);
+        let mut program = Whose::Ours.program_in("qemu-img", dir);
         program.args(["amend", "--image-opts", &image, "-o", options]);
         let refused = outcome(program.args(super::KEY));
         assert_eq!(refused.status.code(), Some(1), "{options}");

@@ -22,6 +22,7 @@ pub mod running;
 pub mod server;
 pub mod shape;
 pub mod twins;
+pub mod whose;
 
 /// Whether all these programs are installed. If not, the test says so and has nothing to do; with
 /// `COWSLIP_REQUIRE_PEERS` set it fails instead.
