@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use crate::support::mounted::Mounted;
 use crate::support::{
-    cowslip, number_from_environment, outcome, peers_are_installed, run, scratch, scratch_beside,
-    succeeds, wait_for_lock,
+    Scratch, cowslip, number_from_environment, outcome, peers_are_installed, run, scratch,
+    scratch_beside, succeeds, wait_for_lock,
 };
 
 fn ours(dir: &Path, line: &str) -> Output {
@@ -41,13 +41,63 @@ fn qemu_io(dir: &Path, image: &str, commands: &[String]) {
     run(command.arg(image));
 }
 
-/// A file system of this size, if there can be one, and QEMU's programs.
-fn small_file_system(bytes: u64) -> Option<Mounted> {
+/// A file system of this size, of which so much is reserved, if there can be one, and QEMU's
+/// programs.
+fn small_file_system(bytes: u64, reserved_percent: &str) -> Option<Mounted> {
     let is_possible = peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]);
-    let format = ["mkfs.ext4", "-q", "-m", "0"];
+    let format = ["mkfs.ext4", "-q", "-m", reserved_percent];
     is_possible
         .then(|| Mounted::of_size(&format, bytes))
         .flatten()
+}
+
+/// Checks images of each kind in a directory of its own, if QEMU is there.
+fn with_each(options: &[&str], check: impl Fn(&Path, &str)) {
+    if peers_are_installed(&["qemu-img", "qemu-io"]) {
+        options
+            .iter()
+            .for_each(|options| check(&scratch(), options));
+    }
+}
+
+/// A directory with an image of 64 MiB, which is filled so; `None` without QEMU.
+fn with_image(fill: impl Fn(&Path)) -> Option<Scratch> {
+    let dir = scratch_beside(&["qemu-img", "qemu-io"])?;
+    succeeds(&dir, "create -q -f qcow2 a.qcow2 64M");
+    fill(&dir);
+    Some(dir)
+}
+
+/// The disk as a raw file elsewhere, and its name.
+fn raw_copy(dir: &Path) -> (Scratch, String) {
+    let holder = scratch();
+    let raw = holder.path().join("a.raw").display().to_string();
+    qemu(dir, "qemu-img", &format!("convert -O raw a.qcow2 {raw}"));
+    (holder, raw)
+}
+
+/// Writes each of these MiB with a byte of its own.
+fn write_each(dir: &Path, image: &str, all: impl IntoIterator<Item = u64>, from: u64) {
+    let write = |at: u64| format!("write -P {} {at}M 1M", (at + from) % 250 + 1);
+    qemu_io(dir, image, &all.into_iter().map(write).collect::<Vec<_>>());
+}
+
+/// Takes all of the file system's space.
+fn fill_up(dir: &Path) {
+    let mut filler = std::fs::File::create(dir.join("filler")).unwrap();
+    for bytes in [1 << 20, 4096] {
+        let zeroes = vec![1; bytes];
+        while std::io::Write::write_all(&mut filler, &zeroes).is_ok() {}
+    }
+    filler.sync_all().unwrap();
+    assert!(free_bytes(dir) < 4096, "{}", free_bytes(dir));
+}
+
+/// Takes the file system's space but for this much.
+fn fill_up_to(dir: &Path, left: u64) {
+    let filler = std::fs::File::create(dir.join("filler")).unwrap();
+    let bytes = free_bytes(dir).saturating_sub(left);
+    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
 }
 
 fn json(text: &str) -> Value {
@@ -57,12 +107,14 @@ fn json(text: &str) -> Value {
 /// Writes `mib` MiB, and every other one once more under a snapshot that is then deleted: half as
 /// much is dead. The host keeps the space of what is dead.
 fn age(dir: &Path, image: &str, mib: u64) {
-    let write = |at: u64, byte: u64| format!("write -P {} {at}M 1M", byte % 250 + 1);
-    let all: Vec<String> = (0..mib).map(|at| write(at, at)).collect();
-    qemu_io(dir, image, &all);
+    write_each(dir, image, 0..mib, 0);
     qemu(dir, "qemu-img", &format!("snapshot -c dead {image}"));
-    let odd: Vec<String> = (0..mib).step_by(2).map(|at| write(at, at + 77)).collect();
-    qemu_io(dir, image, &odd);
+    write_each(dir, image, (0..mib).step_by(2), 77);
+    delete_dead(dir, image);
+}
+
+/// Deletes the snapshot, and leaves the host's space.
+fn delete_dead(dir: &Path, image: &str) {
     let kept = "driver=qcow2,discard=ignore,pass-discard-snapshot=off,file.driver=file";
     let delete = format!("snapshot --image-opts -d dead {kept},file.filename={image}");
     qemu(dir, "qemu-img", &delete);
@@ -79,25 +131,20 @@ fn blocks(dir: &Path, name: &str) -> u64 {
 
 #[test]
 fn dead_space_comes_back_and_every_byte_stays() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
-        return;
-    }
-    for options in [
+    let all = [
         "cluster_size=64k",
         "cluster_size=4k",
         "cluster_size=64k,extended_l2=on",
         "cluster_size=64k,compat=0.10",
         "cluster_size=32k,refcount_bits=1",
         "cluster_size=64k,refcount_bits=64,lazy_refcounts=on",
-    ] {
-        let dir = &scratch();
+    ];
+    with_each(&all, |dir, options| {
         succeeds(dir, &format!("create -q -f qcow2 -o {options} a.qcow2 64M"));
         // Snapshots need wider counts.
         match options.ends_with("refcount_bits=1") {
             true => {
-                let write = |at: u64| format!("write -P {} {at}M 1M", at + 1);
-                let all: Vec<String> = (0..16).map(write).collect();
-                qemu_io(dir, "a.qcow2", &all);
+                write_each(dir, "a.qcow2", 0..16, 0);
                 let gone = (0..16).step_by(2).map(|at| format!("discard {at}M 1M"));
                 qemu_io(dir, "a.qcow2", &gone.collect::<Vec<_>>());
             }
@@ -121,7 +168,7 @@ fn dead_space_comes_back_and_every_byte_stays() {
         assert_eq!(again["moved-bytes"], 0, "{options}");
         let words = succeeds(dir, "compact --plan a.qcow2");
         assert!(words.contains("would have"), "{words}");
-    }
+    });
 }
 
 #[test]
@@ -200,10 +247,7 @@ fn space_that_was_never_written_stays_a_hole() {
 /// Scattered writes into clusters whose space is allocated as a whole; QEMU compares.
 #[test]
 fn space_of_subclusters_that_were_never_written_comes_back() {
-    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q"], 160 << 20) else {
+    let Some(mounted) = small_file_system(160 << 20, "5") else {
         return;
     };
     let dir = mounted.at.as_path();
@@ -248,16 +292,12 @@ fn space_of_subclusters_that_were_never_written_comes_back() {
 /// The guest has written zeroes, and bytes of the backing file, compressed and not; QEMU compares.
 #[test]
 fn clusters_that_need_no_space_lose_it() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
-        return;
-    }
-    for options in [
+    let all = [
         "cluster_size=64k",
         "cluster_size=4k,compat=0.10",
         "cluster_size=64k,extended_l2=on",
-    ] {
-        let holder = scratch();
-        let dir = holder.path();
+    ];
+    with_each(&all, |dir, options| {
         succeeds(dir, "create -q -f qcow2 base.qcow2 24M");
         qemu_io(dir, "base.qcow2", &["write -P 99 0 12M".to_string()]);
         let line = format!("create -q -f qcow2 -o {options} -b base.qcow2 -F qcow2 a.qcow2");
@@ -309,7 +349,7 @@ fn clusters_that_need_no_space_lose_it() {
             "compact --json --zeroes --dedupe-backing a.qcow2",
         ));
         assert_eq!(again["redundant-bytes"], 0, "{options}");
-    }
+    });
     let dir = &scratch();
     succeeds(dir, "create -q -f qcow2 a.qcow2 1M");
     let refused = ours(dir, "compact --dedupe-backing a.qcow2");
@@ -386,15 +426,12 @@ fn put_in_order(dir: &Path, options: &str, (object, name): (&str, &str)) {
 
 #[test]
 fn a_disk_that_was_written_at_random_gets_the_guests_order() {
-    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
-        return;
-    }
-    for options in [
+    let all = [
         "cluster_size=64k",
         "cluster_size=4k",
         "cluster_size=64k,extended_l2=on",
-    ] {
-        let dir = &scratch();
+    ];
+    with_each(&all, |dir, options| {
         succeeds(dir, &format!("create -q -f qcow2 -o {options} a.qcow2 32M"));
         scatter(dir, "a.qcow2", 16);
         let changes = ["discard 5M 1M", "write -c 20M 64k"].map(String::from);
@@ -406,7 +443,7 @@ fn a_disk_that_was_written_at_random_gets_the_guests_order() {
         put_in_order(dir, options, ("", name));
         qemu(dir, "qemu-img", "convert -O raw -l kept a.qcow2 again.raw");
         qemu(dir, "qemu-img", "compare kept.raw again.raw");
-    }
+    });
 }
 
 #[test]
@@ -448,11 +485,9 @@ fn a_disk_in_a_data_file_keeps_its_places() {
 /// something, and ends in order.
 #[test]
 fn a_server_compacts_the_file_that_nobody_uses() {
-    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
+    let Some(dir) = &with_image(|dir| age(dir, "a.qcow2", 24)) else {
         return;
     };
-    succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
-    age(dir, "a.qcow2", 24);
     qemu(dir, "qemu-img", "convert -O raw a.qcow2 a.raw");
     let before = length(dir, "a.qcow2");
     let often = "--compact-idle-ms 50 --compact-pause 1";
@@ -495,26 +530,18 @@ fn free_bytes(dir: &Path) -> u64 {
 
 #[test]
 fn a_full_file_system_gets_its_space_back() {
-    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
-        return;
-    }
     let mib = number_from_environment("COWSLIP_COMPACT_MIB").unwrap_or(96);
-    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q"], (mib * 2 + 32) << 20) else {
+    let Some(mounted) = small_file_system((mib * 2 + 32) << 20, "5") else {
         return;
     };
     let dir = mounted.at.as_path();
     let size = mib << 20;
     succeeds(dir, &format!("create -q -f qcow2 a.qcow2 {size}"));
     age(dir, "a.qcow2", mib);
-    let holder = scratch();
-    let raw = holder.path().join("a.raw");
-    let raw = raw.to_str().unwrap();
-    qemu(dir, "qemu-img", &format!("convert -O raw a.qcow2 {raw}"));
+    let (_holder, raw) = raw_copy(dir);
     // All but a little is filled.
     let left = 8 << 20;
-    let filler = std::fs::File::create(dir.join("filler")).unwrap();
-    let bytes = free_bytes(dir).saturating_sub(left);
-    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+    fill_up_to(dir, left);
     let before = blocks(dir, "a.qcow2");
     succeeds(dir, "compact --budget 4M a.qcow2");
     assert!(before - blocks(dir, "a.qcow2") >= size * 2 / 5);
@@ -527,36 +554,22 @@ fn a_full_file_system_gets_its_space_back() {
 /// them comes back first.
 #[test]
 fn without_one_free_block_it_goes_on_with_what_comes_back() {
-    let Some(mounted) = small_file_system(96 << 20) else {
+    let Some(mounted) = small_file_system(96 << 20, "0") else {
         return;
     };
     let dir = mounted.at.as_path();
     succeeds(dir, "create -q -f qcow2 a.qcow2 32M");
-    let write = |at: u64, byte: u64| format!("write -P {byte} {at}M 1M");
-    let all: Vec<String> = (0..32).map(|at| write(at, at + 1)).collect();
-    qemu_io(dir, "a.qcow2", &all);
+    write_each(dir, "a.qcow2", 0..32, 0);
     qemu(dir, "qemu-img", "snapshot -c dead a.qcow2");
-    let odd: Vec<String> = (1..32).step_by(2).map(|at| write(at, at + 101)).collect();
-    qemu_io(dir, "a.qcow2", &odd);
-    let kept = "driver=qcow2,discard=ignore,pass-discard-snapshot=off,file.driver=file";
-    let delete = format!("snapshot --image-opts -d dead {kept},file.filename=a.qcow2");
-    qemu(dir, "qemu-img", &delete);
+    write_each(dir, "a.qcow2", (1..32).step_by(2), 100);
+    delete_dead(dir, "a.qcow2");
     qemu_io(
         dir,
         "a.qcow2",
         &["discard 0 1M", "discard 2M 1M"].map(String::from),
     );
-    let holder = scratch();
-    let raw = holder.path().join("a.raw");
-    let raw = raw.to_str().unwrap();
-    qemu(dir, "qemu-img", &format!("convert -O raw a.qcow2 {raw}"));
-    let mut filler = std::fs::File::create(dir.join("filler")).unwrap();
-    for bytes in [1 << 20, 4096] {
-        let zeroes = vec![1; bytes];
-        while std::io::Write::write_all(&mut filler, &zeroes).is_ok() {}
-    }
-    filler.sync_all().unwrap();
-    assert!(free_bytes(dir) < 4096, "{}", free_bytes(dir));
+    let (_holder, raw) = raw_copy(dir);
+    fill_up(dir);
     succeeds(dir, "compact -q --budget 1M a.qcow2");
     assert!(length(dir, "a.qcow2") < 32 << 20);
     assert!(free_bytes(dir) > 16 << 20, "{}", free_bytes(dir));
@@ -567,22 +580,14 @@ fn without_one_free_block_it_goes_on_with_what_comes_back() {
 /// A disk is shrunk, and its file with it, on a file system that has no room for a second one.
 #[test]
 fn a_disk_is_shrunk_on_a_full_file_system() {
-    if !peers_are_installed(&["qemu-img", "qemu-io", "mkfs.ext4"]) {
-        return;
-    }
-    let Some(mounted) = Mounted::of_size(&["mkfs.ext4", "-q"], 160 << 20) else {
+    let Some(mounted) = small_file_system(160 << 20, "5") else {
         return;
     };
     let dir = mounted.at.as_path();
     succeeds(dir, "create -q -f qcow2 a.qcow2 96M");
     // The end of the disk lies at the beginning of the file.
-    let write = |at: u64| format!("write -P {} {at}M 1M", at + 1);
-    let all: Vec<String> = (0..96).rev().map(write).collect();
-    qemu_io(dir, "a.qcow2", &all);
-    let left = 2 << 20;
-    let filler = std::fs::File::create(dir.join("filler")).unwrap();
-    let bytes = free_bytes(dir).saturating_sub(left);
-    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+    write_each(dir, "a.qcow2", (0..96).rev(), 0);
+    fill_up_to(dir, 2 << 20);
     succeeds(dir, "resize -q --shrink a.qcow2 40M");
     succeeds(dir, "compact -q --budget 1M a.qcow2");
     assert!(length(dir, "a.qcow2") < 41 << 20);
@@ -595,11 +600,9 @@ fn a_disk_is_shrunk_on_a_full_file_system() {
 
 #[test]
 fn killed_and_interrupted_compactions_lose_nothing() {
-    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
+    let Some(dir) = &with_image(|dir| age(dir, "a.qcow2", 32)) else {
         return;
     };
-    succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
-    age(dir, "a.qcow2", 32);
     let was = length(dir, "a.qcow2");
     let now = kill_and_interrupt(dir, "compact --budget 1M --rate-limit 20M a.qcow2", was);
     assert!(now <= was, "it grows");
@@ -611,11 +614,9 @@ fn killed_and_interrupted_compactions_lose_nothing() {
 
 #[test]
 fn killed_and_interrupted_defragmentations_lose_nothing() {
-    let Some(dir) = &scratch_beside(&["qemu-img", "qemu-io"]) else {
+    let Some(dir) = &with_image(|dir| scatter(dir, "a.qcow2", 24)) else {
         return;
     };
-    succeeds(dir, "create -q -f qcow2 a.qcow2 64M");
-    scatter(dir, "a.qcow2", 24);
     // For what is in the way, and as leaks after each that is killed.
     let most = 2 * length(dir, "a.qcow2");
     let line = "compact --budget 1M --rate-limit 20M --defragment a.qcow2";

@@ -1,42 +1,30 @@
 //! Compaction in the background on a file system without any space: it goes on when there is some.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{free_bytes, length, qemu, qemu_io, small_file_system, succeeds};
-use crate::support::{cowslip, run, scratch};
+use super::{fill_up, length, qemu, qemu_io, raw_copy, small_file_system, succeeds, write_each};
+use crate::support::{cowslip, run};
 
 /// Longest wait for something that is to happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn without_space_it_tries_again_after_a_pause() {
-    let Some(mounted) = small_file_system(64 << 20) else {
+    let Some(mounted) = small_file_system(64 << 20, "0") else {
         return;
     };
     let dir = mounted.at.as_path();
     succeeds(dir, "create -q -f qcow2 a.qcow2 16M");
-    let write = |at: u64| format!("write -P {} {at}M 1M", at + 1);
-    let all: Vec<String> = (0..16).map(write).collect();
-    qemu_io(dir, "a.qcow2", &all);
+    write_each(dir, "a.qcow2", 0..16, 0);
     // What is free is a hole, at the beginning of the file.
     qemu_io(dir, "a.qcow2", &["discard 0 8M".to_string()]);
-    let holder = scratch();
-    let raw = holder.path().join("a.raw");
-    let raw = raw.to_str().unwrap();
-    qemu(dir, "qemu-img", &format!("convert -O raw a.qcow2 {raw}"));
-    let mut filler = std::fs::File::create(dir.join("filler")).unwrap();
-    for bytes in [1 << 20, 4096] {
-        let zeroes = vec![1; bytes];
-        while filler.write_all(&zeroes).is_ok() {}
-    }
-    filler.sync_all().unwrap();
-    drop(filler);
-    assert!(free_bytes(dir) < 4096, "{}", free_bytes(dir));
+    let (holder, raw) = raw_copy(dir);
+    fill_up(dir);
 
     let before = length(dir, "a.qcow2");
     let socket = holder.path().join("s.sock");
