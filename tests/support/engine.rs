@@ -16,83 +16,59 @@ use super::model::{Model, first_difference};
 use super::rng::Rng;
 use super::shape::{Shape, Version};
 
-/// An operation of a batch.
+/// The effect of an operation.
 #[derive(Clone)]
-enum Operation {
-    Read {
-        offset: u64,
-        len: u64,
-    },
-    Write {
-        offset: u64,
-        bytes: Vec<u8>,
-        durability: Durability,
-    },
-    Zero {
-        offset: u64,
-        len: u64,
-        options: ZeroOptions,
-    },
-    Discard {
-        offset: u64,
-        len: u64,
-    },
+enum Action {
+    Read,
+    Write(Vec<u8>, Durability),
+    Zero(ZeroOptions),
+    Discard,
+}
+
+/// An operation of a batch, on a range of the disk.
+#[derive(Clone)]
+struct Operation {
+    offset: u64,
+    len: u64,
+    action: Action,
 }
 
 impl Operation {
     fn random(model: &Model, shape: &Shape, rng: &mut Rng) -> Operation {
         let (offset, len) = model.random_range(shape, rng);
-        match rng.below(10) {
-            0 => Operation::Read { offset, len },
-            1 | 2 => Operation::Zero {
-                offset,
-                len,
-                options: ZeroOptions {
-                    space: Space::of_unmap(rng.once_in(2)),
-                    durability: Durability::of_fua(rng.once_in(8)),
-                    fast_only: false,
-                },
-            },
-            3 => Operation::Discard { offset, len },
-            _ => Operation::Write {
-                offset,
-                bytes: rng.bytes(len as usize),
+        let action = match rng.below(10) {
+            0 => Action::Read,
+            1 | 2 => Action::Zero(ZeroOptions {
+                space: Space::of_unmap(rng.once_in(2)),
                 durability: Durability::of_fua(rng.once_in(8)),
-            },
-        }
-    }
-
-    fn range(&self) -> (u64, u64) {
-        match self {
-            Operation::Read { offset, len }
-            | Operation::Zero { offset, len, .. }
-            | Operation::Discard { offset, len } => (*offset, *len),
-            Operation::Write { offset, bytes, .. } => (*offset, bytes.len() as u64),
+                fast_only: false,
+            }),
+            3 => Action::Discard,
+            _ => Action::Write(rng.bytes(len as usize), Durability::of_fua(rng.once_in(8))),
+        };
+        Operation {
+            offset,
+            len,
+            action,
         }
     }
 
     fn overlaps(&self, other: &Operation) -> bool {
-        let (start, len) = self.range();
-        let (other_start, other_len) = other.range();
-        start < other_start + other_len && other_start < start + len
+        self.offset < other.offset + other.len && other.offset < self.offset + self.len
     }
 }
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (offset, len) = self.range();
-        let name = match self {
-            Operation::Read { .. } => "read",
-            Operation::Write {
-                durability: Durability::Durable,
-                ..
-            } => "write -f",
-            Operation::Write { .. } => "write",
-            Operation::Zero { options, .. } if options.space == Space::Release => "write -z -u",
-            Operation::Zero { .. } => "write -z",
-            Operation::Discard { .. } => "discard",
+        let name = match &self.action {
+            Action::Read => "read",
+            Action::Write(_, Durability::Durable) => "write -f",
+            Action::Write(..) => "write",
+            Action::Zero(options) if options.space == Space::Release => "write -z -u",
+            Action::Zero(_) => "write -z",
+            Action::Discard => "discard",
         };
-        write!(f, "{name} {offset} {len}")
+        write!(f, "{name} {} {}", self.offset, self.len)
     }
 }
 
@@ -228,24 +204,19 @@ pub async fn exercise(image: &Image, model: &mut Model, shape: &Shape, how: &How
 }
 
 async fn perform(image: &Image, model: &Model, operation: &Operation) {
-    let result = match operation {
-        Operation::Read { offset, len } => {
-            let bytes = read(image, *offset, *len).await;
-            let difference = first_difference(&bytes, model.get(*offset, *len));
+    let (offset, len) = (operation.offset, operation.len);
+    let result = match &operation.action {
+        Action::Read => {
+            let bytes = read(image, offset, len).await;
+            let difference = first_difference(&bytes, model.get(offset, len));
             assert_eq!(difference, None, "{operation}: differs at this byte of it");
             Ok(())
         }
-        Operation::Write {
-            offset,
-            bytes,
-            durability,
-        } => image.write(*offset, Buf::copy_of(bytes), *durability).await,
-        Operation::Zero {
-            offset,
-            len,
-            options,
-        } => image.write_zeroes(*offset, *len, *options).await,
-        Operation::Discard { offset, len } => image.discard(*offset, *len).await,
+        Action::Write(bytes, durability) => {
+            image.write(offset, Buf::copy_of(bytes), *durability).await
+        }
+        Action::Zero(options) => image.write_zeroes(offset, len, *options).await,
+        Action::Discard => image.discard(offset, len).await,
     };
     if let Err(e) = result {
         panic!("{operation}: {e}");
@@ -253,14 +224,15 @@ async fn perform(image: &Image, model: &Model, operation: &Operation) {
 }
 
 async fn follow(image: &Image, model: &mut Model, shape: &Shape, how: &How, operation: &Operation) {
-    match operation {
-        Operation::Read { .. } => {}
-        Operation::Write { offset, bytes, .. } => model.set(*offset, bytes),
-        Operation::Zero { offset, len, .. } => model.set(*offset, &vec![0; *len as usize]),
-        Operation::Discard { offset, len } => {
-            let bytes = read(image, *offset, *len).await;
-            check_discarded(&bytes, model.get(*offset, *len), *offset, shape, how);
-            model.set(*offset, &bytes);
+    let (offset, len) = (operation.offset, operation.len);
+    match &operation.action {
+        Action::Read => {}
+        Action::Write(bytes, _) => model.set(offset, bytes),
+        Action::Zero(_) => model.set(offset, &vec![0; len as usize]),
+        Action::Discard => {
+            let bytes = read(image, offset, len).await;
+            check_discarded(&bytes, model.get(offset, len), offset, shape, how);
+            model.set(offset, &bytes);
         }
     }
 }
