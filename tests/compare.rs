@@ -11,14 +11,6 @@ use crate::support::{run, scratch_beside};
 /// Pairs of disks: formats and names.
 const PAIRS: &str = "
 -f raw -F raw a.raw a2.raw
--f raw -F raw a.raw other.raw
--f raw -F raw other.raw a.raw
--f raw -F raw a.raw short.raw
--f raw -F raw short.raw a.raw
--f raw -F raw a.raw padded.raw
--f raw -F raw padded.raw a.raw
--f raw -F raw a.raw longer.raw
--f raw -F raw longer.raw a.raw
 -f raw -F raw hole.raw a.raw
 -f raw -F qcow2 a.raw a.qcow2
 -f qcow2 -F raw other.qcow2 a.raw
@@ -34,6 +26,9 @@ a.qcow2 nosuch
 -f raw -F raw a.raw
 -f foo a.raw a2.raw
 ";
+
+/// Raw disks that are compared with `a.raw`, and that with them.
+const OTHERS: [&str; 4] = ["other.raw", "short.raw", "padded.raw", "longer.raw"];
 
 /// Pairs of which qemu-img decides by where extents end where they are stored differently.
 const TRUNCATED: &str = "
@@ -103,14 +98,18 @@ fn compare_all(lines: impl Iterator<Item = String>) {
 
 #[test]
 fn disks_compare_as_with_qemu_img() {
-    let pairs =
-        golden::lines(PAIRS).flat_map(|pair| ["", "-s ", "-q ", "-s -q "].map(|o| (o, pair)));
-    let truncated = golden::lines(TRUNCATED).flat_map(|pair| ["", "-q "].map(|o| (o, pair)));
-    compare_all(
-        pairs
-            .chain(truncated)
-            .map(|(options, pair)| format!("{options}{pair}")),
-    );
+    let others = OTHERS.map(|other| [("a.raw", other), (other, "a.raw")]);
+    let raw = others.as_flattened().iter();
+    let raw = raw.map(|(a, b)| format!("-f raw -F raw {a} {b}"));
+    let pairs = golden::lines(PAIRS).map(str::to_string).chain(raw);
+    let with = |pair: &str, all: &[&str]| -> Vec<String> {
+        all.iter()
+            .map(|options| format!("{options}{pair}"))
+            .collect()
+    };
+    let pairs = pairs.flat_map(|pair| with(&pair, &["", "-s ", "-q ", "-s -q "]));
+    let truncated = golden::lines(TRUNCATED).flat_map(|pair| with(pair, &["", "-q "]));
+    compare_all(pairs.chain(truncated));
 }
 
 #[test]

@@ -333,78 +333,31 @@ fn compare(script: &str) {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-#[test]
-fn nodes_are_added_and_removed_alike() {
-    compare(include_str!("daemon_protocol/nodes.txt"));
+/// Tests of a file of commands each, some beside other peers.
+macro_rules! alike {
+    ($($test:ident: $file:literal $(, $peer:literal)*;)+) => {$(
+        #[test]
+        fn $test() {
+            if peers_are_installed(&[$($peer),*]) {
+                compare(include_str!(concat!("daemon_protocol/", $file, ".txt")));
+            }
+        }
+    )+};
 }
 
-#[test]
-fn nodes_that_nothing_uses_go_alike() {
-    compare(include_str!("daemon_protocol/unused.txt"));
-}
-
-#[test]
-fn snapshots_streams_and_commits_are_alike() {
-    compare(include_str!("daemon_protocol/chains.txt"));
-}
-
-#[test]
-fn mirrors_and_backups_are_alike() {
-    compare(include_str!("daemon_protocol/copies.txt"));
-}
-
-#[test]
-fn jobs_that_meet_errors_are_alike() {
-    compare(include_str!("daemon_protocol/errors.txt"));
-}
-
-#[test]
-fn commands_about_jobs_are_alike() {
-    compare(include_str!("daemon_protocol/jobs.txt"));
-}
-
-#[test]
-fn exports_are_alike() {
-    compare(include_str!("daemon_protocol/exports.txt"));
-}
-
-#[test]
-fn bitmaps_and_transactions_are_alike() {
-    compare(include_str!("daemon_protocol/bitmaps.txt"));
-}
-
-#[test]
-fn transactions_are_done_as_a_whole_or_not_at_all_alike() {
-    if peers_are_installed(&["qemu-io"]) {
-        compare(include_str!("daemon_protocol/transactions.txt"));
-    }
-}
-
-#[test]
-fn nodes_above_the_disk_of_a_commit_are_alike() {
-    if peers_are_installed(&["qemu-io"]) {
-        compare(include_str!("daemon_protocol/above.txt"));
-    }
-}
-
-#[test]
-fn bitmaps_of_images_are_alike() {
-    compare(include_str!("daemon_protocol/kept.txt"));
-}
-
-#[test]
-fn clients_of_nbd_see_the_same_bitmaps() {
-    if peers_are_installed(&["nbdinfo", "qemu-io", "qemu-img"]) {
-        compare(include_str!("daemon_protocol/shown.txt"));
-    }
-}
-
-#[test]
-fn nodes_are_reopened_alike() {
-    compare(include_str!("daemon_protocol/reopen.txt"));
-}
-
-#[test]
-fn images_and_objects_are_made_alike() {
-    compare(include_str!("daemon_protocol/made.txt"));
+alike! {
+    nodes_are_added_and_removed_alike: "nodes";
+    nodes_that_nothing_uses_go_alike: "unused";
+    snapshots_streams_and_commits_are_alike: "chains";
+    mirrors_and_backups_are_alike: "copies";
+    jobs_that_meet_errors_are_alike: "errors";
+    commands_about_jobs_are_alike: "jobs";
+    exports_are_alike: "exports";
+    bitmaps_and_transactions_are_alike: "bitmaps";
+    transactions_are_done_as_a_whole_or_not_at_all_alike: "transactions", "qemu-io";
+    nodes_above_the_disk_of_a_commit_are_alike: "above", "qemu-io";
+    bitmaps_of_images_are_alike: "kept";
+    clients_of_nbd_see_the_same_bitmaps: "shown", "nbdinfo", "qemu-io", "qemu-img";
+    nodes_are_reopened_alike: "reopen";
+    images_and_objects_are_made_alike: "made";
 }

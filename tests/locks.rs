@@ -159,6 +159,19 @@ const REFUSED: &[(&str, &str)] = &[
     ("qemu-img", "create -q -f raw HELD 1M"),
 ];
 
+/// Files that a holder locks.
+const BOTH: &[&str] = &["top.qcow2", "base.qcow2"];
+const BASE: &[&str] = &["base.qcow2"];
+
+/// Compares under each of these holders of an image: what it holds, and which files it locks.
+fn compare_under<const N: usize>(holders: [(Command, &str, &[&str]); N]) {
+    if peers_are_installed(PEERS) {
+        for (holder, held, files) in holders {
+            compare(holder, held, files);
+        }
+    }
+}
+
 /// Under one holder, our programs do as QEMU's: the same exit code, the same first two lines.
 fn compare(holder: Command, held: &str, files: &[&str]) {
     let described = format!("{holder:?}");
@@ -207,33 +220,21 @@ fn own(args: &str) -> Command {
 
 #[test]
 fn under_qemus_writers_we_refuse_what_qemu_refuses() {
-    if !peers_are_installed(PEERS) {
-        return;
-    }
-    let (both, base) = (&["top.qcow2", "base.qcow2"][..], &["base.qcow2"][..]);
-    for (holder, held, files) in [
-        (qemu_io("top.qcow2"), "top.qcow2", both),
-        (daemon("top.qcow2", false), "top.qcow2", both),
-        (qemu_io("base.qcow2"), "base.qcow2", base),
-    ] {
-        compare(holder, held, files);
-    }
+    compare_under([
+        (qemu_io("top.qcow2"), "top.qcow2", BOTH),
+        (daemon("top.qcow2", false), "top.qcow2", BOTH),
+        (qemu_io("base.qcow2"), "base.qcow2", BASE),
+    ]);
 }
 
 #[test]
 fn under_qemus_readers_we_refuse_what_qemu_refuses() {
-    if !peers_are_installed(PEERS) {
-        return;
-    }
-    let (both, base) = (&["top.qcow2", "base.qcow2"][..], &["base.qcow2"][..]);
-    for (holder, held, files) in [
-        (qemu_io("-r top.qcow2"), "top.qcow2", both),
-        (daemon("top.qcow2", true), "top.qcow2", both),
-        (qemu_io("-r top.qcow2"), "base.qcow2", both),
-        (qemu_io("-r base.qcow2"), "base.qcow2", base),
-    ] {
-        compare(holder, held, files);
-    }
+    compare_under([
+        (qemu_io("-r top.qcow2"), "top.qcow2", BOTH),
+        (daemon("top.qcow2", true), "top.qcow2", BOTH),
+        (qemu_io("-r top.qcow2"), "base.qcow2", BOTH),
+        (qemu_io("-r base.qcow2"), "base.qcow2", BASE),
+    ]);
 }
 
 #[test]
@@ -282,32 +283,20 @@ fn while_we_commit_nobody_gets_hold_of_the_base() {
 
 #[test]
 fn under_our_writers_qemu_refuses_what_it_refuses_under_its_own() {
-    if !peers_are_installed(PEERS) {
-        return;
-    }
-    let (both, base) = (&["top.qcow2", "base.qcow2"][..], &["base.qcow2"][..]);
-    for (holder, held, files) in [
-        (own("io top.qcow2"), "top.qcow2", both),
-        (own("serve -k s top.qcow2"), "top.qcow2", both),
-        (own("io base.qcow2"), "base.qcow2", base),
-    ] {
-        compare(holder, held, files);
-    }
+    compare_under([
+        (own("io top.qcow2"), "top.qcow2", BOTH),
+        (own("serve -k s top.qcow2"), "top.qcow2", BOTH),
+        (own("io base.qcow2"), "base.qcow2", BASE),
+    ]);
 }
 
 #[test]
 fn under_our_readers_qemu_refuses_what_it_refuses_under_its_own() {
-    if !peers_are_installed(PEERS) {
-        return;
-    }
-    let both = &["top.qcow2", "base.qcow2"];
-    for (holder, held, files) in [
-        (own("io -r top.qcow2"), "top.qcow2", both),
-        (own("serve -r -k s top.qcow2"), "top.qcow2", both),
-        (own("io -r top.qcow2"), "base.qcow2", both),
-    ] {
-        compare(holder, held, files);
-    }
+    compare_under([
+        (own("io -r top.qcow2"), "top.qcow2", BOTH),
+        (own("serve -r -k s top.qcow2"), "top.qcow2", BOTH),
+        (own("io -r top.qcow2"), "base.qcow2", BOTH),
+    ]);
 }
 
 /// The bytes that a program locks in a file, as QEMU's locks them.

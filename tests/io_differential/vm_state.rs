@@ -68,18 +68,19 @@ fn exchange(directory: &Path, options: &str, far: &str, sides: [Side; 2]) {
             assert!(output.status.success(), "{options}, {when}: {said}");
         }
     };
-    let loads = |side, pattern: u8, at: &str| {
-        io(side, directory, &format!("read -b -P {pattern} {at}"));
+    let both_read = |commands: &[&str]| {
+        for side in sides {
+            commands
+                .iter()
+                .for_each(|command| io(side, directory, command));
+        }
     };
+    let read_far = format!("read -b -P 2 {far} 8k");
     io(a, directory, "write -P 9 0 1M");
     io(a, directory, "write -b -P 1 1k 60k");
     io(b, directory, &format!("write -b -P 2 {far} 8k"));
-    for side in sides {
-        loads(side, 0, "0 1k");
-        loads(side, 1, "1k 60k");
-        loads(side, 2, &format!("{far} 8k"));
-        io(side, directory, "read -P 9 0 1M");
-    }
+    let (before, saved) = ("read -b -P 0 0 1k", "read -b -P 1 1k 60k");
+    both_read(&[before, saved, &read_far, "read -P 9 0 1M"]);
     sound("saved");
     img(b, directory, "snapshot -c one image.qcow2");
     io(a, directory, "write -b -P 3 0 512");
@@ -87,20 +88,12 @@ fn exchange(directory: &Path, options: &str, far: &str, sides: [Side; 2]) {
     sound("changed beside a snapshot");
     img(a, directory, "snapshot -c two image.qcow2");
     img(b, directory, "snapshot -a one image.qcow2");
-    for side in sides {
-        loads(side, 0, "0 1k");
-        loads(side, 1, "1k 60k");
-        loads(side, 0, "61k 1k");
-    }
+    both_read(&[before, saved, "read -b -P 0 61k 1k"]);
     sound("applied");
     img(b, directory, "snapshot -d one image.qcow2");
     img(a, directory, "snapshot -a two image.qcow2");
-    for side in sides {
-        loads(side, 3, "0 512");
-        loads(side, 4, "60k 2k");
-        loads(side, 2, &format!("{far} 8k"));
-        io(side, directory, "read -P 9 0 1M");
-    }
+    let changed = ["read -b -P 3 0 512", "read -b -P 4 60k 2k"];
+    both_read(&[changed[0], changed[1], &read_far, "read -P 9 0 1M"]);
     img(a, directory, "snapshot -d two image.qcow2");
     sound("without snapshots");
 }

@@ -66,29 +66,66 @@ fn more_qcow2_images_pass() {
     mixture_passes(500..1000);
 }
 
-/// A snapshot was taken while a hole was not durable; no barrier comes before its flags are
-/// cleared, and the simulator said that one did.
-#[test]
-fn snapshots_clear_flags_beside_holes() {
-    pass(Kind::Qcow2, 1_099_511_969_349..1_099_511_969_350);
+/// Tests of seeds that have found something once.
+macro_rules! seeds_pass {
+    ($($(#[$found:meta])+ $test:ident: $($seed:literal),+;)+) => {$(
+        $(#[$found])+
+        #[test]
+        fn $test() {
+            for seed in [$($seed),+] {
+                pass(Kind::Qcow2, seed..seed + 1);
+            }
+        }
+    )+};
 }
 
-/// Leaks beside flags that were not set yet: a compaction punched their space, and set the flags
-/// with no barrier between, as the change of snapshots would have that was cut short. Then holes
-/// that a compaction had punched, before refcount blocks that were durable by themselves. Neither
-/// puts anything at risk, and the matrix of crashes said that it could not be.
-#[test]
-fn holes_of_compactions_need_no_barrier_before_flags_and_counts() {
-    for seed in [7_697_571_559_463, 7_697_571_577_034] {
-        pass(Kind::Qcow2, seed..seed + 1);
-    }
-}
+seeds_pass! {
+    /// A snapshot was taken while a hole was not durable; no barrier comes before its flags are
+    /// cleared, and the simulator said that one did.
+    snapshots_clear_flags_beside_holes: 1_099_511_969_349;
 
-/// A defragmentation under a small budget: a cluster that could not go where it was planned kept
-/// all that came after from going home, and each of many rounds read all tables once more.
-#[test]
-fn a_defragmentation_of_small_clusters_ends() {
-    pass(Kind::Qcow2, 490_068_578..490_068_579);
+    /// Leaks beside flags that were not set yet: a compaction punched their space, and set the
+    /// flags with no barrier between, as the change of snapshots would have that was cut short.
+    /// Then holes that a compaction had punched, before refcount blocks that were durable by
+    /// themselves. Neither puts anything at risk, and the matrix of crashes said that it could not
+    /// be.
+    holes_of_compactions_need_no_barrier_before_flags_and_counts:
+        7_697_571_559_463, 7_697_571_577_034;
+
+    /// A defragmentation under a small budget: a cluster that could not go where it was planned
+    /// kept all that came after from going home, and each of many rounds read all tables once more.
+    a_defragmentation_of_small_clusters_ends: 490_068_578;
+
+    /// The new L1 table of a disk that grows could not be written, and its cluster stayed counted.
+    space_of_a_table_that_could_not_be_written_is_free_again: 900_656;
+
+    /// The header that refers to another bitmap directory was written, and the write failed; the
+    /// close went on to write the hint on allocation where the old header had it.
+    nothing_is_written_by_a_header_that_may_be_another_one: 2_199_023_259_022;
+
+    /// A bitmap was removed, and the disk got another size: its table was leaked, or of the wrong
+    /// length after a crash.
+    a_removed_bitmap_does_not_outlive_another_size: 2_199_123_261_899, 200_015_486;
+
+    /// A crash had left a table of a snapshot counted once too often, and a downgrade took that for
+    /// the references to the table: its zero clusters lost more counts than they had.
+    a_downgrade_goes_by_references_not_by_leaked_counts: 4_398_071_541_935, 4_398_071_546_156;
+
+    /// There was no space to copy the tables that a snapshot shares, and the disk became smaller:
+    /// data behind its new end was still there, as VM state.
+    a_shrink_without_space_empties_the_vm_state: 200_400_315;
+
+    /// A process died while it took a snapshot, the next one saw it, and its first flush failed:
+    /// the snapshot may be gone after a power failure, and the simulator said that it may not.
+    a_failed_flush_may_lose_the_snapshot_of_a_process_that_died: 200_145_958;
+
+    /// A data file on a device whose length was no multiple of its blocks: the last block of a disk
+    /// that grew was read and written beyond its end. No device is like that; the simulator's was.
+    devices_of_data_files_end_with_a_whole_block: 400_001_125;
+
+    /// A write that failed because of a neighbour had left its bytes in space that others
+    /// published.
+    a_write_that_fails_beside_another_fails_those_beside_it: 2_199_029_635_816;
 }
 
 /// The later stories, each once.
@@ -115,58 +152,6 @@ fn graphs_pass() {
         Kind::Qcow2,
         graph::FIRST_SEED + 125..graph::FIRST_SEED + 200,
     );
-}
-
-/// The new L1 table of a disk that grows could not be written, and its cluster stayed counted.
-#[test]
-fn space_of_a_table_that_could_not_be_written_is_free_again() {
-    pass(Kind::Qcow2, 900_656..900_657);
-}
-
-/// The header that refers to another bitmap directory was written, and the write failed; the close
-/// went on to write the hint on allocation where the old header had it.
-#[test]
-fn nothing_is_written_by_a_header_that_may_be_another_one() {
-    pass(Kind::Qcow2, 2_199_023_259_022..2_199_023_259_023);
-}
-
-/// A bitmap was removed, and the disk got another size: its table was leaked, or of the wrong
-/// length after a crash.
-#[test]
-fn a_removed_bitmap_does_not_outlive_another_size() {
-    for seed in [2_199_123_261_899, 200_015_486] {
-        pass(Kind::Qcow2, seed..seed + 1);
-    }
-}
-
-/// A crash had left a table of a snapshot counted once too often, and a downgrade took that for the
-/// references to the table: its zero clusters lost more counts than they had.
-#[test]
-fn a_downgrade_goes_by_references_not_by_leaked_counts() {
-    for seed in [4_398_071_541_935, 4_398_071_546_156] {
-        pass(Kind::Qcow2, seed..seed + 1);
-    }
-}
-
-/// There was no space to copy the tables that a snapshot shares, and the disk became smaller: data
-/// behind its new end was still there, as VM state.
-#[test]
-fn a_shrink_without_space_empties_the_vm_state() {
-    pass(Kind::Qcow2, 200_400_315..200_400_316);
-}
-
-/// A process died while it took a snapshot, the next one saw it, and its first flush failed: the
-/// snapshot may be gone after a power failure, and the simulator said that it may not.
-#[test]
-fn a_failed_flush_may_lose_the_snapshot_of_a_process_that_died() {
-    pass(Kind::Qcow2, 200_145_958..200_145_959);
-}
-
-/// A data file on a device whose length was no multiple of its blocks: the last block of a disk
-/// that grew was read and written beyond its end. No device is like that; the simulator's was.
-#[test]
-fn devices_of_data_files_end_with_a_whole_block() {
-    pass(Kind::Qcow2, 400_001_125..400_001_126);
 }
 
 #[test]
@@ -262,12 +247,6 @@ fn a_power_failure_may_take_back_a_snapshot_that_a_dead_process_did_not_flush() 
         second.ending = Ending::Crash(1 + moment % 7);
         config.rounds = vec![first, second];
     });
-}
-
-/// A write that failed because of a neighbour had left its bytes in space that others published.
-#[test]
-fn a_write_that_fails_beside_another_fails_those_beside_it() {
-    pass(Kind::Qcow2, 2_199_029_635_816..2_199_029_635_817);
 }
 
 /// An interrupted soak begins no further run, and has the sum of those that ended.
