@@ -128,16 +128,22 @@ impl Rig {
         self.disk.serve(&self.socket, &["--handover"])
     }
 
+    /// Goes on until a server ends.
+    fn until_it_ends(&mut self, served: &mut Served) -> Option<ExitStatus> {
+        let mut status = None;
+        self.work(Duration::from_secs(20), || {
+            status = served.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status
+    }
+
     /// Hands over to a new server under load. Returns the longest time without a completion.
     fn hand_over(&mut self) -> Duration {
         self.gap = Duration::ZERO;
         let next = self.successor();
         let mut before = std::mem::replace(&mut self.served, next);
-        let mut status = None;
-        self.work(Duration::from_secs(20), || {
-            status = before.child.try_wait().unwrap();
-            status.is_some()
-        });
+        let status = self.until_it_ends(&mut before);
         expect_handed_over(&mut before, status);
         self.work(Duration::from_millis(5), || false);
         self.gap
@@ -281,11 +287,7 @@ fn a_predecessor_that_is_killed_leaves_the_guest_to_its_successor() {
 /// A successor with these options is refused, with these words; the server goes on.
 fn refused(rig: &mut Rig, image: &Path, options: &[&str], words: &str) {
     let mut next = Served::start(image, &rig.socket, options);
-    let mut status = None;
-    rig.work(Duration::from_secs(20), || {
-        status = next.child.try_wait().unwrap();
-        status.is_some()
-    });
+    let status = rig.until_it_ends(&mut next);
     let text = said(&mut next);
     let status = status.expect("it ends");
     assert!(
@@ -350,11 +352,7 @@ fn two_successors_take_over_one_after_the_other() {
     let mut rig = Rig::start(FEATURES);
     let (one, two) = (rig.successor(), rig.successor());
     let mut before = std::mem::replace(&mut rig.served, one);
-    let mut status = None;
-    rig.work(Duration::from_secs(20), || {
-        status = before.child.try_wait().unwrap();
-        status.is_some()
-    });
+    let status = rig.until_it_ends(&mut before);
     expect_handed_over(&mut before, status);
     // Which of the two is left is not known before.
     rig.work(Duration::from_secs(1), || false);
@@ -396,11 +394,7 @@ fn the_whole_sandbox_nbd_and_the_process_number_go_with_it() {
         let next = [&words(&options)[..], &["--handover"]].concat();
         let next = Served::start(&rig.image, &rig.socket, &next);
         let mut before = std::mem::replace(&mut rig.served, next);
-        let mut status = None;
-        rig.work(Duration::from_secs(20), || {
-            status = before.child.try_wait().unwrap();
-            status.is_some()
-        });
+        let status = rig.until_it_ends(&mut before);
         expect_handed_over(&mut before, status);
         rig.work(Duration::from_millis(30), || false);
         let number = std::fs::read_to_string(&pid).unwrap();

@@ -190,17 +190,30 @@ fn guests(disk: &Arc<LiveDisk>, random: &mut Rng, requests: u64) -> Vec<Task> {
     (0..3).map(guest).map(|it| Box::pin(it) as Task).collect()
 }
 
+/// Two slow disks, a disk that begins as the first, and its guests.
+fn disks(
+    random: &mut Rng,
+    requests: u64,
+) -> (Arc<SlowDisk>, Arc<SlowDisk>, Arc<LiveDisk>, Vec<Task>) {
+    let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
+    let disk = LiveDisk::new("disk", source.clone());
+    let tasks = guests(&disk, random, requests);
+    (source, target, disk, tasks)
+}
+
+fn any_mode(random: &mut Rng) -> CopyMode {
+    match random.bool() {
+        true => CopyMode::Background,
+        false => CopyMode::WriteBlocking,
+    }
+}
+
 #[test]
 fn a_mirror_is_equal_when_it_takes_over() {
     for seed in 0..400 {
         let mut random = Rng::with_seed(seed);
-        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
-        let disk = LiveDisk::new("disk", source.clone());
-        let mut tasks = guests(&disk, &mut random, 60);
-        let mode = match random.bool() {
-            true => CopyMode::Background,
-            false => CopyMode::WriteBlocking,
-        };
+        let (source, target, disk, mut tasks) = disks(&mut random, 60);
+        let mode = any_mode(&mut random);
         let switched = Rc::new(RefCell::new(false));
         let (live, seen) = (Arc::clone(&disk), Rc::clone(&switched));
         let job = job(seed, &mut tasks);
@@ -222,9 +235,7 @@ fn a_mirror_is_equal_when_it_takes_over() {
 fn a_mirror_that_comes_to_block_writes_has_each_write_before_its_answer() {
     for seed in 0..200 {
         let mut random = Rng::with_seed(seed);
-        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
-        let disk = LiveDisk::new("disk", source.clone());
-        let mut tasks = guests(&disk, &mut random, 60);
+        let (_, target, disk, mut tasks) = disks(&mut random, 60);
         // The last part is that of the test.
         tasks.truncate(2);
         let pauses = SlowDisk::new(random.u64(..));
@@ -287,9 +298,7 @@ fn a_mirror_of_which_any_copy_has_failed_does_not_take_over() {
     let mut failures = 0;
     for seed in 0..400 {
         let mut random = Rng::with_seed(seed);
-        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
-        let disk = LiveDisk::new("disk", source.clone());
-        let mut tasks = guests(&disk, &mut random, 60);
+        let (source, target, disk, mut tasks) = disks(&mut random, 60);
         target.fails.store(random.u64(0..150), Ordering::Relaxed);
         let failed = Rc::new(RefCell::new(false));
         let seen = Rc::clone(&failed);
@@ -319,9 +328,7 @@ fn a_mirror_of_which_any_copy_has_failed_does_not_take_over() {
 fn a_backup_has_the_bytes_of_its_moment() {
     for seed in 0..400 {
         let mut random = Rng::with_seed(seed);
-        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
-        let disk = LiveDisk::new("disk", source.clone());
-        let mut tasks = guests(&disk, &mut random, 60);
+        let (source, target, disk, mut tasks) = disks(&mut random, 60);
         let live = Arc::clone(&disk);
         let job = job(seed, &mut tasks);
         tasks.push(Box::pin(async move {
@@ -468,13 +475,8 @@ fn copies_that_fail_are_made_again_until_all_is_equal() {
     let all_met = Arc::new(AtomicU64::new(0));
     for seed in 0..200 {
         let mut random = Rng::with_seed(seed);
-        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
-        let disk = LiveDisk::new("disk", source.clone());
-        let mut tasks = guests(&disk, &mut random, 40);
-        let mode = match random.bool() {
-            true => CopyMode::Background,
-            false => CopyMode::WriteBlocking,
-        };
+        let (source, target, disk, mut tasks) = disks(&mut random, 40);
+        let mode = any_mode(&mut random);
         target.odds.store(6, Ordering::Relaxed);
         let job = Job::attended(Forgiving {
             random: Mutex::new(random.fork()),
@@ -506,9 +508,7 @@ fn copies_that_fail_are_made_again_until_all_is_equal() {
 fn a_failed_or_cancelled_copy_holds_no_request_back() {
     for seed in 0..200 {
         let mut random = Rng::with_seed(seed);
-        let (source, target) = (SlowDisk::new(random.u64(..)), SlowDisk::new(random.u64(..)));
-        let disk = LiveDisk::new("disk", source);
-        let mut tasks = guests(&disk, &mut random, 30);
+        let (_, target, disk, mut tasks) = disks(&mut random, 30);
         let is_mirror = random.bool();
         let cancels = random.bool();
         if !cancels {
