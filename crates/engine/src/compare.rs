@@ -40,6 +40,7 @@ use crate::image::Image;
 use crate::job::Job;
 pub use crate::pairs::Side;
 use crate::pairs::{Known, Span, Spans};
+use crate::units::SECTOR_BYTES;
 use crate::zero::is_zero;
 use crate::{Error, Result};
 
@@ -48,9 +49,6 @@ use crate::{Error, Result};
 const PIECE_BYTES: u64 = 2 << 20;
 /// Pieces that are read at a time.
 const IN_FLIGHT: usize = 4;
-/// Unit in which differences are reported, counted from the start of the comparison, as qemu-img
-/// does.
-const SECTOR_BYTES: u64 = 512;
 
 /// The properties that have to be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

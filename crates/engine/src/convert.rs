@@ -50,7 +50,7 @@ use std::ops::Range;
 
 use crate::image::{Durability, Image, Space, ZeroOptions};
 use crate::job::{Job, Stage};
-use crate::units::round_up;
+use crate::units::{SECTOR_BYTES, round_up};
 use crate::{Error, Result};
 
 mod line;
@@ -73,8 +73,6 @@ pub const IN_FLIGHT: usize = 8;
 /// with 8.
 #[doc(hidden)]
 pub const IN_FLIGHT_FAR: usize = 16;
-/// The unit of a disk's size.
-const SECTOR_BYTES: u64 = 512;
 
 /// In what order the target is written.
 #[doc(hidden)]

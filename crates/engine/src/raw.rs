@@ -16,7 +16,7 @@ use crate::job::Job;
 use crate::luks::{self, SectorCipher};
 use crate::policy::{Format, Preallocation};
 use crate::space::{self, Fill};
-use crate::units::round_down;
+use crate::units::{SECTOR_BYTES, round_down};
 use crate::{Error, Result};
 
 /// A raw image: the file's bytes are the disk's.
@@ -30,9 +30,6 @@ pub struct Raw {
     /// Key slots are being written, or that has failed.
     keys_unknown: AtomicBool,
 }
-
-/// Unit of a disk's size.
-pub(crate) const SECTOR_BYTES: u64 = 512;
 
 impl Raw {
     /// The image in `file`, of this size. Where its format was guessed, the file is

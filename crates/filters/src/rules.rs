@@ -9,9 +9,8 @@ use std::ops::Range;
 
 use cowslip_block::errno::EIO;
 use cowslip_block::file::Event;
+use cowslip_block::units::SECTOR_BYTES;
 use cowslip_block::{Error, Result};
-
-const SECTOR_BYTES: u64 = 512;
 
 /// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -40,6 +40,7 @@ use std::io;
 use std::ops::Range;
 
 use crate::file::{AlignedFile, FillMethod, HolesBy};
+use crate::geometry::BLOCK_BYTES;
 use crate::job::{Job, PIECE_BYTES, Stage};
 use crate::space::{self, Account, CALL_BYTES};
 use crate::units::round_up;
@@ -61,8 +62,6 @@ const BATCH: usize = 4096;
 const UNCOUNTED_BYTES: u64 = 256 << 10;
 /// Limit of a file's length.
 const LEN_MAX: u64 = i64::MAX as u64;
-/// Blocks of file systems, as a rule.
-const BLOCK_BYTES: u64 = 4096;
 
 /// Treatment of the end of file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

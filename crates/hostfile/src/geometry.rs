@@ -18,6 +18,8 @@ pub(super) struct DirectAlignment {
     pub(super) offset_bytes: u32,
 }
 
+/// Block size that file systems allocate in, as a rule; finer ranges are not left to their calls.
+pub(super) const BLOCK_BYTES: u64 = 4096;
 /// Alignment that satisfies every known file system; it is kept where nothing can be found out.
 const SAFE_BYTES: u32 = 4096;
 

@@ -9,6 +9,7 @@ use std::io::ErrorKind;
 use std::ops::Range;
 
 use crate::file::{AlignedFile, BlockFile, Durability};
+use crate::geometry::BLOCK_BYTES;
 use crate::job::{Job, PIECE_BYTES, Stage};
 use crate::units::pieces;
 use crate::{Error, Result};
@@ -21,8 +22,6 @@ use cowslip_block::policy::Preallocation;
 pub const CALL_BYTES: u64 = 1 << 30;
 /// Bytes that one call zeroes: the device does it, which takes its time.
 const ZERO_CALL_BYTES: u64 = 256 << 20;
-/// Block size that file systems allocate in; finer ranges are not left to their calls.
-const BLOCK_BYTES: u64 = 4096;
 /// Bytes of a file whose extents are asked for at once.
 const WINDOW_BYTES: u64 = 1 << 30;
 

@@ -3,7 +3,8 @@
 use super::{Open, OpenRequest, Opened};
 use crate::chain::Layer;
 use crate::policy::Format;
-use crate::raw::{Raw, SECTOR_BYTES};
+use crate::raw::Raw;
+use crate::units::SECTOR_BYTES;
 use crate::{Error, Result, luks, qcow2};
 
 /// The way to open an image of a format, if it is built in.
@@ -18,12 +19,7 @@ pub(super) fn way_to_open(format: Format) -> Option<Open> {
 }
 
 fn open_raw(opening: OpenRequest<'_>) -> Opened {
-    let OpenRequest {
-        file,
-        file_len,
-        options,
-        ..
-    } = opening;
+    let (file, options) = (opening.file, opening.options);
     let file = match options.format.is_none() || options.guessed {
         true => file.guarded(options.formats.signatures()),
         false => file,
@@ -31,23 +27,17 @@ fn open_raw(opening: OpenRequest<'_>) -> Opened {
     // As with QEMU, a disk has whole sectors: the last one of a file that can grow reads as zeroes
     // behind its end.
     let size = match file.capabilities().extends_with_zeroes {
-        true => file_len.next_multiple_of(SECTOR_BYTES),
-        false => file_len,
+        true => opening.file_len.next_multiple_of(SECTOR_BYTES),
+        false => opening.file_len,
     };
     Opened::new(Layer::Raw(Box::new(Raw::new(file, size))), None)
 }
 
 async fn open_luks(opening: OpenRequest<'_>) -> Result<Opened> {
-    let OpenRequest {
-        file,
-        file_len,
-        options,
-        is_top,
-        ..
-    } = opening;
+    let (file, file_len, options) = (opening.file, opening.file_len, opening.options);
     luks::check_built(file.name())?;
     let passphrase = options
-        .passphrase_for(is_top)
+        .passphrase_for(opening.is_top)
         .ok_or_else(|| Error::Key("Parameter 'key-secret' is required for cipher".to_string()))?;
     let key = (passphrase, &options.workers);
     let (header, cipher) = luks::unlock(&file, 0..file_len, key).await?;
@@ -56,22 +46,14 @@ async fn open_luks(opening: OpenRequest<'_>) -> Result<Opened> {
 }
 
 async fn open_qcow2(opening: OpenRequest<'_>) -> Result<Opened> {
-    let OpenRequest {
-        file,
-        file_len,
-        options,
-        gate,
-        files,
-        is_top,
-    } = opening;
-    let options = options.of_qcow2(is_top);
+    let options = opening.options.of_qcow2(opening.is_top);
     let image = qcow2::open(qcow2::OpenParameters {
-        file,
-        file_len,
+        file: opening.file,
+        file_len: opening.file_len,
         options: &options,
-        gate,
-        files,
-        is_top,
+        gate: opening.gate,
+        files: opening.files,
+        is_top: opening.is_top,
     });
     let image = image.await?;
     let header = image.header();

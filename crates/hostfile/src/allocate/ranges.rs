@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
+use crate::units::SECTOR_BYTES;
+
 /// The most memory for ranges: ten million of the usual kind.
 pub const RANGES_BYTES_MAX: usize = 64 << 20;
-
-const SECTOR_BYTES: u64 = 512;
 
 /// Error of a list without room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

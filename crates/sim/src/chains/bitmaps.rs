@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 
 use crate::bitmaps::{Reading, What};
+use crate::model::SECTOR_BYTES;
 use crate::rng::Rng;
 
-const SECTOR_BYTES: u64 = 512;
 /// Bitmaps that an image has at most.
 const KEPT_MAX: usize = 3;
 
