@@ -48,6 +48,17 @@ pub(crate) fn whole(config: &mut Config, clusters: u64) {
     config.windows = std::iter::once(0..config.size / SECTOR_BYTES).collect();
 }
 
+/// Makes a disk of few clusters, whose subclusters one request after the other is for.
+pub(crate) fn narrow(config: &mut Config, round: &mut Round, requests: u64, rng: &mut Rng) {
+    config.layout.cluster_bits = 14;
+    whole(config, rng.between(2, 4));
+    round.whole_percent = 0;
+    round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(1, 2);
+    round.narrow_requests = requests;
+    round.narrow_whole_percent = 95;
+    round.weights = [0, 30, 40, 0, 30, 0];
+}
+
 /// Makes a disk of `count` tables, a few clusters of each of which are in use.
 pub(crate) fn tables(config: &mut Config, count: u64) {
     let step = config.layout.table_coverage_bytes();

@@ -6,7 +6,7 @@ use crate::config::{Below, Config, Data, Ending, Round};
 use crate::disk::Pace;
 use crate::model::SECTOR_BYTES;
 use crate::rng::Rng;
-use crate::shapes::{small_counts, tables, usual, whole};
+use crate::shapes::{narrow, small_counts, tables, usual, whole};
 
 use super::Barrier;
 
@@ -109,13 +109,7 @@ impl Barrier {
                 round.requests = 200;
                 round.weights = [2, 40, 15, 20, 35, 0];
                 if config.layout.extended_l2 {
-                    config.layout.cluster_bits = 14;
-                    whole(config, rng.between(2, 4));
-                    round.whole_percent = 0;
-                    round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(1, 2);
-                    round.narrow_requests = 60;
-                    round.narrow_whole_percent = 95;
-                    round.weights = [0, 30, 40, 0, 30, 0];
+                    narrow(config, round, 60, rng);
                 }
                 4
             }

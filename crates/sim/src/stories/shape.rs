@@ -7,7 +7,7 @@ use crate::disk::Pace;
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::model::Grain;
 use crate::rng::Rng;
-use crate::shapes::{small_counts, tables, usual, whole};
+use crate::shapes::{narrow, small_counts, tables, usual, whole};
 
 use super::{Story, later};
 
@@ -129,14 +129,8 @@ fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) ->
             round.weights = [3, 45, rng.pick(&[0, 20]), 5, 40, 0];
             if config.layout.extended_l2 {
                 // Subclusters are punched and filled again, for which no count changes.
-                config.layout.cluster_bits = 14;
-                whole(config, rng.between(2, 4));
-                round.whole_percent = 0;
-                round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(1, 2);
-                round.narrow_requests = 400;
-                round.narrow_whole_percent = 95;
+                narrow(config, round, 400, rng);
                 round.depth = 1;
-                round.weights = [0, 30, 40, 0, 30, 0];
             } else {
                 whole(config, rng.between(16, 96));
             }
