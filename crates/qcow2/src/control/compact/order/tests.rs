@@ -8,6 +8,7 @@ use super::super::survey::Runs;
 use super::*;
 use crate::geometry::Geometry;
 use crate::job::Job;
+use crate::random::Random;
 
 /// Does something to its end; the number of its steps, too.
 fn in_steps<T>(work: impl Future<Output = T>) -> (T, usize) {
@@ -27,22 +28,9 @@ fn paced<T>(work: impl AsyncFnOnce(&mut Pace<'_>) -> Result<T>) -> T {
     in_steps(work(&mut Pace::of(&job))).0.unwrap()
 }
 
-/// A generator of test values: Knuth's MMIX constants.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-
-    fn shuffle<T>(&mut self, all: &mut [T]) {
-        for at in (1..all.len()).rev() {
-            all.swap(at, self.below(at as u64 + 1) as usize);
-        }
+fn shuffle<T>(random: &mut Random, all: &mut [T]) {
+    for at in (1..all.len()).rev() {
+        all.swap(at, random.below(at as u64 + 1) as usize);
     }
 }
 
@@ -194,7 +182,7 @@ fn random_file(random: &mut Random) -> Naive {
     let gap = [2, 10, 1000][random.below(3) as usize];
     let mut guests: Vec<u64> = (0..len).filter(|_| random.below(gap) != 0).collect();
     match random.below(3) {
-        0 => random.shuffle(&mut guests),
+        0 => shuffle(random, &mut guests),
         1 => {
             for _ in 0..1 + random.below(10) {
                 let (one, other) = (random.below(len), random.below(len));
@@ -313,7 +301,7 @@ fn hinder(step: &Step, order: &mut Order, file: &mut Naive, random: &mut Random)
 fn a_cluster_that_stays_is_in_the_way_of_few_others() {
     let random = &mut Random(11);
     let mut guests: Vec<u64> = (0..4096).collect();
-    random.shuffle(&mut guests);
+    shuffle(random, &mut guests);
     let guests = guests.iter().copied().map(Some).collect();
     let mut file = Naive::new(vec![Kind::Data; 4096], guests);
     file.grow(256 + 64);
@@ -351,7 +339,7 @@ fn a_cluster_that_stays_is_in_the_way_of_few_others() {
 fn a_shuffled_disk_moves_twice_at_most_and_is_perfect() {
     let random = &mut Random(7);
     let mut guests: Vec<u64> = (0..4096).collect();
-    random.shuffle(&mut guests);
+    shuffle(random, &mut guests);
     for most in [64, 256, 1024] {
         let guests = guests.iter().copied().map(Some).collect();
         let mut file = Naive::new(vec![Kind::Data; 4096], guests);
@@ -437,7 +425,7 @@ fn what_is_near_enough_stays_and_tables_in_the_way_go_before() {
 fn a_long_plan_lets_others_go_on_and_ends_when_it_is_cancelled() {
     const CLUSTERS: u64 = 50_000;
     let mut guests: Vec<u64> = (0..CLUSTERS).collect();
-    Random(3).shuffle(&mut guests);
+    shuffle(&mut Random(3), &mut guests);
     let guests = guests.into_iter().map(Some).collect();
     let mut file = Naive::new(vec![Kind::Data; CLUSTERS as usize], guests);
     file.grow(CLUSTERS / 32);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::super::survey::Runs;
 use super::*;
+use crate::random::Random;
 
 const KINDS: [Kind; 10] = [
     Kind::Free,
@@ -17,19 +18,6 @@ const KINDS: [Kind; 10] = [
     Kind::Structure,
     Kind::Fixed,
 ];
-
-/// A generator of test values: Knuth's MMIX constants.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-}
 
 /// Clusters of 512 bytes with counts of 64 bits: a block counts 64 of them.
 fn random_survey(random: &mut Random) -> Survey {
