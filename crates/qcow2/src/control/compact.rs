@@ -21,21 +21,16 @@ mod data;
 mod defragment;
 mod ends;
 mod leaks;
-#[doc(hidden)]
-pub mod order;
-#[doc(hidden)]
-pub mod pace;
+mod order;
+mod pace;
 mod parts;
-#[doc(hidden)]
-pub mod plan;
+mod plan;
 mod redundant;
 mod roots;
 mod still;
 mod subclusters;
-#[doc(hidden)]
-pub mod survey;
-#[doc(hidden)]
-pub mod units;
+mod survey;
+mod units;
 mod without;
 
 use cowslip_boxed::boxed;
@@ -271,7 +266,10 @@ impl Qcow2 {
             extents_after: None,
             data_bytes: survey.data_clusters << bits,
             redundant_bytes: redundant.bytes,
-            subcluster_bytes: self.count_subclusters(options, job).await?,
+            subcluster_bytes: match self.has_subclusters_to_release(options) {
+                true => self.count_subclusters(job).await?,
+                false => 0,
+            },
         };
         let outline = match options.defragment {
             true => {
@@ -368,7 +366,9 @@ impl Qcow2 {
             done.leaked_bytes =
                 self.free_leaks(&leaks, job).await? << self.geometry().cluster_bits();
             done.redundant_bytes = self.drop_redundant(below, options, job).await?;
-            done.subcluster_bytes = self.release_subclusters(options, job).await?;
+            if self.has_subclusters_to_release(options) {
+                done.subcluster_bytes = self.release_subclusters(job).await?;
+            }
             moved_before = Some(done.moved_bytes);
             self.work((options, job), &mut done).await
         };

@@ -84,7 +84,7 @@ fn outside(range: &Range<u64>, holes: &[Range<u64>]) -> u64 {
 
 impl Qcow2 {
     /// Returns whether there are subclusters that can lose their space alone.
-    fn has_subclusters_to_release(&self, options: &CompactOptions) -> bool {
+    pub(super) fn has_subclusters_to_release(&self, options: &CompactOptions) -> bool {
         options.subclusters
             && self.geometry().extended_l2()
             && !self.format.data_file
@@ -94,14 +94,7 @@ impl Qcow2 {
     /// Has subclusters that hold nothing lose their space, in clusters that hold something. The
     /// image was checked. Returns the bytes of the file that had space.
     #[boxed]
-    pub(super) async fn release_subclusters(
-        &self,
-        options: &CompactOptions,
-        job: &Job,
-    ) -> Result<u64> {
-        if !self.has_subclusters_to_release(options) {
-            return Ok(0);
-        }
+    pub(super) async fn release_subclusters(&self, job: &Job) -> Result<u64> {
         job.enter(Stage::Tables);
         let (mut at, mut bytes, mut waiting) = (GuestCluster(0), 0, 0);
         while let Some((group, next)) = self.partial_from(at).await? {
@@ -129,14 +122,7 @@ impl Qcow2 {
 
     /// Counts the bytes that [`Qcow2::release_subclusters`] gives back, and changes nothing.
     #[boxed]
-    pub(super) async fn count_subclusters(
-        &self,
-        options: &CompactOptions,
-        job: &Job,
-    ) -> Result<u64> {
-        if !self.has_subclusters_to_release(options) {
-            return Ok(0);
-        }
+    pub(super) async fn count_subclusters(&self, job: &Job) -> Result<u64> {
         let (mut at, mut bytes) = (GuestCluster(0), 0);
         while let Some((group, next)) = self.partial_from(at).await? {
             at = next;
