@@ -37,7 +37,7 @@ use crate::{Error, Result};
 pub use list::{NAME_BYTES_MAX, NewSnapshot, SnapshotChoice};
 pub(crate) use steps::{read_list, root_of};
 
-use list::{Root, SnapshotList};
+use list::{Entry, Root, SnapshotList};
 use steps::{Preparation, l1_bytes};
 use tree::Balance;
 
@@ -66,8 +66,12 @@ impl Qcow2 {
         // Those that this session has removed are on disk yet.
         self.ready_for_writes().await?;
         let _nobody_uses_vm_state = self.vm_state.take().await;
-        self.while_still(async |counts| self.apply_in_turn(counts, choice, job).await)
-            .await
+        self.while_still(async |counts| {
+            let list = self.begin_snapshots(counts, job).await?;
+            let entry = list.entry(self.find(&list, choice)?);
+            self.apply_in_turn(counts, entry, job).await
+        })
+        .await
     }
 
     /// Deletes a snapshot.
@@ -147,14 +151,7 @@ impl Qcow2 {
         Ok(id)
     }
 
-    async fn apply_in_turn(
-        &self,
-        counts: &mut Counts,
-        choice: &SnapshotChoice,
-        job: &Job,
-    ) -> Result<()> {
-        let list = self.begin_snapshots(counts, job).await?;
-        let entry = list.entry(self.find(&list, choice)?);
+    async fn apply_in_turn(&self, counts: &mut Counts, entry: &Entry, job: &Job) -> Result<()> {
         let header = self.header();
         let old_l1 = self
             .geometry()
