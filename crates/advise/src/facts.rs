@@ -1,9 +1,10 @@
 //! [`Facts`]: an image, its files and its place, as they were found.
 
 /// Format of an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Format {
     /// qcow2.
+    #[default]
     Qcow2,
     /// Raw.
     Raw,
@@ -47,7 +48,7 @@ impl FileSystem {
 }
 
 /// An image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Image {
     /// The name of its file.
     pub name: String,

@@ -22,16 +22,9 @@ fn facts(format: Format, on: &str) -> Facts {
             format,
             disk_bytes: 1 << 43,
             cluster_bytes: 65_536,
-            has_subclusters: false,
             is_sparse: true,
-            is_zstd: false,
-            is_encrypted: false,
             depth: 1,
-            backing: None,
-            lowest: None,
-            snapshots: 0,
-            bitmaps: 0,
-            has_data_file: false,
+            ..Image::default()
         },
         space: Space {
             host_bytes: 40 * GIB,

@@ -12,16 +12,8 @@ pub(crate) fn facts(on: &str) -> Facts {
             format: Format::Qcow2,
             disk_bytes: 40 * GIB,
             cluster_bytes: 65_536,
-            has_subclusters: false,
-            is_sparse: false,
-            is_zstd: false,
-            is_encrypted: false,
             depth: 1,
-            backing: None,
-            lowest: None,
-            snapshots: 0,
-            bitmaps: 0,
-            has_data_file: false,
+            ..Image::default()
         },
         space: Space {
             file_bytes: 20 * GIB,
