@@ -59,9 +59,9 @@ pub struct Args {
 
 fn parse_when(name: &str) -> Result<When, String> {
     match name {
-        "auto" => Ok(When::Auto),
-        "always" => Ok(When::Always),
-        "never" => Ok(When::Never),
+        "auto" => Ok(None),
+        "always" => Ok(Some(true)),
+        "never" => Ok(Some(false)),
         _ => Err(format!(
             "--draw expects 'auto', 'always' or 'never' not '{name}'"
         )),

@@ -18,16 +18,8 @@ const PIECE_BYTES: usize = 1 << 16;
 /// How deep a file's members stand in JSON.
 const DEPTH: usize = 3;
 
-/// When pictures are drawn in the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// Only on a terminal.
-    Auto,
-    /// Whatever the output is.
-    Always,
-    /// Never.
-    Never,
-}
+/// Whether pictures are drawn in the output; `None` is only on a terminal.
+pub type When = Option<bool>;
 
 /// How much is shown, and with what.
 #[derive(Clone, Copy, Debug)]
@@ -54,15 +46,10 @@ impl Show {
             locale.contains("utf-8") || locale.contains("utf8")
         });
         let is_able = is_terminal && is_unicode && set("TERM").is_some_and(|term| term != "dumb");
-        let is_wanted = match draw {
-            When::Auto => is_terminal,
-            When::Always => true,
-            When::Never => false,
-        };
         Show {
             format,
             map,
-            drawn: is_wanted && format == OutputFormat::Human,
+            drawn: draw.unwrap_or(is_terminal) && format == OutputFormat::Human,
             ink: match is_able && set("NO_COLOR").is_none() {
                 true => Ink::Colours,
                 false => Ink::Plain,
