@@ -17,12 +17,13 @@ use cowslip::qcow2::header::{FIRST_READ_BYTES, Header};
 use cowslip::qcow2::repair::{Scope, Summary};
 use serde_json::{Map, Value};
 
+use super::change::ReportArgs;
 use crate::error::CommandError;
 use crate::open::{
-    self, Access, CacheMode, OneImage, OpenSettings, Source, Trust, block_on, guessed_raw,
-    open_alone, opening_failed, sharing,
+    self, Access, CacheMode, OneImage, OpenSettings, Source, block_on, guessed_raw, open_alone,
+    opening_failed, sharing,
 };
-use crate::output::{self, OutputArgs, OutputFormat, Program, usage_error};
+use crate::output::{self, OutputFormat, Program, usage_error};
 use crate::repair_text::print_line;
 
 mod repair;
@@ -47,9 +48,7 @@ pub struct Args {
     #[arg(short = 'U', long)]
     force_share: bool,
     #[command(flatten)]
-    trust: Trust,
-    #[command(flatten)]
-    output: OutputArgs,
+    report: ReportArgs,
     /// Damage to repair: leaks or all
     #[arg(short, long, value_name = "WHAT")]
     repair: Option<String>,
@@ -198,7 +197,7 @@ pub fn scope(what: &str, program: &Program) -> Result<Scope, CommandError> {
 }
 
 fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
-    let format = args.output.format("check", program)?;
+    let format = args.report.output.format("check", program)?;
     let scope = args.repair.as_deref().map(|what| scope(what, program));
     let scope = scope.transpose()?;
     let cache = CacheMode::parse(&args.cache)
@@ -212,7 +211,7 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
         },
         cache,
         sharing: sharing(args.force_share, Sharing::AsFormat),
-        policy: args.trust.backing_policy,
+        policy: args.report.trust.backing_policy,
         ..open::settings()
     };
     if args.plan {

@@ -16,6 +16,7 @@ use cowslip::qcow2::inspect::inspect;
 use cowslip::{Buf, Error, Job, space};
 use serde_json::json;
 
+use super::change::OutcomeArgs;
 use super::create::format_name;
 use crate::error::CommandError;
 use crate::job::JobArgs;
@@ -49,9 +50,7 @@ pub struct Args {
     #[arg(short = 'U', long)]
     force_share: bool,
     #[command(flatten)]
-    done: DoneArgs,
-    #[command(flatten)]
-    job: JobArgs,
+    outcome: OutcomeArgs,
     /// The image
     source: String,
     /// The new file; one that exists is refused unless --force overwrites it
@@ -69,8 +68,10 @@ impl Args {
             force: true,
             by_create: true,
             force_share: false,
-            done: DoneArgs::default(),
-            job,
+            outcome: OutcomeArgs {
+                done: DoneArgs::default(),
+                job,
+            },
             source,
             target,
         }
@@ -83,7 +84,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 }
 
 fn cloned(args: &Args) -> Result<(), CommandError> {
-    let job = args.job.job()?;
+    let job = args.outcome.job.job()?;
     let spec = ImageSpec::named(&args.source, args.format.as_deref());
     let source = spec.resolve()?;
     block_on(Aio::Auto, async {
@@ -120,8 +121,8 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
         }
         Ok(())
     })?;
-    args.job.end();
-    args.done.report(false, "", || {
+    args.outcome.job.end();
+    args.outcome.done.report(false, "", || {
         json!({
             "source": args.source,
             "target": args.target,

@@ -12,16 +12,16 @@ use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 use serde_json::json;
 
+use super::change::OutcomeArgs;
 use super::create::{self, format_name};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
-use crate::job::JobArgs;
 use crate::new_file::{NewFile, what_is_left};
 use crate::open::{
     self, Access, ImageSpec, OpenSettings, Trust, block_on, foreign, open_image, sharing, workers,
 };
 use crate::options::{bytes_within, number_within};
-use crate::output::{DoneArgs, Program};
+use crate::output::Program;
 
 /// Bytes of a block where none are named.
 const BLOCK_BYTES: u64 = 512;
@@ -47,9 +47,7 @@ pub struct Args {
     #[command(flatten)]
     trust: Trust,
     #[command(flatten)]
-    done: DoneArgs,
-    #[command(flatten)]
-    job: JobArgs,
+    outcome: OutcomeArgs,
     /// if=INPUT of=OUTPUT, bs=BYTES of a block, count=BLOCKS, skip=BLOCKS of the input
     #[arg(value_name = "OPERAND")]
     operands: Vec<String>,
@@ -114,7 +112,7 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
         let text = "--image-opts and --format are mutually exclusive";
         return Err(CommandError::new(text));
     }
-    let job = args.job.job()?;
+    let job = args.outcome.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let work = async {
         let settings = OpenSettings {
@@ -146,8 +144,8 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
         return Err(interrupted.report(program, what_is_left(output, &job)));
     }
     let done = done?;
-    args.job.end();
-    args.done.report(false, "", || {
+    args.outcome.job.end();
+    args.outcome.done.report(false, "", || {
         json!({
             "source": input,
             "target": output,

@@ -8,12 +8,13 @@ use cowslip::qcow2::header::{CryptMethod, Header};
 use cowslip::qcow2::inspect::{Inspection, SnapshotInfo};
 use serde_json::{Value, json};
 
+use super::change::ReportArgs;
 use super::create::format_name;
 use crate::encryption::described;
 use crate::error::CommandError;
 use crate::layer::{ImageFileInfo, InspectOptions, Protocol, chain};
-use crate::open::{OneImage, Trust, block_on};
-use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
+use crate::open::{OneImage, block_on};
+use crate::output::{OutputFormat, Program, print, print_json};
 use crate::size;
 use crate::time;
 
@@ -37,9 +38,7 @@ pub struct Args {
     #[arg(long)]
     limits: bool,
     #[command(flatten)]
-    trust: Trust,
-    #[command(flatten)]
-    output: OutputArgs,
+    report: ReportArgs,
     #[command(flatten)]
     image: OneImage,
 }
@@ -50,11 +49,11 @@ pub fn run(args: Args, program: &Program) -> u8 {
 }
 
 fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let format = args.output.format("info", program)?;
+    let format = args.report.output.format("info", program)?;
     let json = format == OutputFormat::Json;
     let spec = args.image.spec("info", program)?;
     let source = spec.resolve()?;
-    let inspect_options = InspectOptions::of_image(&source, args.force_share, &args.trust);
+    let inspect_options = InspectOptions::of_image(&source, args.force_share, &args.report.trust);
     let layers = block_on(Aio::Auto, async {
         let layer = ImageFileInfo::inspect_source(&source, &inspect_options).await;
         let layer = layer.map_err(|why| CommandError::opening(&source.given, why.to_string()))?;

@@ -7,10 +7,11 @@ use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
 use cowslip::image::{Extent, Format, Image, LayerInfo};
 
+use super::change::ReportArgs;
 use crate::error::CommandError;
-use crate::open::{self, OneImage, OpenSettings, Trust, block_on, open_image, sharing};
+use crate::open::{self, OneImage, OpenSettings, block_on, open_image, sharing};
 use crate::options::bytes_within;
-use crate::output::{self, OutputArgs, OutputFormat, Program};
+use crate::output::{self, OutputFormat, Program};
 use crate::size;
 
 /// Extents asked for at once.
@@ -29,9 +30,7 @@ pub struct Args {
     #[arg(short = 'U', long)]
     force_share: bool,
     #[command(flatten)]
-    trust: Trust,
-    #[command(flatten)]
-    output: OutputArgs,
+    report: ReportArgs,
     #[command(flatten)]
     image: OneImage,
 }
@@ -143,17 +142,12 @@ fn hexadecimal(number: u64) -> String {
 }
 
 fn json_line(extent: &Extent) -> String {
-    let mut text = format!(
-        "{{ \"start\": {}, \"length\": {}, \"depth\": {}, \"present\": {}, \"zero\": {}, \
-         \"data\": {}, \"compressed\": {}",
-        extent.start,
-        extent.len,
-        extent.depth,
-        extent.present,
-        extent.zero,
-        extent.data,
-        extent.compressed
-    );
+    let (start, len, depth) = (extent.start, extent.len, extent.depth);
+    let mut text = format!("{{ \"start\": {start}, \"length\": {len}, \"depth\": {depth}");
+    let state = [extent.present, extent.zero, extent.data, extent.compressed];
+    for (name, is_so) in ["present", "zero", "data", "compressed"].iter().zip(state) {
+        text += &format!(", \"{name}\": {is_so}");
+    }
     if let Some(host_offset) = extent.host_offset {
         text += &format!(", \"offset\": {host_offset}");
     }
@@ -218,7 +212,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 }
 
 fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let format = args.output.format("map", program)?;
+    let format = args.report.output.format("map", program)?;
     let start = match &args.start_offset {
         Some(text) => bytes_within("start offset", text, 0..=size::SIZE_MAX)?,
         None => 0,
@@ -230,7 +224,7 @@ fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
     let spec = args.image.spec("map", program)?;
     let settings = OpenSettings {
         sharing: sharing(args.force_share, Sharing::AsFormat),
-        policy: args.trust.backing_policy,
+        policy: args.report.trust.backing_policy,
         ..open::settings()
     };
     block_on(Aio::Auto, async {

@@ -22,14 +22,14 @@ use cowslip_publish::store::Store;
 use cowslip_remote::StoreOptions;
 use serde_json::{Value, json};
 
+use super::change::OutcomeArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
-use crate::job::JobArgs;
 use crate::open::{
     self, ImageSpec, OpenSettings, Trust, block_on, chosen_snapshot, open_image, sharing, workers,
 };
 use crate::options;
-use crate::output::{DoneArgs, Program, print, print_json, usage_error};
+use crate::output::{Program, print, print_json, usage_error};
 use crate::size;
 use crate::time::local_date_and_time;
 
@@ -175,9 +175,7 @@ pub struct Args {
     #[command(flatten)]
     trust: Trust,
     #[command(flatten)]
-    done: DoneArgs,
-    #[command(flatten)]
-    job: JobArgs,
+    outcome: OutcomeArgs,
     /// The image and its new name: IMAGE STORE/NAME; with --list or --prune STORE, with --withdraw
     /// STORE/NAME@VERSION
     #[arg(value_name = "NAME", required = true, num_args = 1..=2)]
@@ -242,7 +240,7 @@ fn published(
     });
     let sizes = sizes.transpose()?;
     let snapshot = chosen_snapshot(args.snapshot.as_deref(), program)?;
-    let shown = args.job.unless(args.quiet);
+    let shown = args.outcome.job.unless(args.quiet);
     let job = shown.job()?;
     let store = args.store.open(&location.root)?;
     let interrupted = CancelledOnInterrupt::new(&job);
@@ -461,7 +459,7 @@ fn report(args: &Args, location: &Location, (beside, done): (&str, &Published)) 
         size::human(record.new_bytes),
         pinned(&location.root, record),
     );
-    args.done.report(args.quiet, &words, || {
+    args.outcome.done.report(args.quiet, &words, || {
         let mut value = described(&location.root, record);
         value["kept-bytes"] = done.kept_bytes.into();
         value["objects"] = done.objects.into();
@@ -500,7 +498,7 @@ fn list(args: &Args, root: &str) -> Result<(), CommandError> {
         }
         Ok(records)
     })?;
-    let is_json = args.done.is_json();
+    let is_json = args.outcome.done.is_json();
     if is_json {
         let values = records.iter().map(|record| described(root, record));
         print_json(&Value::Array(values.collect()));
@@ -551,7 +549,7 @@ fn withdrawn(args: &Args, name: &str) -> Result<(), CommandError> {
         Err(_) => String::new(),
     };
     let words = format!("Withdrawn {}@{}.\n{left}", record.name, record.version);
-    args.done.report(args.quiet, &words, || {
+    args.outcome.done.report(args.quiet, &words, || {
         let mut value = described(&location.root, &record);
         value["same-versions"] = same.unwrap_or_default().into();
         value
@@ -560,7 +558,7 @@ fn withdrawn(args: &Args, name: &str) -> Result<(), CommandError> {
 }
 
 fn pruned(args: &Args, root: &str, program: &Program) -> Result<(), CommandError> {
-    let shown = args.job.unless(args.quiet);
+    let shown = args.outcome.job.unless(args.quiet);
     let job = shown.job()?;
     let store = args.store.open_existing(root)?;
     let prune_options = PruneOptions {
@@ -589,7 +587,7 @@ fn pruned(args: &Args, root: &str, program: &Program) -> Result<(), CommandError
     } else {
         "Removed"
     };
-    if done.objects + done.kept_objects == 0 && !args.done.is_json() && !args.quiet {
+    if done.objects + done.kept_objects == 0 && !args.outcome.done.is_json() && !args.quiet {
         print(&format!("'{root}' holds no published disks.\n"));
         return Ok(());
     }
@@ -601,7 +599,7 @@ fn pruned(args: &Args, root: &str, program: &Program) -> Result<(), CommandError
         size::human(done.kept_bytes),
         done.spared_objects,
     );
-    args.done.report(args.quiet, &words, || {
+    args.outcome.done.report(args.quiet, &words, || {
         json!({
             "removed-objects": done.objects,
             "removed-bytes": done.bytes,

@@ -15,15 +15,15 @@ use cowslip_publish::location::{Location, Version};
 use cowslip_publish::pull::{Before, Pulled, pull};
 use serde_json::json;
 
+use super::change::OutcomeArgs;
 use super::create;
 use super::publish::StoreArgs;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
-use crate::job::JobArgs;
 use crate::new_file::NewFile;
 use crate::open::{self, Access, ImageSpec, OpenSettings, block_on, open_image, workers};
 use crate::options;
-use crate::output::{DoneArgs, Program};
+use crate::output::Program;
 
 /// Command line of `pull`.
 #[derive(clap::Args)]
@@ -44,9 +44,7 @@ pub struct Args {
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
-    done: DoneArgs,
-    #[command(flatten)]
-    job: JobArgs,
+    outcome: OutcomeArgs,
     /// The published disk: STORE/NAME, the newest version, or STORE/NAME@VERSION
     name: String,
     /// The new image, which must not exist
@@ -68,7 +66,7 @@ fn pulled(args: &Args, program: &Program) -> Result<(), CommandError> {
     let location = Location::parse(name)?;
     let format = create::creatable_format(&args.target_format)?;
     refuse_existing(&args.file)?;
-    let shown = args.job.unless(args.quiet);
+    let shown = args.outcome.job.unless(args.quiet);
     let job = shown.job()?;
     let store = args.store.open(&location.root)?;
     let interrupted = CancelledOnInterrupt::new(&job);
@@ -90,7 +88,7 @@ fn pulled(args: &Args, program: &Program) -> Result<(), CommandError> {
     };
     shown.end();
     let words = format!("Pulled {location} to '{}'.\n", args.file);
-    args.done.report(args.quiet, &words, || {
+    args.outcome.done.report(args.quiet, &words, || {
         json!({
             "source": format!("published:{location}"),
             "target": args.file,

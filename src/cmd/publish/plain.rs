@@ -51,7 +51,7 @@ pub fn published(
     program: &Program,
 ) -> Result<(), CommandError> {
     let snapshot = chosen_snapshot(args.snapshot.as_deref(), program)?;
-    let shown = args.job.unless(args.quiet);
+    let shown = args.outcome.job.unless(args.quiet);
     let job = shown.job()?;
     let spec = ImageSpec {
         image_opts: args.image_opts,
@@ -307,7 +307,7 @@ fn report(args: &Args, name: &str, done: &Done) {
         size::human(done.placed.bytes),
         size::human(done.made.data_bytes),
     );
-    args.done.report(args.quiet, &words, || {
+    args.outcome.done.report(args.quiet, &words, || {
         json!({
             "filename": name,
             "format": "qcow2",
