@@ -41,40 +41,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const NO_DAEMON: u8 = 2;
 
 /// Verbs that are short for commands, and texts about them.
+#[rustfmt::skip] // A verb a line.
 const SHORT: [(&str, &str, &str); 9] = [
     ("jobs", "query-jobs", "All jobs, as a table."),
     ("nodes", "query-named-block-nodes", "All nodes, as a table."),
     ("exports", "query-block-exports", "All exports, as a table."),
-    (
-        "stats",
-        "query-blockstats",
-        "Figures of all nodes, as a table.",
-    ),
-    (
-        "checkpoints",
-        "x-cowslip-query-checkpoints",
-        "All checkpoints of all nodes, as a table.",
-    ),
-    (
-        "checkpoint",
-        "x-cowslip-checkpoint-create",
-        "Takes a checkpoint of several disks.",
-    ),
-    (
-        "checkpoint-end",
-        "x-cowslip-checkpoint-end",
-        "Ends the exports of a checkpoint.",
-    ),
-    (
-        "checkpoint-delete",
-        "x-cowslip-checkpoint-delete",
-        "Removes a checkpoint.",
-    ),
-    (
-        "compact",
-        "x-cowslip-compact",
-        "Gives back the space of an image's file that holds nothing, while the disk is in use.",
-    ),
+    ("stats", "query-blockstats", "Figures of all nodes, as a table."),
+    ("checkpoints", "x-cowslip-query-checkpoints", "All checkpoints of all nodes, as a table."),
+    ("checkpoint", "x-cowslip-checkpoint-create", "Takes a checkpoint of several disks."),
+    ("checkpoint-end", "x-cowslip-checkpoint-end", "Ends the exports of a checkpoint."),
+    ("checkpoint-delete", "x-cowslip-checkpoint-delete", "Removes a checkpoint."),
+    ("compact", "x-cowslip-compact", "Gives back the space of an image's file that holds nothing, while the disk is in use."),
 ];
 const EVENTS: &str = "events";
 /// The command that may make a disk smaller.
