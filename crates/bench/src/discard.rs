@@ -22,19 +22,15 @@ use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
 use crate::server::Transport;
-use crate::stage::{Stage, Turn, mebibytes};
+use crate::stage::{CLOSE, CPU, EXTENTS, SPACE, Stage, Turn, mebibytes};
 
 mod trace;
 
 const DEPTH: u64 = 32;
 
 const WRITES: Column = column("writes/s", 0);
-const CPU: Column = column("CPU us", 1);
-const CLOSE: Column = column("close ms", 0);
 const LIVE: Column = column("live MiB", 0);
-const SPACE: Column = column("MiB", 0);
 const OVER_LIVE: Column = column("over live", 3);
-const EXTENTS: Column = column("extents", 0);
 
 /// The table.
 pub const TABLE: Description = Description {

@@ -13,7 +13,7 @@ use crate::host_usage::HostUsage;
 use crate::report::{Column, Measurement, column};
 use crate::run::run;
 use crate::scale::Scale;
-use crate::stage::{Stage, Turn, mebibytes};
+use crate::stage::{EXTENTS, SPACE, Stage, Turn, mebibytes};
 
 const BLOCK_BYTES: u64 = 4096;
 const DEPTH: u64 = 32;
@@ -27,8 +27,6 @@ const CLUSTERS: [(u64, Subclusters); 4] = [
 
 const FILLED: Column = column("fill/s", 0);
 const IN_ORDER: Column = column("in order MiB/s", 0);
-const SPACE: Column = column("MiB", 0);
-const EXTENTS: Column = column("extents", 0);
 
 /// The table.
 pub const TABLE: Description = Description {

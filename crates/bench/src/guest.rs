@@ -23,7 +23,7 @@ use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
 use crate::server::{Server, Transport};
-use crate::stage::{Stage, Turn, mebibytes};
+use crate::stage::{EXTENTS, P50, P99, SPACE, Stage, Turn, mebibytes};
 
 const REQUEST_BYTES: u64 = 4096;
 /// A guest boots in seconds, without KVM and on a busy machine in tens of them.
@@ -38,11 +38,7 @@ const REQUEST_WITHIN: Duration = Duration::from_millis(100);
 const OVERWRITES: Column = column("overwrites", 0);
 /// CPU time that QEMU, with the guest, and the server took for a first write.
 const CPU: Column = column("host CPU us", 1);
-const P50: Column = column("p50 us", 0);
-const P99: Column = column("p99 us", 0);
 const FLUSH: Column = column("flush ms", 1);
-const SPACE: Column = column("MiB", 0);
-const EXTENTS: Column = column("extents", 0);
 
 /// The table.
 pub const TABLE: Description = Description {

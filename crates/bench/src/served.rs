@@ -15,19 +15,12 @@ use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
 use crate::server::Transport;
-use crate::stage::{Stage, Turn, mebibytes};
+use crate::stage::{CLOSE, CPU, EXTENTS, P99, SPACE, Stage, Turn, mebibytes};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
 const REQUEST_BYTES: u64 = 4096;
 
-/// CPU time of the server for a request, user and system.
-const CPU: Column = column("CPU us", 1);
 const MEAN: Column = column("mean us", 0);
-const P99: Column = column("p99 us", 0);
-/// Time from the request to end to the server's end: the work that the flush left.
-const CLOSE: Column = column("close ms", 0);
-const SPACE: Column = column("MiB", 0);
-const EXTENTS: Column = column("extents", 0);
 
 /// The table.
 pub const TABLE: Description = Description {

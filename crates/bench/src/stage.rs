@@ -35,14 +35,18 @@ const IN_ORDER_REQUEST_BYTES: u64 = 1 << 20;
 const TRIM_BYTES: u64 = 1 << 30;
 
 /// CPU time of a request, user and system.
-const CPU: Column = column("CPU us", 1);
+pub const CPU: Column = column("CPU us", 1);
 /// System calls of a request.
 const CALLS: Column = column("calls", 2);
-const P50: Column = column("p50 us", 0);
-const P99: Column = column("p99 us", 0);
+/// The usual time of a request.
+pub const P50: Column = column("p50 us", 0);
+/// The time that one request in a hundred takes longer than.
+pub const P99: Column = column("p99 us", 0);
 const P999: Column = column("p99.9 us", 0);
 /// The most memory that the process had at a time.
 pub const RSS: Column = column("RSS MiB", 0);
+/// Time from the request to end to the server's end: the work that the flush left.
+pub const CLOSE: Column = column("close ms", 0);
 /// Space of the file afterwards.
 pub const SPACE: Column = column("MiB", 0);
 /// Mapping records of the file afterwards.

@@ -22,7 +22,7 @@ use crate::peers::Peer;
 use crate::report::{Column, Measurement, column};
 use crate::scale::Scale;
 use crate::server::{Server, Transport};
-use crate::stage::{Stage, Turn, mebibytes};
+use crate::stage::{P99, SPACE, Stage, Turn, mebibytes};
 
 mod restarts;
 
@@ -38,10 +38,8 @@ const RING_SIZE: u16 = 256;
 /// CPU time of the server for a request, user and system.
 const CPU: Column = column("CPU us", 2);
 const P50: Column = column("p50 us", 1);
-const P99: Column = column("p99 us", 0);
 /// The longest time without a completion, of the restarts of a run.
 const GAP: Column = column("gap ms", 1);
-const SPACE: Column = column("MiB", 0);
 
 /// The table of vhost-user.
 pub const VHOST_USER: Description = Description {
