@@ -17,11 +17,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, TryLockError};
+use std::sync::{MutexGuard, Once, TryLockError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cowslip::Job;
+use cowslip_block::sync::{Mutex, lock};
 use rustix::process::{Pid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -59,47 +60,10 @@ static WATCH: Once = Once::new();
 
 type Act = Box<dyn FnOnce() + Send>;
 
-fn act() -> MutexGuard<'static, Option<Act>> {
-    ACT.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-fn files() -> MutexGuard<'static, Vec<PathBuf>> {
-    FILES
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-fn trees() -> MutexGuard<'static, Vec<PathBuf>> {
-    TREES
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-fn children() -> MutexGuard<'static, Vec<Pid>> {
-    CHILDREN
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-fn words() -> MutexGuard<'static, Vec<String>> {
-    WORDS
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-fn job() -> MutexGuard<'static, Option<Job>> {
-    JOB.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-fn cancelled_calls() -> MutexGuard<'static, Vec<fn()>> {
-    let calls = CANCELLED.lock();
-    calls.unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
 /// Has `call` made whenever a signal has cancelled the job: what the job waits for may take longer
 /// than its user will wait now.
 pub fn when_cancelled(call: fn()) {
-    cancelled_calls().push(call);
+    lock(&CANCELLED).push(call);
 }
 
 /// While this value lives, an interruption cancels a job instead of ending the process.
@@ -110,7 +74,7 @@ impl CancelledOnInterrupt {
     /// Registers the job. Only one may be registered at a time.
     pub fn new(cancelled: &Job) -> CancelledOnInterrupt {
         WATCH.call_once(watch);
-        *job() = Some(cancelled.clone());
+        *lock(&JOB) = Some(cancelled.clone());
         CancelledOnInterrupt
     }
 
@@ -139,7 +103,7 @@ impl CancelledOnInterrupt {
 
 impl Drop for CancelledOnInterrupt {
     fn drop(&mut self) {
-        *job() = None;
+        *lock(&JOB) = None;
     }
 }
 
@@ -158,7 +122,7 @@ impl PrintedOnInterrupt {
     /// Prints a piece of the document, and registers `end` as the text that completes it. An
     /// interruption comes before both or after both.
     pub fn replace(&self, print: impl FnOnce(), end: String) {
-        let mut printed = printed();
+        let mut printed = lock(&PRINTED);
         print();
         crate::output::flush();
         *printed = Some(end);
@@ -168,23 +132,17 @@ impl PrintedOnInterrupt {
     /// process here.
     pub fn give_way(&self) {
         sleep(SIGNAL_WITHIN);
-        drop(printed());
+        drop(lock(&PRINTED));
     }
 }
 
 impl Drop for PrintedOnInterrupt {
     fn drop(&mut self) {
-        *printed() = None;
+        *lock(&PRINTED) = None;
     }
 }
 
-fn printed() -> MutexGuard<'static, Option<String>> {
-    PRINTED
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// Like [`printed`], but gives up after [`PRINTING_MAX`].
+/// Locks [`PRINTED`]; gives up after [`PRINTING_MAX`].
 fn printed_soon() -> Option<MutexGuard<'static, Option<String>>> {
     let start = Instant::now();
     loop {
@@ -214,13 +172,13 @@ impl DoneOnInterrupt {
     /// Replaces the action. The action must not use the lists of this module, which are locked
     /// while it runs.
     pub fn replace(&self, done: impl FnOnce() + Send + 'static) {
-        *act() = Some(Box::new(done));
+        *lock(&ACT) = Some(Box::new(done));
     }
 }
 
 impl Drop for DoneOnInterrupt {
     fn drop(&mut self) {
-        *act() = None;
+        *lock(&ACT) = None;
     }
 }
 
@@ -232,14 +190,14 @@ impl MessageOnInterrupt {
     /// Registers `text`, without a newline.
     pub fn new(text: String) -> MessageOnInterrupt {
         WATCH.call_once(watch);
-        words().push(text);
+        lock(&WORDS).push(text);
         MessageOnInterrupt
     }
 }
 
 impl Drop for MessageOnInterrupt {
     fn drop(&mut self) {
-        words().pop();
+        lock(&WORDS).pop();
     }
 }
 
@@ -253,7 +211,7 @@ impl RemovedOnInterrupt {
     /// Registers a file or an empty directory.
     pub fn new(path: &Path) -> RemovedOnInterrupt {
         WATCH.call_once(watch);
-        files().push(path.to_path_buf());
+        lock(&FILES).push(path.to_path_buf());
         RemovedOnInterrupt {
             path: path.to_path_buf(),
         }
@@ -267,7 +225,7 @@ impl RemovedOnInterrupt {
 
 impl Drop for RemovedOnInterrupt {
     fn drop(&mut self) {
-        files().retain(|path| *path != self.path);
+        lock(&FILES).retain(|path| *path != self.path);
     }
 }
 
@@ -281,7 +239,7 @@ impl TreeRemovedOnInterrupt {
     /// Registers a directory.
     pub fn new(path: &Path) -> TreeRemovedOnInterrupt {
         WATCH.call_once(watch);
-        trees().push(path.to_path_buf());
+        lock(&TREES).push(path.to_path_buf());
         TreeRemovedOnInterrupt {
             path: path.to_path_buf(),
         }
@@ -290,7 +248,7 @@ impl TreeRemovedOnInterrupt {
 
 impl Drop for TreeRemovedOnInterrupt {
     fn drop(&mut self) {
-        trees().retain(|path| *path != self.path);
+        lock(&TREES).retain(|path| *path != self.path);
     }
 }
 
@@ -306,14 +264,14 @@ impl KilledOnInterrupt {
     pub fn new(child: &Child) -> KilledOnInterrupt {
         WATCH.call_once(watch);
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        children().extend(pid);
+        lock(&CHILDREN).extend(pid);
         KilledOnInterrupt { pid }
     }
 }
 
 impl Drop for KilledOnInterrupt {
     fn drop(&mut self) {
-        children().retain(|pid| Some(*pid) != self.pid);
+        lock(&CHILDREN).retain(|pid| Some(*pid) != self.pid);
     }
 }
 
@@ -339,11 +297,11 @@ fn watch() {
             if cancelled.is_some_and(|at| at.elapsed() < SAME_SIGNAL) {
                 continue;
             }
-            if let Some(job) = job().take() {
+            if let Some(job) = lock(&JOB).take() {
                 cancelled = Some(Instant::now());
                 CANCELLED_BY.store(signal, Ordering::Release);
                 job.cancel();
-                cancelled_calls().iter().for_each(|call| call());
+                lock(&CANCELLED).iter().for_each(|call| call());
                 continue;
             }
             end_by(signal);
@@ -354,12 +312,12 @@ fn watch() {
 
 fn end_by(signal: i32) {
     let printed = printed_soon();
-    let (files, children) = (files(), children());
+    let (files, children) = (lock(&FILES), lock(&CHILDREN));
     for child in children.iter() {
         // The process may have ended already.
         kill_process(*child, rustix::process::Signal::KILL).ok();
     }
-    for tree in trees().iter() {
+    for tree in lock(&TREES).iter() {
         // Other threads may create files there until the process ends.
         for _ in 0..TREE_TRIES {
             if std::fs::remove_dir_all(tree).is_ok() {
@@ -372,7 +330,7 @@ fn end_by(signal: i32) {
     for path in files.iter().rev() {
         drop(remove_file(path).or_else(|_| remove_directory(path)));
     }
-    if let Some(done) = act().take() {
+    if let Some(done) = lock(&ACT).take() {
         // A panic of the action must not keep the signal from ending the process.
         drop(catch_unwind(AssertUnwindSafe(done)));
     }
@@ -382,7 +340,7 @@ fn end_by(signal: i32) {
         }
         say(rustix::stdio::stdout(), text);
     }
-    for text in words().iter() {
+    for text in lock(&WORDS).iter() {
         say(rustix::stdio::stderr(), &format!("{text}\n"));
     }
     if emulate_default_handler(signal).is_err() {
