@@ -62,55 +62,35 @@ pub fn locate(
         retries: options.retries,
         scheme: url.scheme(),
     };
-    let (store, multipart) = match url.scheme() {
-        Scheme::Http | Scheme::Https => {
-            let server = HttpBuilder::new()
-                .with_url(url.whole())
+    // Builders have no trait in common.
+    macro_rules! built {
+        ($builder:expr, $connector:expr) => {
+            $builder
                 .with_client_options(client)
                 .with_retry(retry)
-                .with_http_connector(connector)
+                .with_http_connector($connector)
                 .build()
-                .map_err(refused)?;
+                .map_err(refused)?
+        };
+    }
+    let (store, multipart) = match url.scheme() {
+        Scheme::Http | Scheme::Https => {
+            let server = built!(HttpBuilder::new().with_url(url.whole()), connector);
             (Arc::new(server) as Arc<dyn ObjectStore>, None)
         }
         Scheme::Registry => {
             let image = ImageName::of(url, options.endpoint.as_deref())?;
-            let server = HttpBuilder::new()
-                .with_url(image.base())
-                .with_client_options(client)
-                .with_retry(retry)
-                .with_http_connector(RegistryConnector {
-                    basic: basic(url, options, environment),
-                    image,
-                })
-                .build()
-                .map_err(refused)?;
+            let server = HttpBuilder::new().with_url(image.base());
+            let connector = RegistryConnector {
+                basic: basic(url, options, environment),
+                image,
+            };
+            let server = built!(server, connector);
             (Arc::new(server) as Arc<dyn ObjectStore>, None)
         }
-        Scheme::S3 => both(
-            amazon(url, options, environment)
-                .with_client_options(client)
-                .with_retry(retry)
-                .with_http_connector(connector)
-                .build()
-                .map_err(refused)?,
-        ),
-        Scheme::Google => both(
-            google(url, options, environment)
-                .with_client_options(client)
-                .with_retry(retry)
-                .with_http_connector(connector)
-                .build()
-                .map_err(refused)?,
-        ),
-        Scheme::Azure => both(
-            azure(url, options, environment)
-                .with_client_options(client)
-                .with_retry(retry)
-                .with_http_connector(connector)
-                .build()
-                .map_err(refused)?,
-        ),
+        Scheme::S3 => both(built!(amazon(url, options, environment), connector)),
+        Scheme::Google => both(built!(google(url, options, environment), connector)),
+        Scheme::Azure => both(built!(azure(url, options, environment), connector)),
     };
     let path = match url.scheme().is_web() || url.scheme() == Scheme::Registry {
         // The server's own spelling: repeated slashes and escapes are part of the name.
