@@ -10,7 +10,6 @@ use cowslip::file::host::{CreateMode, HostGate, HostOptions, open_host_file};
 use cowslip::image::OpenOptions;
 use cowslip::qcow2::check::{CheckOptions, Finding, Observer, check};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::qcow2::header::Header;
 use cowslip::{BufMut, Image};
 
 use crate::runs::{REQUEST_BYTES, Requests, block, compare};
@@ -88,11 +87,7 @@ pub fn verify(path: &Path, requests: &Requests) -> Flaws {
 async fn check_tables(path: &Path) -> Flaws {
     let options = HostOptions::default();
     let file: Arc<dyn BlockFile> = open_host_file(path, &options).expect("the image's file");
-    let length = file.len().await.expect("its length");
-    let start = file.read(0, BufMut::zeroed(4096).into()).await;
-    start.0.expect("its header");
-    let header = Header::parse(&start.1.to_vec(), length, "the image").expect("a header");
-    let result = check(&file, &header, &CheckOptions::default(), &mut Silent).await;
+    let result = check(&file, &CheckOptions::default(), &mut Silent).await;
     let result = result.expect("a check");
     Flaws {
         leaks: result.leaks,

@@ -12,67 +12,65 @@ use qcow2_rs::utils::{qcow2_setup_dev_sync, qcow2_setup_dev_uring};
 
 use super::{Engine, run_here};
 
+/// The kinds of files that an image can be in.
+pub trait Files: Qcow2IoOps + Sized {
+    /// As [`Engine::run`].
+    fn run<T>(future: impl Future<Output = T>) -> T;
+
+    /// As [`Engine::open`].
+    #[allow(async_fn_in_trait)] // As of `Engine`.
+    async fn open(path: &Path, direct: bool) -> Qcow2Dev<Self>;
+}
+
+/// An image in such files.
+pub struct InFiles<F>(Qcow2Dev<F>);
+
 /// On tokio-uring.
-pub struct Qcow2Rs(Qcow2Dev<Qcow2IoUring>);
+pub type Qcow2Rs = InFiles<Qcow2IoUring>;
 
 /// By a thread that waits.
-pub struct Qcow2RsBlocking(Qcow2Dev<Qcow2IoSync>);
+pub type Qcow2RsBlocking = InFiles<Qcow2IoSync>;
 
-async fn read<T: Qcow2IoOps>(image: &Qcow2Dev<T>, offset: u64, mut target: BufMut) -> BufMut {
-    let read = image.read_at(&mut target, offset).await.expect("a read");
-    assert_eq!(read, target.len(), "all of it is read");
-    target
-}
-
-async fn flush<T: Qcow2IoOps>(image: &Qcow2Dev<T>) {
-    image.flush_meta().await.expect("the tables");
-    let size = image.info.virtual_size() as usize;
-    image.fsync_range(0, size).await.expect("a sync");
-}
-
-impl Engine for Qcow2Rs {
+impl Files for Qcow2IoUring {
     fn run<T>(future: impl Future<Output = T>) -> T {
         // Its runtime is the only one on which its files work.
         tokio_uring::builder().start(future)
     }
 
-    async fn open(path: &Path, direct: bool) -> Qcow2Rs {
+    async fn open(path: &Path, direct: bool) -> Qcow2Dev<Qcow2IoUring> {
         let params = qcow2_default_params!(false, direct);
-        let image = qcow2_setup_dev_uring(path, &params).await;
-        Qcow2Rs(image.expect("an image"))
-    }
-
-    async fn read(&self, offset: u64, target: BufMut) -> BufMut {
-        read(&self.0, offset, target).await
-    }
-
-    async fn write(&self, offset: u64, data: Buf) {
-        self.0.write_at(&data, offset).await.expect("a write");
-    }
-
-    async fn flush(&self) {
-        flush(&self.0).await;
-    }
-
-    async fn close(self) {
-        self.0.flush_meta().await.expect("the end");
+        qcow2_setup_dev_uring(path, &params)
+            .await
+            .expect("an image")
     }
 }
 
-impl Engine for Qcow2RsBlocking {
+impl Files for Qcow2IoSync {
     fn run<T>(future: impl Future<Output = T>) -> T {
         run_here(future)
     }
 
-    async fn open(path: &Path, direct: bool) -> Qcow2RsBlocking {
+    async fn open(path: &Path, direct: bool) -> Qcow2Dev<Qcow2IoSync> {
         let params = qcow2_default_params!(false, direct);
         let image = qcow2_setup_dev_sync(path, &params).expect("an image");
         image.qcow2_prep_io().await.expect("its tables");
-        Qcow2RsBlocking(image)
+        image
+    }
+}
+
+impl<F: Files> Engine for InFiles<F> {
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        F::run(future)
     }
 
-    async fn read(&self, offset: u64, target: BufMut) -> BufMut {
-        read(&self.0, offset, target).await
+    async fn open(path: &Path, direct: bool) -> InFiles<F> {
+        InFiles(F::open(path, direct).await)
+    }
+
+    async fn read(&self, offset: u64, mut target: BufMut) -> BufMut {
+        let read = self.0.read_at(&mut target, offset).await.expect("a read");
+        assert_eq!(read, target.len(), "all of it is read");
+        target
     }
 
     async fn write(&self, offset: u64, data: Buf) {
@@ -80,7 +78,9 @@ impl Engine for Qcow2RsBlocking {
     }
 
     async fn flush(&self) {
-        flush(&self.0).await;
+        self.0.flush_meta().await.expect("the tables");
+        let size = self.0.info.virtual_size() as usize;
+        self.0.fsync_range(0, size).await.expect("a sync");
     }
 
     async fn close(self) {
