@@ -3,7 +3,6 @@
 pub(super) mod allocate;
 pub mod amend;
 pub mod bitmap;
-pub(super) mod changed;
 pub(super) mod close;
 pub mod compact;
 pub(super) mod empty;

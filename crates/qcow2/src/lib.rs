@@ -50,7 +50,7 @@ pub use cowslip_qcow2_format::header::CryptMethod;
 #[doc(inline)]
 pub use cowslip_qcow2_format::header::{CompressionType, Header};
 #[doc(hidden)]
-pub use cowslip_qcow2_format::{entry, geometry, header, map, plan};
+pub use cowslip_qcow2_format::{compress, count_growth, entry, geometry, header, map, plan};
 
 #[doc(hidden)]
 pub use self::commit::probe;
@@ -68,15 +68,11 @@ pub use self::open::{OpenParameters, open};
 pub use self::options::{CACHE_BYTES_DEFAULT, OpenOptions, RepairWatch};
 pub use self::options::{DirtyImage, RepairAtOpen};
 #[doc(hidden)]
-pub use self::path::compress;
-#[doc(hidden)]
 pub use self::path::compressed_write::Packed;
 #[doc(hidden)]
 pub use self::path::read;
 #[doc(hidden)]
 pub use self::path::write::OnAllocated;
-#[doc(hidden)]
-pub use self::space::count_growth;
 #[doc(hidden)]
 pub use self::state::Qcow2;
 
@@ -90,3 +86,4 @@ use cowslip_block::{
     job, policy, run, sync, units, workers, zero,
 };
 use cowslip_hostfile::growth;
+use cowslip_qcow2_format::changed;

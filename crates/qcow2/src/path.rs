@@ -1,7 +1,6 @@
 //! The steps of a request on its way through the image.
 
 pub(super) mod admit;
-pub mod compress;
 pub(super) mod compressed_read;
 pub(super) mod compressed_tail;
 pub(super) mod compressed_write;

@@ -2,7 +2,6 @@
 
 pub(super) mod ahead;
 pub(super) mod alloc;
-pub mod count_growth;
 pub(super) mod growth;
 pub(super) mod punch;
 pub(super) mod punches;

@@ -23,10 +23,10 @@ use std::sync::Arc;
 
 use cowslip_block::joins::Line;
 
+use crate::compress::{Compressor, missing_codec};
 use crate::create::{CreateOptions, Preallocation};
 use crate::disk::Disk;
 use crate::job::Stage;
-use crate::path::compress::{Compressor, missing_codec};
 use crate::units::{round_down, round_up};
 use crate::zero::is_zero;
 use crate::{BufMut, Error, Job, Result, Workers};

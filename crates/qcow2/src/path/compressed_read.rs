@@ -11,8 +11,8 @@ use std::sync::Arc;
 use cowslip_block::joins::join_all;
 use cowslip_queue::{Buf, IoVecMut};
 
-use super::compress::{decompress, missing_codec};
 use crate::Qcow2;
+use crate::compress::{decompress, missing_codec};
 use crate::entry::Compressed;
 use crate::file::Event;
 use crate::header::CompressionType;

@@ -15,9 +15,9 @@ use cowslip_block::joins::join_all;
 use cowslip_queue::Buf;
 
 use super::admit::LeaseGuard;
-use super::compress::{Compressor, missing_codec};
 use super::compressed_tail::Tail;
 use crate::backing::Backing;
+use crate::compress::{Compressor, missing_codec};
 use crate::entry::{Compressed, L2Entry, SECTOR_BYTES};
 use crate::file::{Durability, Event};
 use crate::geometry::{GuestCluster, GuestOffset, HostCluster, HostOffset};

@@ -31,10 +31,10 @@ use std::ops::Range;
 use super::{SCAN_CLUSTERS, entry_writes};
 use crate::commit::probe::Stage;
 use crate::commit::roots::Flush;
+use crate::count_growth::{BlockUse, CountGrowth};
 use crate::entry::L2Entry;
 use crate::geometry::HostOffset;
 use crate::plan::Freed;
-use crate::space::count_growth::{BlockUse, CountGrowth};
 use crate::{Counts, Qcow2};
 use crate::{Job, Result};
 

@@ -3,9 +3,9 @@
 //! first, each for all that it counts.
 
 use super::REFCOUNT_TABLE_BYTES_MAX;
+use crate::count_growth::{CountGrowth, table_entries};
 use crate::geometry::HostCluster;
 use crate::space::alloc::SpaceContent;
-use crate::space::count_growth::{CountGrowth, table_entries};
 use crate::{Counts, Qcow2};
 use crate::{Error, Result};
 

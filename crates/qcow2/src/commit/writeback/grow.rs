@@ -4,12 +4,12 @@
 use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes, is_no_space};
 use crate::commit::probe::Stage;
 use crate::commit::roots::Flush;
+use crate::count_growth::{CountGrowth, Way, metadata_bytes, table_entries};
 use crate::entry::set_refcount;
 use crate::file::Event;
 use crate::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::growth::Situation;
 use crate::space::alloc::SpaceContent;
-use crate::space::count_growth::{CountGrowth, Way, metadata_bytes, table_entries};
 use crate::space::growth::{self, Method, Step};
 use crate::space::refcount::Refcounts;
 use crate::{Buf, Error, Result};

@@ -4,7 +4,7 @@
 //! is as good (docs/durability.md, "Snapshots").
 
 use super::steps::l1_bytes;
-use crate::control::changed::changed_sectors;
+use crate::changed::changed_sectors;
 use crate::entry::big_endian;
 use crate::entry::inspect::{ClaimedSpace, inspect_l1};
 use crate::file::Durability;

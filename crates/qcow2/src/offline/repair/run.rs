@@ -3,7 +3,7 @@
 use super::copied::{Walk, apply};
 use super::plan::{Event, Observer, Outcome, Plan, RepairOptions, Scope, Summary, read_header};
 use super::step::{Change, Step};
-use crate::control::changed::changed_sectors;
+use crate::changed::changed_sectors;
 use crate::entry::{refcount_at, set_refcount};
 use crate::file::{AlignedFile, Durability};
 use crate::geometry::HostCluster;

@@ -42,7 +42,7 @@ impl fmt::Display for DecompressError {
 impl std::error::Error for DecompressError {}
 
 /// A codec that the library was built without, by the name of its feature, in words for errors.
-pub(crate) fn missing_codec(kind: CompressionType) -> Option<&'static str> {
+pub fn missing_codec(kind: CompressionType) -> Option<&'static str> {
     match kind {
         CompressionType::Deflate if cfg!(not(feature = "deflate")) => {
             Some("deflate compression without the library's feature 'deflate'")
