@@ -30,6 +30,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "crates/engine/",
             "crates/qcow2/",
             "crates/qcow2-format/",
+            "crates/qcow2-offline/",
             "crates/block/",
             "crates/boxed/",
             "crates/hostfile/",

@@ -19,11 +19,12 @@ use crate::{libssl, run, tree};
 const PLACE: &str = "crates/sim/mistakes";
 /// The sources that patches change, from the root. The first has the module `planted`, which the
 /// others re-export.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "crates/block/src",
     "crates/luks/src",
     "crates/hostfile/src",
     "crates/qcow2-format/src",
+    "crates/qcow2-offline/src",
     "crates/qcow2/src",
     "crates/engine/src",
     "crates/graph/src",

@@ -116,6 +116,7 @@ fn those_that_the_gate_needs_go_together() {
         "luks",
         "hostfile",
         "qcow2-format",
+        "qcow2-offline",
         "qcow2",
         "engine",
         "graph",

@@ -28,7 +28,7 @@ fn the_library_shows_few_names() {
     // The way to find them works: these are in a file, in a folder, inline, and of another crate.
     for name in [
         "cowslip::image::Image",
-        "cowslip_qcow2::offline::create::create",
+        "cowslip_qcow2_offline::create::create",
         "cowslip::image::options::OpenOptions",
         "cowslip_block::disk::Extent",
         "cowslip_hostfile::host::open_host_file",

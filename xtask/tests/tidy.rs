@@ -211,9 +211,10 @@ fn files_fit_a_head() {
 }
 
 /// Crates of images and of their files.
-const OF_IMAGES: [&str; 6] = [
+const OF_IMAGES: [&str; 7] = [
     "engine",
     "qcow2",
+    "qcow2-offline",
     "qcow2-format",
     "luks",
     "hostfile",
@@ -253,7 +254,7 @@ fn the_engine_has_no_hook_for_mistakes() {
         &["planted", "Mistake"],
     );
     expect_none("mistakes are patches in crates/sim/mistakes", &findings);
-    for name in ["engine", "qcow2", "qcow2-format"] {
+    for name in ["engine", "qcow2", "qcow2-offline", "qcow2-format"] {
         let manifest = root().join(format!("crates/{name}/Cargo.toml"));
         let manifest = fs::read_to_string(manifest).expect("it exists");
         assert!(!manifest.contains("planted"), "{name} has a feature");
@@ -383,6 +384,7 @@ const LINES: &[&[&str]] = &[
         "vhost-user",
     ],
     &["qcow2-format"],
+    &["qcow2-offline"],
     &["qcow2"],
     &["engine"],
     &["nodes"],
@@ -456,11 +458,16 @@ fn unsafe_is_in_the_queue_only() {
 
 const TIDY: &str = "xtask/tests/tidy.rs";
 
+/// Whether the file is of a crate that writes into qcow2 images.
+fn writes_qcow2(source: &Source) -> bool {
+    let crates = ["crates/qcow2/src/", "crates/qcow2-offline/src/"];
+    crates.iter().any(|start| source.path.starts_with(start)) && !source.is_test()
+}
+
 #[test]
 fn only_write_back_flushes_the_files_of_a_qcow2_image() {
-    let in_qcow2 = |s: &Source| s.path.starts_with("crates/qcow2/src/") && !s.is_test();
     let mut findings = Vec::new();
-    for source in sources().iter().filter(|s| in_qcow2(s)) {
+    for source in sources().iter().filter(|s| writes_qcow2(s)) {
         if FLUSHERS.iter().any(|(path, _)| *path == source.path) {
             continue;
         }
@@ -480,24 +487,21 @@ const FLUSHERS: &[(&str, &str)] = &[
         "the only writer of metadata",
     ),
     (
-        "crates/qcow2/src/offline/create/write.rs",
+        "crates/qcow2-offline/src/create/write.rs",
         "a new image, which nobody has open",
     ),
     (
-        "crates/qcow2/src/offline/repair/run.rs",
+        "crates/qcow2-offline/src/repair/run.rs",
         "a repair, before anybody has the image open",
     ),
 ];
 
 #[test]
 fn roots_are_written_in_one_place() {
-    let in_qcow2 = |s: &Source| s.path.starts_with("crates/qcow2/src/") && !s.is_test();
     let findings = uses(
         |s| {
-            in_qcow2(s)
-                && !WRITERS
-                    .iter()
-                    .any(|(path, _)| s.path == format!("crates/qcow2/src/{path}"))
+            let path = s.path.strip_prefix("crates/").unwrap_or_default();
+            writes_qcow2(s) && !WRITERS.iter().any(|(writer, _)| path == *writer)
         },
         &["Durability::"],
     );
@@ -507,64 +511,76 @@ fn roots_are_written_in_one_place() {
     );
 }
 
-/// The files of `crates/qcow2/src` that may write by themselves, and why other writes may follow
-/// one that has failed there.
+/// The files of these crates that may write by themselves, and why other writes may follow one that
+/// has failed there.
 const WRITERS: &[(&str, &str)] = &[
     (
-        "control/compact/data.rs",
+        "qcow2/src/control/compact/data.rs",
         "the guest's data, at its new place",
     ),
     (
-        "control/compact/still.rs",
+        "qcow2/src/control/compact/still.rs",
         "a copy that nothing refers to yet",
     ),
     (
-        "control/compact/roots.rs",
+        "qcow2/src/control/compact/roots.rs",
         "a copy that nothing refers to yet; the root itself goes by `write_root`",
     ),
     (
-        "control/unfinished.rs",
+        "qcow2/src/control/unfinished.rs",
         "a name that nothing depends on; the bit goes by `write_root`",
     ),
     (
-        "commit/writeback.rs",
+        "qcow2/src/commit/writeback.rs",
         "`write_all`; cycles, which write again what they could not; the hint",
     ),
-    ("space/refcount.rs", "counts stay dirty until written"),
-    ("path/write.rs", "guest data: whether writes are durable"),
-    ("path/admit.rs", "guest data"),
-    ("path/cow.rs", "guest data"),
-    ("path/direct.rs", "guest data"),
-    ("path/gather.rs", "guest data"),
-    ("path/compressed_write.rs", "guest data"),
     (
-        "path/unshare.rs",
+        "qcow2/src/space/refcount.rs",
+        "counts stay dirty until written",
+    ),
+    (
+        "qcow2/src/path/write.rs",
+        "guest data: whether writes are durable",
+    ),
+    ("qcow2/src/path/admit.rs", "guest data"),
+    ("qcow2/src/path/cow.rs", "guest data"),
+    ("qcow2/src/path/direct.rs", "guest data"),
+    ("qcow2/src/path/gather.rs", "guest data"),
+    ("qcow2/src/path/compressed_write.rs", "guest data"),
+    (
+        "qcow2/src/path/unshare.rs",
         "a copy of a table that nothing refers to yet",
     ),
-    ("control/resize.rs", "tables that nothing refers to yet"),
     (
-        "control/empty.rs",
+        "qcow2/src/control/resize.rs",
+        "tables that nothing refers to yet",
+    ),
+    (
+        "qcow2/src/control/empty.rs",
         "a table that nothing refers to any more",
     ),
-    ("control/bitmap/store.rs", "bits that nothing refers to yet"),
     (
-        "control/amend/width.rs",
+        "qcow2/src/control/bitmap/store.rs",
+        "bits that nothing refers to yet",
+    ),
+    (
+        "qcow2/src/control/amend/width.rs",
         "counts that nothing refers to yet",
     ),
     (
-        "control/snapshot/steps.rs",
+        "qcow2/src/control/snapshot/steps.rs",
         "structures that nothing refers to yet",
     ),
     (
-        "control/snapshot/flags.rs",
+        "qcow2/src/control/snapshot/flags.rs",
         "COPIED, read from the file again before it is set back",
     ),
     (
-        "offline/create/write.rs",
+        "qcow2-offline/src/create/write.rs",
         "a new image, whose header goes last",
     ),
     (
-        "offline/repair/run.rs",
+        "qcow2-offline/src/repair/run.rs",
         "a repair, which ends with the first failure",
     ),
 ];
@@ -574,7 +590,8 @@ fn masks_of_table_entries_are_in_one_place() {
     let masks = ["1 << 63", "1 << 62", "ffff_fe00", "fffffe00"];
     let mut findings = Vec::new();
     for source in sources() {
-        let crates = ["engine", "qcow2", "qcow2-format"].map(|name| format!("crates/{name}/src/"));
+        let crates = ["engine", "qcow2", "qcow2-offline", "qcow2-format"];
+        let crates = crates.map(|name| format!("crates/{name}/src/"));
         let is_engine = crates.iter().any(|start| source.path.starts_with(start));
         if !is_engine
             || source.is_test()

@@ -29,11 +29,7 @@ pub mod backing;
 mod commit;
 mod control;
 mod health;
-#[cfg(not(feature = "luks"))]
-#[path = "without_luks.rs"]
-pub mod luks;
 mod mapping;
-mod offline;
 mod open;
 mod options;
 mod path;
@@ -42,15 +38,18 @@ mod space;
 mod state;
 pub mod statistics;
 
-#[cfg(feature = "luks")]
-#[doc(no_inline)]
-pub use cowslip_luks as luks;
 #[doc(hidden)]
 pub use cowslip_qcow2_format::header::CryptMethod;
 #[doc(inline)]
 pub use cowslip_qcow2_format::header::{CompressionType, Header};
 #[doc(hidden)]
 pub use cowslip_qcow2_format::{compress, count_growth, entry, geometry, header, map, plan};
+#[doc(hidden)]
+pub use cowslip_qcow2_offline::layout;
+#[doc(no_inline)]
+pub use cowslip_qcow2_offline::luks;
+#[doc(inline)]
+pub use cowslip_qcow2_offline::{check, create, inspect, repair, stream};
 
 #[doc(hidden)]
 pub use self::commit::probe;
@@ -59,9 +58,6 @@ pub use self::control::{amend, bitmap, compact, snapshot};
 pub use self::mapping::inflight;
 #[doc(hidden)]
 pub use self::mapping::lookup::EpochGuard;
-#[doc(hidden)]
-pub use self::offline::layout;
-pub use self::offline::{check, create, inspect, repair, stream};
 #[doc(hidden)]
 pub use self::open::{OpenParameters, open};
 #[doc(hidden)]
@@ -82,8 +78,8 @@ use self::state::{Counts, InlineVec, State};
 #[cfg(test)]
 use cowslip_block::random;
 use cowslip_block::{
-    Buf, BufMut, Error, Job, Result, Workers, disk, durable, errno, error, file, files, foreign,
-    job, policy, run, sync, units, workers, zero,
+    Buf, Error, Job, Result, Workers, disk, durable, errno, file, files, job, policy, run, sync,
+    units, workers, zero,
 };
 use cowslip_hostfile::growth;
 use cowslip_qcow2_format::changed;

@@ -21,8 +21,8 @@ use super::preallocate::Stock;
 use crate::Qcow2;
 use crate::Result;
 use crate::backing::Backing;
+use crate::create::Preallocation;
 use crate::job::Job;
-use crate::offline::create::Preallocation;
 use crate::path::admit::{Origin, Request};
 use crate::units::{pieces, round_down, round_up};
 

@@ -21,13 +21,13 @@ use cowslip_queue::{Buf, BufMut};
 use crate::Qcow2;
 use crate::backing::Backing;
 use crate::commit::roots::Flush;
+use crate::create::Version;
 use crate::header::extensions::{PADDING, PREFIX_BYTES, area_end};
 use crate::header::{
     AllocationHint, BACKING_NAME_BYTES_MAX, CompressionType, Extensions, HEADER_BYTES,
     HEADER_BYTES_V2, Header, autoclear, compatible, incompatible,
 };
 use crate::job::Job;
-use crate::offline::create::Version;
 use crate::policy::AllocPolicy;
 use crate::units::round_up;
 use crate::{Error, Result};
@@ -382,7 +382,7 @@ impl Qcow2 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::offline::create::CreateOptions;
+    use crate::create::CreateOptions;
 
     fn parsed(bytes: &[u8]) -> Result<Header> {
         Header::parse(bytes, 1 << 40, "x")
@@ -393,7 +393,7 @@ mod tests {
         use futures_util::FutureExt;
         use std::sync::Arc;
         let file = Arc::new(crate::file::memory::MemoryFile::new("x", Vec::new(), 1));
-        let made = crate::offline::create::create(file.clone(), None, options);
+        let made = crate::create::create(file.clone(), None, options);
         made.now_or_never().unwrap().unwrap();
         let bytes = file.contents()[..options.cluster_size as usize].to_vec();
         (parsed(&bytes).unwrap(), bytes)

@@ -27,7 +27,7 @@ use crate::entry::big_endian;
 use crate::entry::bitmap::{COUNT_MAX, DIRECTORY_BYTES_MAX, Fixed, TableEntry};
 use crate::file::AlignedFile;
 use crate::header::Header;
-use crate::offline::inspect::{self, BitmapInfo};
+use crate::inspect::{self, BitmapInfo};
 use crate::{Buf, Error, Result};
 use crate::{Qcow2, State};
 

@@ -24,12 +24,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::backing::Backing;
+use crate::create::Preallocation;
 use crate::entry::{L2Entry, Standard};
 use crate::file::Space;
 use crate::geometry::{GuestOffset, HostCluster, HostOffset};
 use crate::job::{Job, Stage};
 use crate::mapping::inflight::{LeaseKind, LeaseRequest};
-use crate::offline::create::Preallocation;
 use crate::plan::{EntryRequest, Preallocated, Unref, WriteOrdering, preallocated};
 use crate::space::alloc::SpaceContent;
 use crate::space::growth::{Method, Step};

@@ -7,11 +7,11 @@ use cowslip_queue::Buf;
 
 use crate::backing::{Backing, NoBacking};
 use crate::commit::writeback::is_no_space;
+use crate::create::Preallocation;
 use crate::disk::ZeroOptions;
 use crate::file::{Durability, Event, Space};
 use crate::geometry::HostCluster;
 use crate::job::Job;
-use crate::offline::create::Preallocation;
 use crate::plan::{EntryRequest, Unref};
 use crate::units::round_up;
 use crate::{Counts, Qcow2};

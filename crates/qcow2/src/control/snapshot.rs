@@ -29,8 +29,8 @@ mod unflag;
 
 use crate::errno::ENOENT;
 use crate::header::incompatible;
+use crate::inspect::{SnapshotInfo, inspect};
 use crate::job::Job;
-use crate::offline::inspect::{SnapshotInfo, inspect};
 use crate::{Counts, Qcow2};
 use crate::{Error, Result};
 

@@ -4,8 +4,8 @@ use std::pin::pin;
 use std::task::Poll;
 
 use crate::Qcow2;
+use crate::check::{self, CheckOptions, Finding, Severity};
 use crate::job::Job;
-use crate::offline::check::{self, CheckOptions, Finding, Severity};
 use crate::{Error, Result};
 
 /// Watches a check for the first finding that forbids the change.

@@ -19,11 +19,11 @@ use std::task::{Context, Poll, Waker};
 use cowslip_queue::{BufMut, IoVec, Pending};
 
 use super::*;
+use crate::check::{self, CheckOptions, Finding};
+use crate::create::{CreateOptions, create};
 use crate::errno::{EDQUOT, EIO, ENOSPC};
 use crate::file::memory::MemoryFile;
 use crate::file::{BlockFile, Durability, FileRequest, Gate};
-use crate::offline::check::{self, CheckOptions, Finding};
-use crate::offline::create::{CreateOptions, create};
 use crate::options::OpenOptions;
 use crate::policy::DiscardPolicy;
 

@@ -11,7 +11,7 @@ use crate::entry::bitmap::{
     NAME_BYTES_MAX,
 };
 use crate::geometry::Geometry;
-use crate::offline::inspect::before_zero;
+use crate::inspect::before_zero;
 use crate::{Error, Result};
 
 /// Bytes that the bits of an image's bitmaps may take in memory together.

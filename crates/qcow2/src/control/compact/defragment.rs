@@ -19,10 +19,10 @@ use super::survey::{Kind, Survey, is_data, too_large, walk, walk_behind};
 use super::units::{Unit, Units, in_batches};
 use super::{CompactOptions, Compaction, Defragmentation, FURTHER_ROUNDS_MAX, ROUND_CLUSTERS_MAX};
 use crate::Qcow2;
+use crate::check::counts::{Memory, OutOfMemory};
 use crate::commit::writeback::is_no_space;
 use crate::geometry::HostCluster;
 use crate::job::{Job, Stage};
-use crate::offline::check::counts::{Memory, OutOfMemory};
 use crate::space::growth::{Method, Step as Growth};
 use crate::{Error, Result};
 

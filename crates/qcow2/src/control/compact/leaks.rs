@@ -22,10 +22,10 @@ use std::ops::Range;
 use cowslip_boxed::boxed;
 
 use super::survey::too_large;
+use crate::check::{self, Finding, TablesRead};
 use crate::control::sound::{is_forbidding, or_cancelled};
 use crate::geometry::{Geometry, HostCluster};
 use crate::job::{Job, Stage};
-use crate::offline::check::{self, Finding, TablesRead};
 use crate::space::refcount::Changes;
 use crate::{Counts, Qcow2};
 use crate::{Error, Result};

@@ -28,6 +28,7 @@ use smallvec::SmallVec;
 
 use super::survey::Kind;
 use super::units::Unit;
+use crate::check::reader::Reader;
 use crate::commit::probe::Stage as ProbeStage;
 use crate::commit::writeback::is_no_space;
 use crate::control::snapshot::read_list;
@@ -37,7 +38,6 @@ use crate::entry::moved::moved_table;
 use crate::file::{AlignedFile, Durability, Event, Space};
 use crate::geometry::HostCluster;
 use crate::job::Job;
-use crate::offline::check::reader::Reader;
 use crate::space::alloc::SpaceContent;
 use crate::{Counts, Qcow2};
 use crate::{Error, Result};

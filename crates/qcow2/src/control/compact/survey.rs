@@ -5,6 +5,8 @@ use cowslip_boxed::boxed;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::check::counts::{Memory, OutOfMemory};
+use crate::check::reader::Reader;
 use crate::control::bitmap::read_directory;
 use crate::control::snapshot::read_list;
 use crate::entry::big_endian;
@@ -14,8 +16,6 @@ use crate::file::AlignedFile;
 use crate::geometry::{Geometry, GuestCluster};
 use crate::header::Header;
 use crate::job::Job;
-use crate::offline::check::counts::{Memory, OutOfMemory};
-use crate::offline::check::reader::Reader;
 use crate::space::refcount::Changes;
 use crate::{Error, Result};
 

@@ -5,12 +5,12 @@
 
 use super::steps::l1_bytes;
 use crate::changed::changed_sectors;
+use crate::check::reader::Reader;
 use crate::entry::big_endian;
 use crate::entry::inspect::{ClaimedSpace, inspect_l1};
 use crate::file::Durability;
 use crate::geometry::HostCluster;
 use crate::job::Job;
-use crate::offline::check::reader::Reader;
 use crate::space::refcount::Refcounts;
 use crate::{Buf, Result};
 use crate::{Counts, Qcow2};

@@ -7,7 +7,7 @@ use crate::entry::snapshot::{
     EXTRA_BYTES_KNOWN, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX, completed_extra,
 };
 use crate::header::SNAPSHOTS_MAX;
-use crate::offline::inspect::before_zero;
+use crate::inspect::before_zero;
 use crate::{Error, Result};
 
 /// The longest name of a new snapshot in bytes: QEMU's tools cut longer ones.

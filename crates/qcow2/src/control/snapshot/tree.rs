@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::Qcow2;
+use crate::check::counts::{Copied, Counts, Memory, OutOfMemory};
+use crate::check::reader::Reader;
 use crate::entry::inspect::{ClaimedSpace, inspect_l1};
 use crate::entry::{EntryFormat, big_endian};
 use crate::job::{Job, Stage};
-use crate::offline::check::counts::{Copied, Counts, Memory, OutOfMemory};
-use crate::offline::check::reader::Reader;
 use crate::{Error, Result};
 
 /// Bytes of memory for what grows with the image, for each of two trees; as a check may use by

@@ -12,11 +12,11 @@ use super::space::{image_on, new_disk, qcow2_on};
 use super::{CLUSTER, EIO, ENOSPC, block_on, faults};
 use crate::backing::NoBacking;
 use crate::commit::writeback::durability;
+use crate::create::{CreateOptions, Preallocation, create};
 use crate::file::Durability;
 use crate::geometry::HostOffset;
 use crate::job::{Attendant, Job, Moment};
 use crate::mapping::tables::SliceCopy;
-use crate::offline::create::{CreateOptions, Preallocation, create};
 
 fn write(image: &Image, cluster: u64, byte: u8) {
     let data = Buf::from(vec![byte; CLUSTER as usize]);

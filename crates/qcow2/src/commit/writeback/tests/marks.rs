@@ -9,8 +9,8 @@ use super::{EIO, block_on};
 
 use crate::Error;
 use crate::commit::state::Ready;
+use crate::create::{CreateOptions, Version, create};
 use crate::header::{Header, autoclear, incompatible};
-use crate::offline::create::{CreateOptions, Version, create};
 
 /// An unknown autoclear bit.
 const UNKNOWN: u64 = 1 << 40;

@@ -6,7 +6,7 @@
 use std::slice::from_ref;
 
 use super::*;
-use crate::offline::check::Observer;
+use crate::check::Observer;
 
 fn findings(job: &Job) -> Findings<'_> {
     Findings {

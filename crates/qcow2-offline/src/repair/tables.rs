@@ -5,12 +5,12 @@ use cowslip_block::joins::Ahead;
 use super::plan::{Event, Plan};
 use super::step::{Change, Step};
 use super::survey::{Copy, L2Table, LostCluster, LostTable, Owner};
+use crate::check::Structure;
+use crate::check::counts::Copied;
 use crate::entry::big_endian;
 use crate::entry::inspect::{self, ClaimedSpace};
 use crate::entry::mend::{Mend, Surroundings, Wrong};
 use crate::file::AlignedFile;
-use crate::offline::check::Structure;
-use crate::offline::check::counts::Copied;
 use crate::units::pieces;
 use crate::{BufMut, Result};
 

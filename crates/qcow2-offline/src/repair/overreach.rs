@@ -10,9 +10,9 @@ use std::ops::Range;
 
 use super::plan::{Plan, Scope};
 use super::survey::Owner;
+use crate::check::Structure;
 use crate::entry::big_endian;
 use crate::entry::inspect;
-use crate::offline::check::Structure;
 use crate::units::pieces;
 use crate::{Error, Result};
 

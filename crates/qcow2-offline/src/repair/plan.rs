@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::refcounts::Refcounts;
 use super::step::Step;
 use super::survey::{Survey, out_of_memory};
+use crate::check::counts::{Memory, OutOfMemory};
+use crate::check::{CheckOptions, CheckResult, Finding};
 use crate::file::{AlignedFile, BlockFile};
 use crate::header::{FIRST_READ_BYTES, Header, autoclear};
-use crate::offline::check::counts::{Memory, OutOfMemory};
-use crate::offline::check::{CheckOptions, CheckResult, Finding};
 use crate::{Error, Result};
 
 /// Which flaws are repaired.

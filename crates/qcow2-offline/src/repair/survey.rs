@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::snapshot_entry::Snapshot;
 use super::step::{Change, Step};
+use crate::check::Structure;
+use crate::check::counts::{Copied, Counts, Memory, OutOfMemory};
+use crate::check::reader::read_bytes_max;
 use crate::entry::EntryFormat;
 use crate::entry::mend::Mend;
 use crate::geometry::Geometry;
 use crate::header::{CryptMethod, Header};
-use crate::offline::check::Structure;
-use crate::offline::check::counts::{Copied, Counts, Memory, OutOfMemory};
-use crate::offline::check::reader::read_bytes_max;
 use crate::{Error, Result};
 
 /// More host clusters than this are not repaired, as they are not checked.

@@ -7,11 +7,11 @@ use super::copied::apply;
 use super::plan::{Plan, Scope};
 use super::step::{Change, Step};
 use super::tables::read_each;
+use crate::check::counts::Copied;
+use crate::check::{Finding, Structure};
 use crate::entry::{big_endian, inspect, refcount_at, set_refcount};
 use crate::geometry::HostCluster;
 use crate::header::REFCOUNT_TABLE_BYTES_MAX;
-use crate::offline::check::counts::Copied;
-use crate::offline::check::{Finding, Structure};
 use crate::units::{pieces, round_up};
 use crate::{Error, Result};
 

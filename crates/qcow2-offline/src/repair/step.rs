@@ -3,9 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::check::{Finding, SnapshotL1Flaw, Structure};
 use crate::entry::inspect::Flaw;
 use crate::entry::mend::Wrong;
-use crate::offline::check::{Finding, SnapshotL1Flaw, Structure};
 
 /// A word of a table that changes: an entry, or its bitmap.
 #[doc(hidden)]

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use crate::count_growth::structures_for;
+use crate::create::{CreateOptions, SIZE_UNIT, Version, encode_header};
 use crate::entry::{Compressed, EntryFormat, L2Entry, Standard, TableRef, set_refcount};
 use crate::geometry::{HOST_OFFSET_END, HostOffset};
-use crate::offline::create::{CreateOptions, SIZE_UNIT, Version, encode_header};
 use crate::units::round_up;
 use crate::{Error, Result};
 

@@ -37,7 +37,7 @@ pub fn read_bytes_max(file_bytes: u64) -> u64 {
 }
 
 /// Bytes that were read.
-pub(crate) struct Bytes {
+pub struct Bytes {
     buf: BufMut,
     range: Range<usize>,
 }
@@ -51,7 +51,7 @@ impl Deref for Bytes {
 
 impl Bytes {
     /// Returns the bytes as big-endian words; a partial word at the end is ignored.
-    pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
+    pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
         self.chunks_exact(8).map(big_endian)
     }
 }
@@ -62,7 +62,7 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
 }
 
 /// The image file, read-only.
-pub(crate) struct Reader<'a> {
+pub struct Reader<'a> {
     file: &'a Arc<dyn BlockFile>,
     len: u64,
     /// Buffers to read into again: fresh ones would be zeroed first, and their memory faulted in.
@@ -72,7 +72,11 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) async fn new(file: &'a Arc<dyn BlockFile>) -> Result<Reader<'a>> {
+    /// A reader of this file, as long as it is now.
+    ///
+    /// # Errors
+    /// If the length cannot be found.
+    pub async fn new(file: &'a Arc<dyn BlockFile>) -> Result<Reader<'a>> {
         let len = file.len().await.map_err(|error| {
             Error::io(
                 format!("Could not get the length of '{}'", file.name()),
@@ -93,7 +97,8 @@ impl<'a> Reader<'a> {
         self.len
     }
 
-    pub(crate) fn name(&self) -> &str {
+    /// Name of the file, for errors.
+    pub fn name(&self) -> &str {
         self.file.name()
     }
 
@@ -110,7 +115,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads `len` bytes at `offset`.
-    pub(crate) async fn read(&self, offset: u64, len: u64) -> Result<Bytes> {
+    pub async fn read(&self, offset: u64, len: u64) -> Result<Bytes> {
         self.start_read(offset, len).await
     }
 
@@ -149,7 +154,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Takes back the buffer of a read, for the next read of that length.
-    pub(crate) fn recycle(&self, bytes: Bytes) {
+    pub fn recycle(&self, bytes: Bytes) {
         let mut spare = lock(&self.spare);
         if spare.len() < SPARE_BUFFERS_MAX {
             spare.push(bytes.buf);
@@ -166,7 +171,7 @@ impl<'a> Reader<'a> {
 
     /// Reads `len` bytes at the offset of each of `tables`, in order, several at a time. The other
     /// number says which table it is.
-    pub(crate) fn tables<'s>(
+    pub fn tables<'s>(
         &'s self,
         tables: impl Iterator<Item = (u64, u64)> + 's,
         len: u64,
@@ -184,7 +189,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a long range in pieces of `piece_bytes`, in order, several at a time.
-    pub(crate) fn pieces(
+    pub fn pieces(
         &self,
         offset: u64,
         len: u64,
@@ -201,7 +206,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Tables that are read, in order.
-pub(crate) struct Tables<I: Iterator<Item: Future>> {
+pub struct Tables<I: Iterator<Item: Future>> {
     reads: Ahead<I>,
     tables_per_turn: usize,
     until_turn: usize,
@@ -209,7 +214,7 @@ pub(crate) struct Tables<I: Iterator<Item: Future>> {
 
 impl<I: Iterator<Item: Future>> Tables<I> {
     /// Waits for the next. `None` after the last.
-    pub(crate) async fn next(&mut self) -> Option<<I::Item as Future>::Output> {
+    pub async fn next(&mut self) -> Option<<I::Item as Future>::Output> {
         let table = self.reads.next().await?;
         // The queue hands requests to the kernel when it has its turn. Without one, the next reads
         // would wait until all that has been read is looked at.

@@ -18,14 +18,15 @@ use std::sync::Arc;
 use crate::Result;
 use crate::file::BlockFile;
 use crate::header::Header;
-use crate::offline::inspect::read_start;
+use crate::inspect::read_start;
 
 mod bitmaps;
 mod copied;
 #[doc(hidden)]
 pub mod counts;
 mod findings;
-pub(crate) mod reader;
+#[doc(hidden)]
+pub mod reader;
 mod refcounts;
 mod snapshots;
 mod state;
@@ -83,7 +84,8 @@ pub async fn check_with_header(
 ///
 /// # Errors
 /// As [`check`]; with tables that have become something else, any.
-pub(crate) async fn check_counts(
+#[doc(hidden)]
+pub async fn check_counts(
     file: &Arc<dyn BlockFile>,
     header: &Header,
     observer: &mut dyn Observer,
@@ -106,21 +108,22 @@ pub(crate) async fn check_counts(
 }
 
 /// Clusters of the file that a check has read as tables.
+#[doc(hidden)]
 #[derive(Debug, Default)]
-pub(crate) struct TablesRead {
+pub struct TablesRead {
     clusters: Vec<u64>,
     regions: Vec<Range<u64>>,
 }
 
 impl TablesRead {
     /// These clusters, and the parts of the file that have several.
-    pub(crate) fn of(mut clusters: Vec<u64>, regions: Vec<Range<u64>>) -> TablesRead {
+    pub fn of(mut clusters: Vec<u64>, regions: Vec<Range<u64>>) -> TablesRead {
         clusters.sort_unstable();
         TablesRead { clusters, regions }
     }
 
     /// Returns whether a cluster is one of them.
-    pub(crate) fn contain(&self, cluster: u64) -> bool {
+    pub fn contain(&self, cluster: u64) -> bool {
         let is_in_region = self.regions.iter().any(|region| region.contains(&cluster));
         is_in_region || self.clusters.binary_search(&cluster).is_ok()
     }

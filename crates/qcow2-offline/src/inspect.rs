@@ -184,7 +184,8 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Returns the bytes before the first zero byte.
-pub(crate) fn before_zero(bytes: &[u8]) -> &[u8] {
+#[doc(hidden)]
+pub fn before_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
@@ -202,7 +203,11 @@ async fn snapshots(
 }
 
 /// The length of the snapshot table, whose entries have no fixed one.
-pub(crate) async fn snapshot_table_bytes(
+///
+/// # Errors
+/// If the file cannot be read, or an entry reaches beyond its end.
+#[doc(hidden)]
+pub async fn snapshot_table_bytes(
     file: &dyn BlockFile,
     header: &Header,
     file_len: u64,

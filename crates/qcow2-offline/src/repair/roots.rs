@@ -6,6 +6,8 @@ use super::snapshot_entry::Snapshot;
 use super::step::{SnapshotFate, Step};
 use super::survey::{L1, Owner};
 use crate::Result;
+use crate::check::counts::Copied;
+use crate::check::{SnapshotL1Flaw, Structure};
 use crate::entry::big_endian;
 use crate::entry::bitmap::{self, TableEntry};
 use crate::entry::snapshot::{
@@ -13,8 +15,6 @@ use crate::entry::snapshot::{
     completed_extra,
 };
 use crate::header::{BitmapsExtension, L1_BYTES_MAX, autoclear};
-use crate::offline::check::counts::Copied;
-use crate::offline::check::{SnapshotL1Flaw, Structure};
 use crate::units::pieces;
 
 impl Plan<'_> {
