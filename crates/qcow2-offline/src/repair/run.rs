@@ -359,6 +359,15 @@ impl Plan<'_> {
                 .await?;
             let mut table = present.to_vec();
             table.resize(len as usize, 0);
+            // Over the header, which is changed by now, it was planned by what the header was.
+            if let Some(header) = self
+                .header
+                .fixed_part()
+                .get((from + piece.start) as usize..)
+            {
+                let len = header.len().min(table.len());
+                table[..len].copy_from_slice(&header[..len]);
+            }
             self.survey.unmended(from + piece.start, &mut table);
             let changes = &self.survey.l1s[position].changes;
             apply(changes, from + piece.start, &mut table);
